@@ -1,50 +1,51 @@
-//! The leases of one server: who holds what, who has to be asked before it becomes false, and for how
-//! long they are waited for. The rules, by number, are those of docs/decisions/0008.
+//! The lease table of one server: which session holds which grant, which grants must be recalled before a change, and
+//! how long the server waits for a holder. Rule numbers refer to docs/decisions/0008.
 //!
-//! A **key** is an object and what is covered of it. A **grant** is one holder's permission to serve
-//! facts of one key from memory:
+//! A **key** is an object and the lease scope on it. A **grant** is one holder's permission to serve facts of one key
+//! from its cache:
 //!
 //! ```text
 //!            handle_grant                     acknowledgement
-//!   (none) ───────────────▶ stands ─ recall ▶ recalled ─────────────▶ (none)
+//!   (none) ───────────────▶ live ── recall ▶ recalled ─────────────▶ (none)
 //!                             │                 │ return, end of its limit
 //!                             │                 ▼
 //!                             │               ended, acknowledgement owed ── acknowledgement ─▶ (none)
 //!                             └── return, end of its limit ─▶ (none)
-//!                from everywhere: goodbye, or fenced ─▶ (none)
+//!                from each state: goodbye, or fenced ─▶ (none)
 //! ```
 //!
 //! A **holder** is one session:
 //!
 //! ```text
-//!               owes for `patience`                     1.1 terms since it was heard
+//!               owes for `patience`               1.1 terms since its latest message
 //!   trusted ──────────────────────▶ suspect ─────────────────────────────────────▶ fenced (forgotten)
 //!      ▲                               │                                              ▲
 //!      └───── owes nothing any more ───┘                                              │
-//!   trusted ── 1.1 terms since it was heard ──────────────────────────────────────────┘
+//!   trusted ── 1.1 terms since its latest message ────────────────────────────────────┘
 //! ```
 //!
-//! Hearing a suspect, or one whose connection is cut, renews nothing. So every recall ends within
-//! `patience` and 1.1 terms of being put out, whatever its holder does. When a suspect is trusted again or is no
-//! more, its client is granted nothing for a while, in any session, which grows each time: so it does not let
-//! others wait again and again. If a client of another origin waited, the suspect's whole origin is granted nothing.
+//! A message from a suspect or disconnected holder does not renew its lease. So every recall ends at most `patience`
+//! and 1.1 terms after it was emitted, whatever its holder does. When a suspect is trusted again or its session ends,
+//! its client receives no grants for a penalty period, in any session. Each further occasion doubles the penalty, so a
+//! client does not delay others again and again. If a client of another origin waited, the penalty is on the suspect's
+//! whole origin.
 //!
-//! A **change** is under way from `handle_change` until `handle_done`, and *ready* while no grant that
-//! others had on its keys when they were named still stands. From its beginning to its end, and until
-//! the last recall of a key is acknowledged, nothing is granted on that key, to nobody.
+//! A **change** is in progress from `handle_change` until `handle_done`. It is *ready* once no grant is live that other
+//! holders had on its keys when the change named them. From its beginning to its end, and until the last recall of a
+//! key is acknowledged, the table refuses new grants on that key to every holder. (A holder's own change of file data
+//! does not refuse its own grants on that data.)
 //!
-//! # What a server owes the table
+//! # What the server must do for the table
 //!
-//! - A grant is registered before what it covers is read (`handle_grant`, then read).
-//! - An answer carries a grant only if [`LeaseTable::stands`] says so at the moment when the answer takes
-//!   its place in the holder's stream, and recalls take their place there in the order in which they
-//!   were put out; one lock is held for both ([`Desk`]). What was registered and is not carried is withdrawn
-//!   (`handle_withdraw`), not returned.
-//! - A change that is not ready occupies nothing that an acknowledgement could need. When it is ready
-//!   and its keys are others by now, they are named by `handle_extend`; `handle_done` follows its effect.
+//! - The server registers a grant before it reads the covered facts (`handle_grant`, then read).
+//! - A reply carries a grant only if [`LeaseTable::stands`] is true when the reply is queued in the holder's stream.
+//!   Recalls are queued there in the order in which the table emitted them. One lock is held for both ([`Desk`]). A
+//!   grant that was registered and not sent is withdrawn (`handle_withdraw`), not returned.
+//! - A change that is not ready occupies no resource that an acknowledgement could need. If the keys of a ready change
+//!   have become others, `handle_extend` names them; `handle_done` follows the change's effect.
 //!
-//! A holder has one grant on a key. Asked again, a later one takes the earlier one's place, and a return
-//! of the earlier one does nothing: the client may have sent it before it saw the later one.
+//! A holder has one grant on a key. A later grant replaces the earlier one, and a return of the earlier one does
+//! nothing: the client may have sent it before it received the later one.
 
 mod account;
 mod circles;
@@ -89,60 +90,60 @@ use std::collections::{BTreeMap, VecDeque};
 use timers::{Due, Timers};
 use turns::Left;
 
-/// Where one holder's grant on one key stands.
+/// A holder's place at a key: the index of a grant in the table.
 type Seat = (LeaseKey, Holder);
 
-/// A grant that stands and was not recalled.
+/// A live grant that was not recalled.
 #[derive(Clone, Debug)]
 struct Entry {
     id: GrantId,
-    /// The object's number in its holder's export.
+    /// The object's node id in its holder's export.
     node: NodeId,
-    /// Since when the holder has had one here.
+    /// When the holder's uninterrupted possession of the key began.
     since: Time,
-    /// How many grants, of anybody, before it that began; `u16::MAX`: too many.
+    /// The number of grants, of all holders, that were registered since that possession began; `u16::MAX`: too many.
     behind: u16,
-    /// And before it that nobody else has changed it. [`Entry::HELD`]: somebody has, or is about to, which its holder
-    /// held back or was not asked about before.
+    /// The number of grants registered since this holder has had the key without a change by others. [`Entry::HELD`]:
+    /// another holder has changed the key or is about to, under an update prepare or without asking this holder first.
     unbroken: u32,
     marks: u8,
 }
 
 impl Entry {
     const HELD: u32 = u32::MAX;
-    /// No grant that there was has a number so high.
+    /// An id above that of every registered grant.
     const NEVER: GrantId = GrantId(u64::MAX);
 
-    /// Bits of `marks`. The directory's names are shared.
+    /// Bits of `marks`. The directory lease is shared.
     const SHARED: u8 = 1;
-    /// The grant took the place of an earlier one, which its holder may have.
+    /// The grant replaced an earlier one, which its holder may have.
     const AGAIN: u8 = 2;
-    /// The holder was not seen to have the right to list the directory: its recall carries no names.
+    /// The holder was not found to have the right to list the directory: its recall carries no names.
     const UNLISTED: u8 = 4;
 
     fn is(&self, mark: u8) -> bool {
         self.marks & mark != 0
     }
 
-    /// It takes the place of an earlier one.
+    /// Carries over the history of the earlier grant that this one replaces.
     fn follow(&mut self, earlier: &Entry) {
         let between = u32::try_from(self.id.0 - earlier.id.0).unwrap_or(u32::MAX);
         self.since = earlier.since;
         self.marks |= Entry::AGAIN;
-        // A holder that may list does so until the directory's rights change, which recalls the grant.
+        // A holder with the right to list keeps it until the directory's permissions change, which recalls the grant.
         if !earlier.is(Entry::UNLISTED) {
             self.marks &= !Entry::UNLISTED;
         }
         self.behind = earlier.behind.saturating_add(u16::try_from(between).unwrap_or(u16::MAX));
         self.unbroken = match earlier.unbroken {
-            // A later one than it was, where that was too long ago.
+            // If the distance does not fit, a later grant than the earlier one's successor.
             Entry::HELD => between.min(Entry::HELD - 1) - 1,
             unbroken => unbroken.saturating_add(between).min(Entry::HELD - 1),
         };
     }
 
-    /// The number of the grant since which its holder has had one here without a gap, and nobody else has changed it; or a
-    /// later one where that was too long ago.
+    /// The id of the grant since which its holder has had the key without a gap or a change by others; a later id if
+    /// that was too long ago.
     fn first(&self) -> GrantId {
         match self.unbroken {
             Entry::HELD => Entry::NEVER,
@@ -150,28 +151,28 @@ impl Entry {
         }
     }
 
-    /// Whether its holder may have had one here when that grant was registered.
+    /// Whether its holder may have had a grant on the key when grant `until` was registered.
     fn may_be_from(&self, until: GrantId) -> bool {
         self.behind == u16::MAX || self.id.0 - u64::from(self.behind) <= until.0
     }
 }
 
-/// The latest number of each sort.
+/// The latest id of each kind.
 #[derive(Clone, Default, Debug)]
 struct Numbers {
     grant: u64,
     recall: u64,
     change: u64,
-    /// Of changes that have ended.
+    /// Of ended changes.
     end: u64,
 }
 
 /// The leases of one server.
 ///
 /// **Contract.** After each input drain `poll_output` until it says [`LeaseOutput::Timeout`], then call
-/// `handle_timeout` no later than the moment it names (never, for `Time::FAR`). A `now` before the latest
-/// one counts as that. Whatever is due by then is done first, by every input: a holder that has lapsed is
-/// fenced before it is heard.
+/// `handle_timeout` no later than the moment that it names (never, for `Time::FAR`). A `now` before the latest one
+/// counts as the latest one. Every input first does all that is due by then: a lapsed holder is fenced before its
+/// message counts.
 ///
 /// Inputs that name an unknown holder, grant, recall or change do nothing.
 #[derive(Clone, Debug)]
@@ -182,11 +183,11 @@ pub struct LeaseTable {
     accounts: BTreeMap<Holder, Account>,
     keys: BTreeMap<LeaseKey, KeyState>,
     recalls: BTreeMap<RecallId, Outstanding>,
-    /// Of the same numbers.
+    /// Update prepares that await acknowledgement. Their ids share one sequence with recalls.
     holds: BTreeMap<RecallId, Holding>,
     facts: BTreeMap<Fact, FactState>,
     changes: BTreeMap<ChangeId, ChangeState>,
-    /// What flushes went before.
+    /// Acknowledgements that write-backs bypassed.
     left: BTreeMap<RecallId, Left>,
     merging: Merging,
     doubts: Doubts,
@@ -221,8 +222,9 @@ impl LeaseTable {
         }
     }
 
-    /// A session begins; or it goes on over a new connection: what it owes is put out again, and it is
-    /// heard unless it is suspect. `names_alone` (rule 9) counts when it begins.
+    /// Begins a session, or resumes it over a new connection. On resumption the table re-emits every outstanding recall
+    /// and prepare, and renews the lease unless the holder is suspect. `names_alone` (rule 9) counts when the session
+    /// begins.
     pub fn handle_attach(&mut self, now: Time, holder: Holder, names_alone: bool) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
@@ -237,8 +239,8 @@ impl LeaseTable {
         }
     }
 
-    /// Something was heard of the holder. False: it is suspect, fenced or cut; it is not answered, and
-    /// this renews nothing.
+    /// Renews a holder's lease after a message from it. Returns false if the holder is suspect, fenced or disconnected:
+    /// then nothing is renewed, and the server does not reply.
     pub fn handle_heard(&mut self, now: Time, holder: Holder) -> bool {
         self.advance(now);
         match self.accounts.get_mut(&holder) {
@@ -250,8 +252,8 @@ impl LeaseTable {
         }
     }
 
-    /// Registers a grant before its facts are read. `node` is the object's number in the holder's export.
-    /// `None`: the answer is given without a grant.
+    /// Registers a grant before its facts are read. `node` is the object's node id in the holder's export. `None`: the
+    /// reply carries no grant.
     pub fn handle_grant(
         &mut self,
         now: Time,
@@ -263,14 +265,14 @@ impl LeaseTable {
         self.give(holder, key, node)
     }
 
-    /// Whether this grant stands: it is the latest of its holder on its key, and neither recalled nor
-    /// ended. Asked at the moment when an answer that carries it takes its place in the stream.
+    /// Whether this grant is live: it is its holder's latest on its key, and neither recalled nor ended. Checked when a
+    /// reply that carries it is queued in the stream.
     #[must_use]
     pub fn stands(&self, holder: Holder, grant: GrantId) -> bool {
         self.accounts.get(&holder).is_some_and(|account| account.grants.contains_key(&grant))
     }
 
-    /// The client gave them back.
+    /// Ends grants that the client returned.
     pub fn handle_return(&mut self, now: Time, holder: Holder, grants: &[GrantId]) {
         self.advance(now);
         for grant in grants {
@@ -280,8 +282,8 @@ impl LeaseTable {
         }
     }
 
-    /// They were registered, but no answer carries them. One that took the place of an earlier one
-    /// stands: the client may have that.
+    /// Withdraws grants that were registered and that no reply carries. A grant that replaced an earlier one stays
+    /// live: the client may have the earlier one.
     pub fn handle_withdraw(&mut self, now: Time, holder: Holder, grants: &[GrantId]) {
         self.advance(now);
         for grant in grants {
@@ -294,7 +296,7 @@ impl LeaseTable {
         }
     }
 
-    /// The client holds nothing any more of what this recall named.
+    /// Takes an acknowledgement: the client has dropped every fact that this recall or prepare named.
     pub fn handle_acknowledge(&mut self, now: Time, holder: Holder, recall: RecallId) {
         self.advance(now);
         if self.acknowledge(holder, recall) {
@@ -302,8 +304,8 @@ impl LeaseTable {
         }
     }
 
-    /// Begins a change on behalf of `by` (`None`: the server's own disk changed): all other holders are
-    /// asked. A key may stand in `changes` several times, with different names.
+    /// Begins a change on behalf of `by` (`None`: a change on the server's own disk), and recalls all other holders.
+    /// `changes` may name a key several times, with different names.
     pub fn handle_change(&mut self, now: Time, by: Option<Holder>, changes: &[Change]) -> ChangeId {
         self.advance(now);
         let id = self.numbers.next_change();
@@ -312,7 +314,7 @@ impl LeaseTable {
         id
     }
 
-    /// More keys for a change that has begun: it is ready again once these are recalled too.
+    /// Adds keys to a change in progress: it is ready again once these are recalled too.
     pub fn handle_extend(&mut self, now: Time, id: ChangeId, changes: &[Change]) {
         self.advance(now);
         self.extend(id, changes);
@@ -323,21 +325,21 @@ impl LeaseTable {
         self.changes.get(&id).is_some_and(ChangeState::is_ready)
     }
 
-    /// The change was applied or given up: its keys may be granted again. Who holds back what it made false is told
-    /// what [`LeaseTable::handle_looked`] has seen of it.
+    /// Ends a change that was applied or abandoned: its keys may be granted again. Each holder that was sent a prepare
+    /// receives a commit with the values that [`LeaseTable::handle_looked`] observed.
     pub fn handle_done(&mut self, now: Time, id: ChangeId) {
         self.advance(now);
         self.end_change(id, None);
     }
 
-    /// The session said goodbye: the client has dropped everything, and all ends at once.
+    /// Ends a session that said goodbye: the client has dropped everything, and all its grants end at once.
     pub fn handle_gone(&mut self, now: Time, holder: Holder) {
         self.advance(now);
         self.end_holder(holder);
     }
 
-    /// Its connection is lost: what it holds stands until its lease has run out. Recalls are put out
-    /// when it is attached again.
+    /// Notes that a holder's connection is lost. Its grants stay live until its lease runs out; recalls are sent when
+    /// it is attached again.
     pub fn handle_cut(&mut self, now: Time, holder: Holder) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
@@ -345,24 +347,24 @@ impl LeaseTable {
         }
     }
 
-    /// Whether this holder was attached and neither went nor was fenced.
+    /// Whether this holder is attached or disconnected, and neither said goodbye nor was fenced.
     #[must_use]
     pub fn knows(&self, holder: Holder) -> bool {
         self.accounts.contains_key(&holder)
     }
 
-    /// A moment that `poll_output` named was reached.
+    /// Advances to a moment that `poll_output` named.
     pub fn handle_timeout(&mut self, now: Time) {
         self.advance(now);
     }
 
-    /// The next thing to do.
+    /// Returns the next thing to do.
     pub fn poll_output(&mut self) -> LeaseOutput {
         while let Some(output) = self.outputs.pop_front() {
             if let LeaseOutput::Ready(id) = output {
                 let Some(change) = self.changes.get_mut(&id) else { continue };
                 change.telling = false;
-                // It was extended since; `Ready` comes again.
+                // The change was extended since; `Ready` comes again.
                 if !change.is_ready() {
                     continue;
                 }
@@ -373,7 +375,7 @@ impl LeaseTable {
         LeaseOutput::Timeout(moment, reason)
     }
 
-    /// Time goes on; what is due happens.
+    /// Advances the clock and does what is due.
     fn advance(&mut self, now: Time) {
         self.now = self.now.max(now);
         while let Some(due) = self.timers.pop(self.now) {

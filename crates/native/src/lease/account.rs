@@ -1,4 +1,4 @@
-//! What one holder has, and what it owes.
+//! Lease state of one holder: its grants and the acknowledgements that it owes.
 
 use super::timers::Armed;
 use super::words::{LeaseConfig, LeaseKey, LeaseReason, Party};
@@ -8,39 +8,39 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug)]
 pub(super) struct Account {
     pub(super) names_alone: bool,
-    /// Others' changes are held back in the place of recalls.
+    /// It takes updates in place of recalls.
     pub(super) takes_pushes: bool,
-    /// Recalls tell it names only of directories that it may list.
+    /// Its recalls carry names only of directories that it may list.
     pub(super) confined: bool,
-    /// The latest hearing that counts.
+    /// The latest message that renewed its lease.
     pub(super) heard: Time,
-    /// Whoever is suspect has owed since then.
+    /// Since when it has owed an acknowledgement, while it is suspect.
     pub(super) suspect: Option<Time>,
     /// While it is suspect: a client of another origin waited for it.
     pub(super) delays_others: bool,
     pub(super) party: Option<Party>,
     /// Its connection is lost.
     pub(super) cut: bool,
-    /// How long grants to it live at the most, as it counts.
+    /// The longest life of its grants, as the holder counts.
     pub(super) limit: Span,
-    /// That does not hold for what is watched.
+    /// That limit does not apply to watched objects.
     pub(super) trusts_watch: bool,
-    /// Grants that end of themselves, recalled or not.
+    /// Grants with an end time, recalled or not.
     limited: BTreeSet<(Time, GrantId)>,
-    /// What was not recalled, the least recently registered first.
+    /// Grants that were not recalled, the least recently registered first.
     pub(super) grants: BTreeMap<GrantId, Held>,
-    /// What it has although it was recalled.
+    /// Recalled grants that it still has.
     pub(super) recalled: BTreeMap<GrantId, Recalled>,
-    /// Acknowledgements owed, and since when. Of some the grant has ended in another way.
+    /// Acknowledgements owed, and since when. The grants of some have ended in another way.
     pub(super) owed: BTreeMap<RecallId, Time>,
-    /// No later than `due`: a hearing moves that without a word to the timers.
+    /// No later than `due`: a message moves `due` without arming the timer anew.
     pub(super) armed: Armed,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) key: LeaseKey,
-    /// When it ends of itself.
+    /// When it expires.
     pub(super) until: Time,
 }
 
@@ -75,7 +75,7 @@ impl Account {
         (self.grants.len() + self.recalled.len()) as u64
     }
 
-    /// Since when the oldest acknowledgement is owed.
+    /// Since when its oldest unacknowledged recall or prepare is owed.
     pub(super) fn owes_since(&self) -> Option<Time> {
         self.owed.first_key_value().map(|(_, since)| *since)
     }
@@ -88,7 +88,7 @@ impl Account {
         self.suspect.is_none() && self.owes_since().is_some_and(|since| since.after(config.patience) <= now)
     }
 
-    /// A grant begins.
+    /// Adds a grant.
     pub(super) fn begin(&mut self, id: GrantId, held: Held) {
         if held.until != Time::FAR {
             self.limited.insert((held.until, id));
@@ -96,12 +96,12 @@ impl Account {
         self.grants.insert(id, held);
     }
 
-    /// It has ended, or another takes its place.
+    /// Forgets the end time of a grant that ended or was replaced.
     pub(super) fn end(&mut self, id: GrantId, until: Time) {
         self.limited.remove(&(until, id));
     }
 
-    /// A grant that has reached its end.
+    /// A grant past its end time.
     pub(super) fn outlived(&self, now: Time) -> Option<GrantId> {
         self.limited.first().filter(|(until, _)| *until <= now).map(|(_, id)| *id)
     }

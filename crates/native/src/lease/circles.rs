@@ -1,13 +1,15 @@
-//! Flushes that wait for one another.
+//! Deadlocks between write-backs.
 //!
-//! A client acknowledges when what was stored into its maps is written back, and writing it waits for what others owe, which may
-//! wait for stores of theirs. So holders can wait in a circle, over files that have no more in common than their directory: each
-//! is asked for its names because the other writes one of its files back, and each writes back before it gives them up.
+//! A client acknowledges a recall after its kernel has written back the pages stored into through mmap. That write-back
+//! waits for acknowledgements of other holders, whose own write-backs may have to come first. So holders can wait in a
+//! cycle, over files that share only their directory: the directory lease of each is recalled because the other writes
+//! a file back, and each writes back before it acknowledges.
 //!
-//! Where one file is written the flush of who is asked goes first (`turns.rs`). Of a circle the flush goes on that has waited for
-//! somebody for a quarter of `patience`: by then that one has dropped names and attributes, which go before pages, and only
-//! what it writes back itself is missing. Until then it may be no circle, since only holders are looked at, and not what they were asked for:
-//! an acknowledgement may wait for others that came before it.
+//! Where one file is written, the write-back of the recalled holder goes first (`turns.rs`). In a cycle, a write-back
+//! goes on once it has waited for a holder for a quarter of `patience`. By then that holder has dropped names and
+//! attributes, which are dropped before pages, and only its own write-backs are missing. Before that time the cycle may
+//! not be real: only holders are compared, not what was recalled from them, and an acknowledgement may wait for earlier
+//! ones.
 
 use super::LeaseTable;
 use super::recalls::ChangeState;
@@ -16,20 +18,21 @@ use super::words::{ChangeId, Holder, LeaseKey, LeaseReason};
 use nigh_types::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A flush that waits for what somebody owes.
+/// A write-back that waits for an acknowledgement of `owes`.
 #[derive(Clone, Copy)]
 struct Wait {
     flush: ChangeId,
     maker: Holder,
     owes: Holder,
-    /// The latest of it.
+    /// Since when `owes` has owed the latest of these acknowledgements.
     since: Time,
-    /// Not itself, but who writes there before it.
+    /// The key at which the write-back is queued behind the change that waits, if it does not wait itself.
     behind: Option<LeaseKey>,
 }
 
 impl LeaseTable {
-    /// A change has come to wait for others: no flush waits for its own maker by that, over whichever others.
+    /// Breaks any cycle in which a write-back waits, directly or transitively, for its own client. Called when a change
+    /// has begun to wait.
     pub(super) fn untie(&mut self, id: ChangeId) {
         let mut flushes = self.held_up(id);
         while let Some(flush) = flushes.pop() {
@@ -46,13 +49,13 @@ impl LeaseTable {
         }
     }
 
-    /// Its moment has come.
+    /// Checks a write-back for cycles when its timer fires.
     pub(super) fn tend_flush(&mut self, flush: ChangeId) {
         self.changes.get_mut(&flush).expect("its moment was set").part.armed.fired();
         self.untie(flush);
     }
 
-    /// Where this flush waits for its own maker: who leads there, by the longest wait.
+    /// Finds a cycle through this write-back. Returns the longest wait for the write-back's own initiator.
     fn circle(&self, flush: ChangeId) -> Option<Wait> {
         let change = &self.changes[&flush];
         let maker = change.by?;
@@ -75,7 +78,7 @@ impl LeaseTable {
         last.min_by_key(|wait| wait.since)
     }
 
-    /// All flushes that wait, and for whom.
+    /// All waits of write-backs, direct and through the write queue.
     fn waits(&self) -> Vec<Wait> {
         let waiting = || self.changes.iter().filter(|(_, change)| !change.is_ready());
         let mut writers = BTreeMap::<LeaseKey, BTreeMap<Holder, Time>>::new();
@@ -98,7 +101,7 @@ impl LeaseTable {
         waits
     }
 
-    /// For whom a change waits, and since when for the latest that it owes.
+    /// The holders that a change waits for, and since when each has owed its latest acknowledgement to it.
     fn owing(&self, change: &ChangeState) -> BTreeMap<Holder, Time> {
         let mut owing = BTreeMap::new();
         for recall in &change.owed {
@@ -109,7 +112,7 @@ impl LeaseTable {
         owing
     }
 
-    /// It waits for that holder no more.
+    /// Lets a write-back go on without waiting for that holder.
     fn go_before(&mut self, Wait { flush, owes, behind, .. }: Wait) {
         if let Some(key) = behind {
             self.leave_turn(flush);

@@ -1,8 +1,7 @@
-//! What a server says and does in which order: recalls, answers that carry grants, and calls that wait for others.
-//! Rules: docs/decisions/0008.
+//! The order of recalls, replies that carry grants, and blocked calls. Rules: docs/decisions/0008.
 //!
-//! The table says what is recalled. What a client believes of it depends besides on the order in which recalls and
-//! answers stand in its stream, and that is decided here.
+//! The lease table decides what is recalled. What a client may believe also depends on the order of recalls and replies
+//! in its stream, which is decided here.
 
 use super::unsent::{Carried, Unsent};
 use super::words::{Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason};
@@ -10,11 +9,11 @@ use super::{LeaseReport, LeaseTable, Told};
 use nigh_types::{Bug, Grant, GrantId, Hold, NodeId, Recall, RecallId, Time, planted};
 use std::collections::BTreeMap;
 
-/// The lease table of a server, and `P`: calls that are parked, each with the change that it waits for.
+/// Lease sequencer of a server: its lease table, and the blocked calls `P`, each with the change that it waits for.
 ///
-/// **Contract.** One lock is held over each input and until `poll_output` has said [`DeskOutput::Timeout`], and
-/// over doing what it said up to then: recalls and answers take their places in streams in that order. Calls
-/// that go on are executed when the lock is free again. `handle_timeout` follows as with [`LeaseTable`].
+/// **Contract.** The caller holds one lock over each input, until `poll_output` has said [`DeskOutput::Timeout`], and
+/// while it does what the outputs say: so recalls and replies are queued in the streams in that order. Calls that go on
+/// are executed after the lock is released. `handle_timeout` follows as with [`LeaseTable`].
 #[derive(Clone, Debug)]
 pub struct Desk<P> {
     table: LeaseTable,
@@ -22,19 +21,19 @@ pub struct Desk<P> {
     parked: BTreeMap<ChangeId, P>,
     /// Calls that wait for a grant.
     readers: BTreeMap<ChangeId, Reader>,
-    /// It takes its place behind what the table has to say.
+    /// The reply that is queued once the table has no more output.
     answer: Option<Answer>,
 }
 
-/// What is to be done for the desk.
+/// What the server has to do for the sequencer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DeskOutput<P> {
-    /// To be put in this holder's stream.
+    /// Queue this recall in the holder's stream.
     Recall {
         holder: Holder,
         recall: Recall,
     },
-    /// The same.
+    /// Queue this update prepare in the holder's stream.
     Hold {
         holder: Holder,
         hold: Hold,
@@ -44,48 +43,48 @@ pub enum DeskOutput<P> {
         id: RecallId,
         told: Vec<Told>,
     },
-    /// The answer for which [`Desk::handle_answer`] was called takes its place in its stream, with these grants.
-    /// `same`: they are as they were.
+    /// Queue the reply passed to [`Desk::handle_answer`], with these grants. `same`: the grants are unchanged.
     Answer {
         holder: Holder,
         grants: Vec<Grant>,
         same: bool,
     },
-    /// This call goes on.
+    /// This call may go on.
     Ready(P),
-    /// As in [`LeaseOutput`], like those below.
+    /// As in [`LeaseOutput`], as are those below.
     Suspect(Holder),
     Trusted(Holder),
     Fenced(Holder),
     Timeout(Time, LeaseReason),
 }
 
-/// Whether data may be read under a grant.
+/// Result of asking for a grant before data is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reading {
     Granted(Granted),
-    /// The call waits until this is ready, takes its grant by [`Desk::take_granted`], and ends it like a change.
+    /// The call waits until this change is ready, takes its grant by [`Desk::take_granted`], and ends the wait like a
+    /// change.
     Waits(ChangeId),
-    /// It is answered without a grant.
+    /// The server replies without a grant.
     Refused,
 }
 
-/// What becomes of a call that would wait.
+/// Result of blocking a call on its change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Parking<P> {
     Parked,
-    /// It need not wait.
+    /// The change is ready: the call need not wait.
     Ready(P),
-    /// Nobody waits for its answer.
+    /// The caller has given up the call.
     Unwanted(P),
 }
 
-/// A call that waits for a grant on data.
+/// A call that waits for a data grant.
 #[derive(Clone, Debug)]
 struct Reader {
     seat: (Holder, LeaseKey),
     node: NodeId,
-    /// What it was granted and has not taken.
+    /// Its grant, until the call takes it.
     given: Option<Granted>,
 }
 
@@ -93,7 +92,7 @@ struct Reader {
 struct Answer {
     holder: Holder,
     grants: Vec<Grant>,
-    /// Those whose recall follows in the stream.
+    /// Those whose recall follows the reply in the stream.
     recalled: Vec<GrantId>,
     same: bool,
 }
@@ -115,7 +114,8 @@ impl<P> Desk<P> {
         &self.table
     }
 
-    /// For inputs that neither register a grant nor withdraw one. What the table puts out is polled here.
+    /// The lease table, for inputs that neither register nor withdraw a grant. Its outputs are polled through
+    /// [`Desk::poll_output`].
     pub fn table_mut(&mut self) -> &mut LeaseTable {
         &mut self.table
     }
@@ -125,17 +125,17 @@ impl<P> Desk<P> {
         self.table.report()
     }
 
-    /// Calls that are parked, in the order in which their changes began.
+    /// Blocked calls, in the order in which their changes began.
     pub fn parked(&self) -> impl Iterator<Item = (ChangeId, &P)> {
         self.parked.iter().map(|(change, parked)| (*change, parked))
     }
 
-    /// Registers a grant before what it covers is read. `None`: the answer is given without it.
+    /// Registers a grant before the covered facts are read. `None`: the reply carries no grant.
     pub fn handle_grant(&mut self, now: Time, seat: (Holder, LeaseKey), node: NodeId) -> Option<Granted> {
         self.unsent.register(&mut self.table, now, seat, node)
     }
 
-    /// For a grant that is to be had before data is read (rule 10).
+    /// Registers a grant before data is read, or begins to wait for one (rule 10).
     pub fn handle_read(&mut self, now: Time, seat: (Holder, LeaseKey), node: NodeId) -> Reading {
         if let Some(granted) = self.handle_grant(now, seat, node) {
             return Reading::Granted(granted);
@@ -145,18 +145,18 @@ impl<P> Desk<P> {
         Reading::Waits(id)
     }
 
-    /// What a call was granted that waited; once.
+    /// Takes the grant that a waiting call was given; returns it once.
     pub fn take_granted(&mut self, reader: ChangeId) -> Option<Granted> {
         self.readers.get_mut(&reader)?.given.take()
     }
 
-    /// These were registered and no answer carries them.
+    /// Withdraws grants that were registered and that no reply carries.
     pub fn handle_withdraw(&mut self, now: Time, holder: Holder, grants: &[GrantId]) {
         grants.iter().for_each(|grant| self.unsent.drop(*grant));
         self.table.handle_withdraw(now, holder, grants);
     }
 
-    /// Asks everybody for what they hold of a key. Nobody waits until they have given it back.
+    /// Recalls a key from all holders, without waiting for their acknowledgements.
     pub fn handle_recall(&mut self, now: Time, key: LeaseKey) {
         let change = self.table.handle_change(
             now,
@@ -166,7 +166,7 @@ impl<P> Desk<P> {
         self.table.handle_done(now, change);
     }
 
-    /// A change of data has its effect and ends; its maker is granted what it wrote.
+    /// Ends a change of data that took effect, and grants its initiator the data that it wrote.
     pub fn handle_written(
         &mut self,
         now: Time,
@@ -180,7 +180,7 @@ impl<P> Desk<P> {
         Some(granted)
     }
 
-    /// A change, or what waited like one, is over.
+    /// Ends a change, or a call's wait for a grant.
     pub fn handle_done(&mut self, now: Time, id: ChangeId) {
         if let Some(Reader { seat, given: Some(granted), .. }) = self.readers.remove(&id) {
             self.handle_withdraw(now, seat.0, &[granted.id]);
@@ -188,10 +188,10 @@ impl<P> Desk<P> {
         self.table.handle_done(now, id);
     }
 
-    /// An answer is about to carry these grants. [`DeskOutput::Answer`] says when, and which of them.
+    /// Offers a reply with these grants for queueing. [`DeskOutput::Answer`] says when, and which grants it carries.
     ///
     /// # Panics
-    /// If the outputs of the one before were not polled.
+    /// If the outputs of the previous reply were not polled.
     pub fn handle_answer(&mut self, now: Time, holder: Holder, mut grants: Vec<Grant>) {
         assert!(self.answer.is_none(), "one answer takes its place before the next");
         let (mut same, mut recalled) = (true, Vec::new());
@@ -205,7 +205,7 @@ impl<P> Desk<P> {
         self.answer = Some(Answer { holder, grants, recalled, same });
     }
 
-    /// Keeps a call until its change is ready.
+    /// Blocks a call until its change is ready.
     pub fn park(&mut self, change: ChangeId, call: P, is_wanted: impl FnOnce(&P) -> bool) -> Parking<P> {
         if self.table.is_ready(change) {
             return Parking::Ready(call);
@@ -217,7 +217,7 @@ impl<P> Desk<P> {
         Parking::Parked
     }
 
-    /// Takes back the calls that are parked and are such. Their changes go on until they are ended.
+    /// Takes back the blocked calls that satisfy `is_such`. Their changes go on until they are ended.
     pub fn take_parked(&mut self, is_such: impl Fn(&P) -> bool) -> Vec<P> {
         let such: Vec<ChangeId> = self.parked().filter(|(_, call)| is_such(call)).map(|(id, _)| id).collect();
         such.iter().filter_map(|change| self.parked.remove(change)).collect()
@@ -227,7 +227,7 @@ impl<P> Desk<P> {
         self.table.handle_timeout(now);
     }
 
-    /// The next thing to do.
+    /// Returns the next thing to do.
     pub fn poll_output(&mut self) -> DeskOutput<P> {
         loop {
             match self.table.poll_output() {
@@ -262,18 +262,18 @@ impl<P> Desk<P> {
         }
     }
 
-    /// The answer that waits for its place. Recalls that it was in the way of come behind it.
+    /// Returns the pending reply as an output. Recalls that it delayed follow it.
     fn put_answer(&mut self) -> Option<DeskOutput<P>> {
         let Answer { holder, mut grants, recalled, same } = self.answer.take()?;
         let before = grants.len();
-        // The new numbers may have put the holder above its quota.
+        // The new grant ids may have put the holder above its quota.
         let ended = |grant: &Grant| !recalled.contains(&grant.id) && !self.table.stands(holder, grant.id);
         grants.retain(|grant| !ended(grant) || planted(Bug::CarriesWhatEnded));
         Some(DeskOutput::Answer { holder, same: same && grants.len() == before, grants })
     }
 
-    /// A reader that waits was granted what it waited for; a recall of that follows at the earliest. (Nothing
-    /// of its session that was granted before is under way: whoever wrote meanwhile waited for that.)
+    /// Notes the data grant of a waiting read; at the earliest, its recall follows the reply. (No earlier grant of the
+    /// session is in an unsent reply: the writer meanwhile waited for those.)
     fn note_granted(&mut self, reader: ChangeId) {
         if let Some(Reader { seat, node, given }) = self.readers.get_mut(&reader)
             && let Some(granted) = self.table.take_granted(reader)

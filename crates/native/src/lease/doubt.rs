@@ -1,8 +1,8 @@
-//! Clients and origins that let others wait, which are granted nothing for a while (page 0008, rule 6).
+//! Penalties: a client or origin that delayed others receives no grants for a while (docs/decisions/0008, rule 6).
 //!
-//! A client that delays only clients of its own origin is doubted by itself, so that one laptop that sleeps costs a
-//! user's other machines nothing. A client number is the peer's own choice, so a client that delays another origin puts
-//! its whole origin in doubt.
+//! A client that delays only clients of its own origin is penalised alone, so that one sleeping laptop does not affect
+//! a user's other machines. The peer chooses its own client number, so a client that delays another origin brings a
+//! penalty on its whole origin.
 
 use super::LeaseTable;
 use super::account::Account;
@@ -10,13 +10,13 @@ use super::words::{ChangeId, Client, Holder, LeaseConfig, Party};
 use nigh_types::{Origin, RecallId, Span, Time};
 use std::collections::BTreeMap;
 
-/// The first time a client is doubted for so many times as long as it let others wait.
+/// The first penalty of a client is this many times as long as it delayed others.
 const FIRST: u64 = 4;
 
-/// Clients of one origin of which doubts are kept. Above it the doubt goes that ends first.
+/// Clients of one origin whose penalties are kept. Above it the penalty that ends first is dropped.
 const CLIENTS_PER_ORIGIN: usize = 1_024;
 
-/// Doubts, over sessions.
+/// Penalties of clients and origins, over sessions.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Doubts {
     origins: BTreeMap<Origin, Doubt>,
@@ -25,15 +25,15 @@ pub(super) struct Doubts {
 
 #[derive(Clone, Copy, Debug)]
 struct Doubt {
-    /// When it was last put in doubt.
+    /// When the penalty was last imposed.
     noted: Time,
     until: Time,
     span: Span,
 }
 
 impl Doubt {
-    /// It let others wait from `since` to `now`. A wait that began before the last one was over, such as that of another
-    /// mount of a machine that slept, belongs to the same occasion. Each further occasion doubles the doubt.
+    /// The penalty for a delay from `since` to `now`. A delay that began before the last penalty was imposed belongs to
+    /// the earlier occasion, such as another mount of a machine that slept. Each further occasion doubles the penalty.
     fn after(before: Option<Doubt>, (now, since): (Time, Time), config: &LeaseConfig) -> Doubt {
         let least = now.since(since).0.saturating_mul(FIRST);
         let span = match before {
@@ -45,7 +45,7 @@ impl Doubt {
         Doubt { noted: now, until: now.after(span), span }
     }
 
-    /// Whether a further occasion would still count as one.
+    /// Whether a further occasion would still double the penalty.
     fn counts(&self, now: Time, config: &LeaseConfig) -> bool {
         now < self.until.after(config.most_doubt)
     }
@@ -81,8 +81,8 @@ impl Doubts {
 }
 
 impl LeaseTable {
-    /// The client and the origin of this holder's session. Said when the session begins: what they did in sessions
-    /// before counts.
+    /// Sets the client and the origin of this holder's session. Called when the session begins: delays in earlier
+    /// sessions count.
     pub fn handle_client(&mut self, now: Time, holder: Holder, party: Party) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
@@ -90,19 +90,20 @@ impl LeaseTable {
         }
     }
 
-    /// Until when a holder is granted nothing, if it is so now.
+    /// Until when a holder receives no grants, if it has a penalty now.
     pub(super) fn doubted_until(&self, account: &Account) -> Option<Time> {
         self.doubts.until(account.party?).filter(|until| self.now < *until)
     }
 
-    /// It has owed since then, for longer than the patience of those who waited for it.
+    /// Imposes a penalty on a holder that has owed acknowledgements since then, longer than `patience`.
     pub(super) fn doubt(&mut self, party: Option<Party>, since: Time, delays_others: bool) {
         if let Some(party) = party {
             self.doubts.add((self.now, since), party, delays_others, &self.config);
         }
     }
 
-    /// Notes whether a client of another origin waits for what this holder owes. `late`: it has owed for too long.
+    /// Notes whether a client of another origin waits for this holder. `late`: the holder has owed for longer than
+    /// `patience`.
     pub(super) fn note_delays(&mut self, holder: Holder, late: bool) {
         let Some(account) = self.accounts.get(&holder) else { return };
         if account.delays_others || !(late || account.suspect.is_some()) {
@@ -112,7 +113,7 @@ impl LeaseTable {
         self.accounts.get_mut(&holder).expect("just seen").delays_others = delays;
     }
 
-    /// The same for one acknowledgement that a suspect owes.
+    /// Notes whether a client of another origin waits for one acknowledgement that a suspect owes.
     pub(super) fn note_delay(&mut self, holder: Holder, id: RecallId) {
         let Some(account) = self.accounts.get(&holder) else { return };
         if account.suspect.is_some()
@@ -124,7 +125,7 @@ impl LeaseTable {
         }
     }
 
-    /// Whether a change of another origin waits for this acknowledgement, or behind a change that does.
+    /// Whether a change of another origin waits for this acknowledgement, or is queued behind a change that does.
     fn delays_others(&self, account: &Account, id: RecallId) -> bool {
         let Some(Party { origin, .. }) = account.party.filter(|party| !party.origin.is_local_root()) else {
             return false;

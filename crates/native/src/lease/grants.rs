@@ -1,4 +1,4 @@
-//! Who is granted what, and how grants end.
+//! How grants are given, and how they end.
 
 use super::account::Held;
 use super::holds::Holding;
@@ -66,13 +66,13 @@ impl LeaseTable {
         Granted { id, shared, limit, listed }
     }
 
-    /// Page 0008, rule 9: a holder that wants names alone never has them unshared together with
-    /// somebody else. Whether this grant is shared; refused where somebody has to be asked first.
+    /// Page 0008, rule 9: a holder that needs exclusive directory leases never has an unshared one together with
+    /// another holder. Returns whether this grant is shared; refuses it if another holder must be recalled first.
     fn share(&mut self, holder: Holder, key: LeaseKey) -> Result<bool, Refusal> {
         let others: Vec<(Holder, bool)> =
             self.holders(key).filter(|(other, _)| *other != holder).take(2).collect();
         let wants_alone = |holder: &Holder| self.accounts[holder].names_alone;
-        // Whoever has them alone is the only one, so two tell as much as all.
+        // A holder with an exclusive lease is the only one, so two holders tell as much as all.
         let alone: Vec<Holder> =
             others.iter().filter(|(other, shared)| !shared && wants_alone(other)).map(|o| o.0).collect();
         if !alone.is_empty() || (wants_alone(&holder) && !others.is_empty()) {
@@ -89,7 +89,7 @@ impl LeaseTable {
         Ok(marked || !others.is_empty())
     }
 
-    /// Whoever has too much is asked for what was registered least recently; nobody waits for it.
+    /// Recalls the least recently registered grant of a holder above its quota; no change waits for it.
     fn keep_quota(&mut self, holder: Holder) {
         let grants = &self.accounts[&holder].grants;
         if grants.len() as u64 > self.config.grants_per_holder
@@ -99,7 +99,8 @@ impl LeaseTable {
         }
     }
 
-    /// Ends one grant; its recall, if one is out, is still to be acknowledged. False: it had ended.
+    /// Ends one grant; an outstanding recall of it still awaits its acknowledgement. Returns false if the grant had
+    /// ended.
     pub(super) fn end_grant(&mut self, holder: Holder, grant: GrantId) -> bool {
         let Some(account) = self.accounts.get_mut(&holder) else { return false };
         let key = if let Some(Held { key, until }) = account.grants.remove(&grant) {
@@ -122,7 +123,7 @@ impl LeaseTable {
         true
     }
 
-    /// The holder is gone, with all that it had and owed.
+    /// Ends a session with all its grants and owed acknowledgements.
     pub(super) fn end_holder(&mut self, holder: Holder) {
         let late = self.accounts.get(&holder).is_some_and(|a| a.tries_patience(self.now, &self.config));
         self.note_delays(holder, late);
@@ -131,7 +132,7 @@ impl LeaseTable {
         if let Some(since) = account.suspect.or(account.owes_since().filter(|_| late)) {
             self.doubt(account.party, since, account.delays_others);
         }
-        // In the order of the trees that they are taken out of: of a million that takes a third of the time.
+        // In the order of the trees from which they are removed: for a million grants that takes a third of the time.
         let mut keys: Vec<LeaseKey> = account.grants.values().map(|held| held.key).collect();
         keys.sort_unstable();
         for key in keys {
@@ -152,13 +153,13 @@ impl LeaseTable {
         }
     }
 
-    /// Who has this key without having been asked for it, and whether it is shared.
+    /// The holders of this key that were not recalled, and whether their grants are shared.
     fn holders(&self, key: LeaseKey) -> impl Iterator<Item = (Holder, bool)> + '_ {
         let seats = self.entries.range((key, Holder(0))..=(key, Holder(u64::MAX)));
         seats.map(|((_, holder), entry)| (*holder, entry.is(Entry::SHARED)))
     }
 
-    /// To be called whenever somebody has come to a key or left it.
+    /// Updates a key's state; called when a holder has come to the key or left it.
     pub(super) fn note_holders(&mut self, key: LeaseKey) {
         let Some(state) = self.keys.get(&key) else { return };
         if state.is_shared() {

@@ -1,25 +1,25 @@
-//! Holds: in the place of a recall, where a holder takes pushes (docs/decisions/0014-pushes.md). The grant goes on.
+//! Updates in place of recalls, for holders that take them (docs/decisions/0014-pushes.md). The grant goes on.
 //!
-//! A **fact** is what of a key may be told when it has changed: a name, or an inode's attributes. Several changes of one
-//! fact may be under way at the same time; what it has become is told by the last of them, if whoever looked did so
-//! after all others had ended.
+//! A **fact** is the part of a key whose new value can be sent: a name, or an inode's attributes. Several changes of
+//! one fact may be in progress at a time. The last of them sends the fact's value, if that value was observed after all
+//! others had ended.
 
 use super::words::{ChangeId, Holder, LeaseKey, LeaseOutput};
 use super::{Entry, LeaseTable};
 use nigh_types::{Covers, Held, Hold, Name, NodeId, RecallId, Time};
 use std::collections::BTreeMap;
 
-/// A key, and the name of those that are told name by name.
+/// A key, and the name if the key is updated name by name.
 pub(super) type Fact = (LeaseKey, Option<Name>);
 
-/// How often a fact is being changed, and which end of a change was the latest.
+/// How many changes of a fact are in progress, and which end of a change was the latest.
 #[derive(Clone, Default, Debug)]
 pub(super) struct FactState {
     under_way: u64,
     ended: u64,
 }
 
-/// A hold whose acknowledgement is owed.
+/// An update prepare whose acknowledgement is owed.
 #[derive(Clone, Debug)]
 pub(super) struct Holding {
     pub(super) holder: Holder,
@@ -27,7 +27,7 @@ pub(super) struct Holding {
     pub(super) waiting: ChangeId,
 }
 
-/// What one holder holds back for a change.
+/// The facts that one holder suspends during a change.
 #[derive(Clone, Debug)]
 pub(super) struct HeldBack {
     holder: Holder,
@@ -35,7 +35,7 @@ pub(super) struct HeldBack {
     facts: Vec<Told>,
 }
 
-/// A held fact, as its holder's export numbers it.
+/// An updated fact, with the node id in its holder's export.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Told {
     pub key: LeaseKey,
@@ -44,15 +44,15 @@ pub struct Told {
     pub name: Option<Name>,
 }
 
-/// When somebody looked what has become of a change.
+/// When the result of a change was observed, as a count of ended changes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Looked(u64);
 
 impl LeaseTable {
-    /// Debts of one holder beyond which it is told nothing more, but asked to give back.
+    /// Acknowledgements owed by one holder beyond which it gets recalls instead of updates.
     const MOST_HELD: u64 = 256;
 
-    /// From now on this holder is told what others change, where that can be told.
+    /// Notes that this holder takes updates: changes by others are sent to it where possible.
     pub fn handle_pushes(&mut self, now: Time, holder: Holder) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
@@ -60,20 +60,20 @@ impl LeaseTable {
         }
     }
 
-    /// Who is to be told what a change has made of what it named.
+    /// The holders that await the result of a change.
     pub fn awaiting(&self, id: ChangeId) -> impl Iterator<Item = Holder> + '_ {
         let held = self.changes.get(&id).into_iter().flat_map(|change| &change.held);
         held.map(|held| held.holder).filter(|holder| self.accounts.contains_key(holder))
     }
 
-    /// To be asked after a change has had its effect, and before it is looked what has become of it.
+    /// The observation time for a change, to be asked after its effect and before its result is read.
     #[must_use]
     pub fn looks(&self) -> Looked {
         Looked(self.numbers.end)
     }
 
-    /// It was seen then what has become of a change, which its end tells. False: others have ended meanwhile, and it is to
-    /// be looked at again.
+    /// Notes when a change's result was read, which its commit sends. Returns false if other changes have ended since:
+    /// the result must be read again.
     pub fn handle_looked(&mut self, id: ChangeId, looked: Looked) -> bool {
         let Some(change) = self.changes.get_mut(&id) else { return true };
         change.looked = Some(looked);
@@ -81,7 +81,7 @@ impl LeaseTable {
         told.map(|told| &self.facts[&told.fact()]).all(|fact| fact.under_way > 1 || fact.ended <= looked.0)
     }
 
-    /// A change names facts that it has not named before.
+    /// Notes facts that a change names for the first time.
     pub(super) fn begin_facts(&mut self, id: ChangeId, facts: &[Fact]) {
         for fact in facts {
             self.facts.entry(fact.clone()).or_default().under_way += 1;
@@ -89,7 +89,7 @@ impl LeaseTable {
         self.changes.get_mut(&id).expect("it is under way").facts.extend_from_slice(facts);
     }
 
-    /// Whether this holder can be told what becomes of these names of a key.
+    /// Whether this holder can be sent the new values of these names of a key.
     pub(super) fn takes(&self, holder: Holder, key: LeaseKey, names: &[Name]) -> bool {
         let tells = match key.covers {
             Covers::Names => !names.is_empty(),
@@ -97,7 +97,7 @@ impl LeaseTable {
             Covers::Data | Covers::Entry | Covers::Absence => false,
         };
         let account = &self.accounts[&holder];
-        // Recalls end what is asked for, and so have an end themselves.
+        // A recall ends grants, so the number of recalls is bounded.
         let has_room = (account.owed.len() as u64) < Self::MOST_HELD;
         tells
             && has_room
@@ -107,14 +107,14 @@ impl LeaseTable {
             && !account.cut
     }
 
-    /// What stands there goes on, and is about to be something else.
+    /// Marks a live grant as about to be changed by another holder; the grant goes on.
     pub(super) fn hold_entry(&mut self, key: LeaseKey, holder: Holder) -> NodeId {
         let entry = self.entries.get_mut(&(key, holder)).expect("only what stands is held");
         entry.unbroken = Entry::HELD;
         entry.node
     }
 
-    /// One message for all that a change has named so far and this holder has not been told.
+    /// Emits one prepare per holder for all facts that a change has named and this holder has not been asked about.
     pub(super) fn put_holds(&mut self, id: ChangeId, asked: BTreeMap<Holder, Vec<Told>>) {
         for (holder, facts) in asked {
             let number = self.numbers.next_recall();
@@ -131,10 +131,10 @@ impl LeaseTable {
         }
     }
 
-    /// A change has ended: who held back for it is told what it has become, as far as that was seen.
+    /// Ends a change: each holder that was sent a prepare receives a commit with the values that were observed.
     pub(super) fn commit(&mut self, facts: &[Fact], held: Vec<HeldBack>, looked: Option<Looked>) {
         for HeldBack { holder, id, facts } in held {
-            // Also where its lease has run out: the hold may lie in its stream, and it comes back.
+            // Also for a fenced holder: the prepare may be in its stream, and the session comes back.
             let told = facts.into_iter().filter(|told| self.is_told(told, looked)).collect();
             self.outputs.push_back(LeaseOutput::Commit { holder, id, told });
         }
@@ -148,13 +148,15 @@ impl LeaseTable {
         }
     }
 
-    /// Not while others are at it: the last of them tells.
+    /// Whether a change's observation of a fact is final: not while other changes of it are in progress, since the last
+    /// of them sends the value.
     fn is_told(&self, told: &Told, looked: Option<Looked>) -> bool {
         let fact = &self.facts[&told.fact()];
         looked.is_some_and(|looked| fact.under_way == 1 && fact.ended <= looked.0)
     }
 
-    /// Of what a holder owes acknowledgements, as its export numbers it. Write-back of others may be applied before them (rule 10).
+    /// The nodes and scopes whose acknowledgement a holder owes, numbered as in its export. Others' write-back may be
+    /// applied before them (rule 10).
     pub fn owed_nodes(&self, holder: Holder) -> impl Iterator<Item = (NodeId, Covers)> + '_ {
         let owed = self.accounts.get(&holder).into_iter().flat_map(|account| account.owed.keys());
         owed.flat_map(|id| {
@@ -164,12 +166,12 @@ impl LeaseTable {
         })
     }
 
-    /// Who owes the acknowledgement of a recall or hold.
+    /// The holder that owes the acknowledgement of a recall or prepare.
     pub(super) fn owes(&self, id: RecallId) -> Holder {
         self.recalls.get(&id).map(|recall| recall.holder).unwrap_or_else(|| self.holds[&id].holder)
     }
 
-    /// Which changes wait for it.
+    /// The changes that wait for this acknowledgement.
     pub(super) fn awaits(&self, id: RecallId) -> &[ChangeId] {
         match self.recalls.get(&id) {
             Some(recall) => &recall.waiting,
@@ -184,7 +186,7 @@ impl Told {
     }
 }
 
-/// Names of one key together.
+/// Groups the names of each key.
 fn by_key(facts: &[Told]) -> Vec<Held> {
     let mut held: Vec<(LeaseKey, Held)> = Vec::new();
     for Told { key, node, name } in facts {

@@ -1,4 +1,4 @@
-//! What goes on at one key: who changes it, who was asked for it, and how often.
+//! State of one key: the changes in progress, the outstanding recalls, and how often it was recalled.
 
 use super::timers::Armed;
 use super::turns::Turn;
@@ -6,26 +6,26 @@ use super::words::{Holder, LeaseConfig, LeaseReason};
 use nigh_types::{RecallId, Time};
 use std::collections::{BTreeMap, VecDeque};
 
-/// A key about which there is nothing to say has none.
+/// State of one key, kept only while it differs from the default.
 #[derive(Clone, Default, Debug)]
 pub(super) struct KeyState {
-    /// Changes under way, by maker.
+    /// Changes in progress, by initiator.
     makers: BTreeMap<Option<Holder>, u64>,
     pub(super) turn: Turn,
-    /// Recalls whose acknowledgement is owed, at most one for each holder.
+    /// Recalls whose acknowledgement is owed, at most one per holder.
     pub(super) recalls: BTreeMap<Holder, RecallId>,
-    /// Changes that had to recall it soon after it was granted, within the window; the latest last.
+    /// Changes within the window that recalled the key soon after it was granted; the latest last.
     recalled_at: VecDeque<Time>,
-    /// The latest change, while it is contended.
+    /// The latest change, while the key is contended.
     contended: Option<Time>,
     shared: Option<Shared>,
     pub(super) armed: Armed,
 }
 
-/// More than one holder was there, of whom one wants names alone.
+/// Several holders had the directory, one of which needs exclusive directory leases.
 #[derive(Clone, Debug)]
 struct Shared {
-    /// Since when there is at most one.
+    /// Since when there is at most one holder.
     lone_since: Option<Time>,
 }
 
@@ -38,18 +38,18 @@ impl KeyState {
         self.shared.is_some()
     }
 
-    /// While this holds nothing is granted.
+    /// While this is true, no grant is given.
     pub(super) fn is_changing(&self) -> bool {
         !self.makers.is_empty() || !self.recalls.is_empty()
     }
 
-    /// While this holds no data is granted to `holder`. What it changes itself does not count: its own kernel
-    /// keeps its pages in step with its own writes.
+    /// While this is true, `holder` is granted no data. Its own changes do not count: its kernel keeps its pages up to
+    /// date with its own writes.
     pub(super) fn is_changing_for(&self, holder: Holder) -> bool {
         self.makers.keys().any(|maker| *maker != Some(holder)) || self.recalls.contains_key(&holder)
     }
 
-    /// A change begins. `recalls`: somebody had to be asked who had not been asked, which counts.
+    /// Begins a change. `recalls`: it had to recall a young grant, which counts towards contention.
     pub(super) fn begin_change(
         &mut self,
         now: Time,
@@ -81,7 +81,7 @@ impl KeyState {
         }
     }
 
-    /// From now on grants say that they are shared.
+    /// Marks later grants as shared.
     pub(super) fn share(&mut self) {
         self.shared.get_or_insert(Shared { lone_since: None });
     }
@@ -92,7 +92,7 @@ impl KeyState {
         }
     }
 
-    /// Lets end what has been quiet for long enough. True: there is nothing more to say.
+    /// Ends states that have been quiet for long enough. Returns true if the key has no state left to keep.
     pub(super) fn calm(&mut self, now: Time, config: &LeaseConfig) -> bool {
         self.forget_recalls(now, config);
         self.contended = self.contended.filter(|at| !self.makers.is_empty() || now < at.after(config.quiet));

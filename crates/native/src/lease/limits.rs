@@ -1,10 +1,10 @@
-//! Which grants end of themselves, and which the server's own disk ends by its events
+//! Grants that end by themselves, and grants that changes on the server's own disk end
 //! (docs/decisions/0015-host-watch.md).
 //!
-//! A holder has a limit for its grants, and may have said that it is for what nobody watches: then what is
-//! *watched* is granted to it without one. On one key a limited grant never follows an unlimited one without a
-//! recall between: the holder may not have that later one, and would believe the earlier for ever. So what is
-//! watched no more is recalled in the same step.
+//! A holder has a time limit for its grants, and may have declared that the limit is only for unwatched objects: then
+//! it gets grants on *watched* objects without a limit. On one key a limited grant never follows an unlimited one
+//! without a recall between them. Otherwise the holder may not have received the limited grant, and would believe the
+//! unlimited one for ever. So an object that ceases to be watched is recalled in the same step.
 
 use super::account::Account;
 use super::words::{Holder, LeaseKey, Object};
@@ -13,7 +13,7 @@ use nigh_types::{Covers, GrantId, Span, Time};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-/// What the server hears of when others change it.
+/// Filesystems and objects whose changes by other processes are reported to the server.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Watched {
     filesystems: BTreeSet<u64>,
@@ -27,9 +27,9 @@ impl Watched {
 }
 
 impl LeaseTable {
-    /// Grants to this holder that are registered from now on end of themselves: it counts no more than
-    /// `limit` from when it asked, the table 1.1 of it from registering. `Span::FOREVER`: they do not.
-    /// Said when the session begins: behind a grant of a longer limit a later one may outstay its own.
+    /// Sets a time limit for grants registered from now on to this holder: it counts no more than `limit` from its
+    /// request, the table 1.1 of it from registering. `Span::FOREVER`: no limit. Called when the session begins: after
+    /// a grant with a longer limit, a later grant could outlive its own.
     pub fn handle_limit(&mut self, now: Time, holder: Holder, limit: Span) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
@@ -37,7 +37,7 @@ impl LeaseTable {
         }
     }
 
-    /// What is watched is granted to this holder without a limit. Said when the session begins.
+    /// Grants watched objects to this holder without a limit. Called when the session begins.
     pub fn handle_trusts_watch(&mut self, now: Time, holder: Holder) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
@@ -45,27 +45,26 @@ impl LeaseTable {
         }
     }
 
-    /// From now on every change by others on this filesystem is told to the table.
+    /// Marks a filesystem as watched: from now on the server reports every change by other processes to the table.
     pub fn handle_watched(&mut self, now: Time, filesystem: u64) {
         self.advance(now);
         self.watched.filesystems.insert(filesystem);
     }
 
-    /// The same for one object. What is granted from now on is read afterwards.
+    /// Marks one object as watched. Facts granted from now on are read afterwards.
     pub fn handle_watched_object(&mut self, now: Time, object: Object) {
         self.advance(now);
         self.watched.objects.insert(object);
     }
 
-    /// Whether this object is watched by itself.
+    /// Whether this object has a watch of its own.
     #[must_use]
     pub fn is_watched(&self, object: Object) -> bool {
         self.watched.objects.contains(&object)
     }
 
-    /// Nobody watches this filesystem any more, nor an object on it. What is granted there without a limit
-    /// is to be asked for in the same breath ([`LeaseTable::handle_missed`]); until that is out, nothing
-    /// follows it on its key.
+    /// Marks a filesystem and its objects as no longer watched. The caller recalls its unlimited grants at once
+    /// ([`LeaseTable::handle_missed`]); until a key's recall is emitted, no grant follows on that key.
     pub fn handle_unwatched(&mut self, now: Time, filesystem: u64) {
         self.advance(now);
         self.watched.filesystems.remove(&filesystem);
@@ -77,7 +76,7 @@ impl LeaseTable {
         self.watched.objects.append(&mut others);
     }
 
-    /// The same for one object, whose grants are recalled.
+    /// Marks one object as no longer watched, and recalls its grants.
     pub fn handle_unwatched_object(&mut self, now: Time, object: Object) {
         self.advance(now);
         if self.watched.objects.remove(&object) && !self.watched.has(object) {
@@ -88,9 +87,9 @@ impl LeaseTable {
         }
     }
 
-    /// Changes on this filesystem may have been missed: asks for what was registered there up to the grant `until`
-    /// and not for what was later, without waiting for anybody and without making anything contended. At most
-    /// `most` are looked at, behind `after`; where that was not all, the one to go on behind.
+    /// Recalls grants on a filesystem whose changes may have been missed: those registered up to the grant `until`, not
+    /// later ones. It waits for no holder and makes no key contended. It looks at no more than `most` grants after
+    /// `after`, and returns where to go on if there may be more.
     pub fn handle_missed(
         &mut self,
         now: Time,
@@ -120,7 +119,7 @@ impl LeaseTable {
         goes_on
     }
 
-    /// Whether anybody has anything of this object.
+    /// Whether any holder has a grant on this object that was not recalled.
     #[must_use]
     pub fn is_held(&self, object: Object) -> bool {
         self.seats_from(object, None).next().is_some_and(|seat| seat.0.object == object)
@@ -132,18 +131,18 @@ impl LeaseTable {
         self.counters.recalled
     }
 
-    /// The number of the grant that was registered last.
+    /// The id of the latest registered grant.
     #[must_use]
     pub fn latest_grant(&self) -> GrantId {
         GrantId(self.numbers.grant)
     }
 
-    /// The limit of a grant that is registered now.
+    /// The time limit of a grant that is registered now.
     pub(super) fn limit_of(&self, account: &Account, key: LeaseKey) -> Span {
         if account.trusts_watch && self.watched.has(key.object) { Span::FOREVER } else { account.limit }
     }
 
-    /// A limited grant would follow one without a limit, which is recalled then.
+    /// Whether a limited grant would follow an unlimited one, which is then recalled.
     pub(super) fn outstays(&mut self, seat: Seat, limit: Span) -> bool {
         let Some(entry) = self.entries.get(&seat) else { return false };
         let held = self.accounts.get(&seat.1).and_then(|account| account.grants.get(&entry.id));
@@ -160,14 +159,14 @@ impl LeaseTable {
         self.entries.range((from, Bound::Unbounded)).map(|(seat, _)| *seat)
     }
 
-    /// All on the filesystem of this object, which is the first one there.
+    /// Marks every key on the filesystem of this object (the first one there) as possibly changed during a write.
     fn disturb_all(&mut self, first: Object) {
         let keys = self.keys.range(LeaseKey { object: first, covers: Covers::Names }..).map(|(key, _)| *key);
         let keys: Vec<LeaseKey> = keys.take_while(|key| key.object.filesystem == first.filesystem).collect();
         keys.into_iter().for_each(|key| self.disturb(key));
     }
 
-    /// It may have been changed already.
+    /// Recalls a grant whose key may have changed already.
     pub(super) fn miss(&mut self, seat: Seat) {
         self.entries.get_mut(&seat).expect("only what stands is missed").unbroken = Entry::HELD;
         self.recall(seat, Vec::new());
@@ -175,6 +174,6 @@ impl LeaseTable {
     }
 }
 
-/// How far [`LeaseTable::handle_missed`] came.
+/// Where [`LeaseTable::handle_missed`] goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Missed(Seat);

@@ -1,18 +1,19 @@
-//! Names in recalls, for holders whose peer does not speak for all users of its machine
+//! Names in recalls, for holders whose peer does not act for all users of its machine
 //! (docs/decisions/0026-names-in-recalls.md).
 //!
-//! A lookup needs the right to search a directory, not the right to list it; yet its grant covers all names of the directory,
-//! and a recall that carries names would tell those that the holder never asked for. So a grant on names to a *confined* holder
-//! begins without the right to be told names, and its recall says only that the directory changes. The server looks at the
-//! holder's rights after the grant is registered, and then lifts this for that grant. A change of the directory's rights
-//! recalls all grants of confined holders: so none is lifted by rights that were looked at before they changed.
+//! A lookup needs search permission on a directory, not read permission; yet its directory lease covers all names, and
+//! a recall with names would reveal names that the holder never asked for. So a directory lease of a *confined* holder
+//! begins without the right to receive names: its recall says only that the directory changes. The server checks the
+//! holder's permissions after the grant is registered, and then lifts this restriction for that grant. A change of the
+//! directory's permissions recalls all grants of confined holders. So no restriction is lifted by permissions that were
+//! read before they changed.
 
 use super::words::{Holder, LeaseKey, Object};
 use super::{Entry, LeaseTable};
 use nigh_types::{Covers, GrantId, Time};
 
 impl LeaseTable {
-    /// From now on this holder is told names only of directories that it may list, and takes no pushes.
+    /// Confines a holder: it receives names only of directories that it may list, and takes no updates.
     pub fn handle_confine(&mut self, now: Time, holder: Holder) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
@@ -20,7 +21,8 @@ impl LeaseTable {
         }
     }
 
-    /// The holder was seen to have the right to list a directory after this grant on its names was registered.
+    /// Notes that the holder was found to have the right to list a directory, after this directory lease was
+    /// registered.
     pub fn handle_may_list(&mut self, now: Time, holder: Holder, grant: GrantId) {
         self.advance(now);
         let held = self.accounts.get(&holder).and_then(|account| account.grants.get(&grant));
@@ -30,7 +32,8 @@ impl LeaseTable {
         }
     }
 
-    /// The rights on a directory have changed: who may list it is to be seen anew. Nothing waits for these recalls.
+    /// Recalls confined holders of a directory whose permissions have changed, so that they are checked again. No
+    /// change waits for these recalls.
     pub fn handle_rights_changed(&mut self, now: Time, directory: Object) {
         self.advance(now);
         let key = LeaseKey { object: directory, covers: Covers::Names };

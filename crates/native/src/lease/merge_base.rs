@@ -1,33 +1,35 @@
 //! The base of a byte-wise merge: what write-back of several clients into one file needs besides the pages themselves.
 //!
-//! A kernel writes back whole pages and does not say which of their bytes were stored into a map. While no other client has changed
-//! the file, the other bytes are those that the file has. When another client's write-back was applied first, they are older. The server
-//! tells them from stores by the values that the file had since that kernel read its pages: a byte that equals one of those was not
-//! stored (docs/decisions/0028).
+//! A kernel writes back whole pages and does not say which bytes were stored through mmap. While no other client has
+//! changed the file, the other bytes equal those in the file. After another client's write-back they are older. The
+//! server tells them from stores by the values that the file had since that kernel read its pages: a byte that equals
+//! one of those was not stored (docs/decisions/0028).
 
 use std::collections::BTreeMap;
 
-/// A run of bytes lies within one of these pieces of a file.
+/// Size of the pieces of a file: a run of bytes lies within one piece.
 const PIECE: u64 = 4096;
-/// So many bytes that did not change between two that did are recorded with them: cheaper than another run.
+/// The most unchanged bytes between two changed ones that are recorded with them: cheaper than another run.
 const GAP: usize = 32;
-/// What a run costs besides its bytes.
+/// Memory cost of a run besides its bytes.
 const RUN_COST: u64 = 96;
 
-/// Values that bytes of a file had since one client's kernel read its pages, where write-back of other clients has changed them.
+/// Earlier values of a file's bytes since one client's kernel read its pages, where other clients' write-back has
+/// changed them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MergeBase {
-    /// By offset, and by a number where several begin there.
+    /// By offset, then by a sequence number for runs with equal offsets.
     runs: BTreeMap<(u64, u64), Vec<u8>>,
     next: u64,
     cost: u64,
 }
 
-/// Write-back of one range of a file, when the server has applied it.
+/// Write-back of one range of a file, after the server has applied it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WroteBack<'a> {
     pub offset: u64,
-    /// What the file had there, of the same length as the others; zeros behind its end. `None`: the server could not read it.
+    /// The file's earlier content there, as long as the other slices; zeros behind its end. `None`: the server could
+    /// not read it.
     pub before: Option<&'a [u8]>,
     /// The pages as the kernel has them.
     pub pages: &'a [u8],
@@ -36,13 +38,13 @@ pub struct WroteBack<'a> {
 }
 
 impl MergeBase {
-    /// Pages are written as they are.
+    /// Whether pages are written as they are.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// No other client has changed any byte of the file.
+    /// Whether no other client has changed any byte of the file.
     #[must_use]
     pub fn is_unchanged(&self) -> bool {
         self.next == 0
@@ -54,7 +56,8 @@ impl MergeBase {
         self.cost
     }
 
-    /// What the file is to hold at `offset` where it holds `current` and a kernel writes `pages` back. Both are of one length.
+    /// Merges a kernel's write-back of `pages` at `offset` with the file's `current` content, and returns the bytes to
+    /// write. Both have one length.
     #[must_use]
     pub fn merge(&self, offset: u64, pages: &[u8], current: &[u8]) -> Vec<u8> {
         let mut merged = pages.to_vec();
@@ -70,7 +73,7 @@ impl MergeBase {
         merged
     }
 
-    /// The part of it that a merge at this range needs.
+    /// The part of the base that a merge of this range needs.
     #[must_use]
     pub fn part(&self, offset: u64, length: u64) -> MergeBase {
         let mut part = MergeBase::default();
@@ -79,18 +82,18 @@ impl MergeBase {
         part
     }
 
-    /// Another client's write-back was applied: the bytes that it changed had these values.
+    /// Notes the earlier values of bytes that another client's write-back changed.
     pub fn note_changed(&mut self, offset: u64, before: &[u8], written: &[u8]) {
         self.push_differing(offset, before, written);
     }
 
-    /// The kernel's own write was applied: its pages hold `pages` there, and the file `written`.
+    /// Notes the kernel's own applied write: its pages hold `pages` there, and the file holds `written`.
     pub fn note_own(&mut self, offset: u64, pages: &[u8], written: &[u8]) {
         self.forget(offset, pages.len() as u64);
         self.push_differing(offset, pages, written);
     }
 
-    /// The kernel's pages of this range are not older than the file any more.
+    /// Forgets a range in which the kernel's pages are no longer older than the file.
     pub fn forget(&mut self, offset: u64, length: u64) {
         let end = offset.saturating_add(length);
         let hit: Vec<(u64, u64)> = self.keys(offset, length).collect();
@@ -159,13 +162,13 @@ impl MergeBase {
     }
 }
 
-/// How many bytes from `offset` on come before a run, and what of it lies there.
+/// The number of bytes from `offset` to a run's beginning, and the part of the run that lies there.
 fn cut(at: u64, old: &[u8], offset: u64) -> (usize, &[u8]) {
     let before = index(offset.saturating_sub(at));
     (index(at.saturating_sub(offset)), old.get(before..).unwrap_or_default())
 }
 
-/// Within one write, or one run.
+/// A length within one write or one run.
 fn index(length: u64) -> usize {
     usize::try_from(length).unwrap_or(usize::MAX)
 }

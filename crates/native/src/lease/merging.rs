@@ -1,5 +1,5 @@
-//! Write-back of several holders into one file: which of them overtakes whose acknowledgement, and what the others need to merge theirs
-//! (docs/decisions/0028).
+//! Write-back of several holders into one file: which write-back precedes another holder's acknowledgement, and what
+//! that holder needs to merge its own (docs/decisions/0028).
 
 use super::merge_base::{MergeBase, WroteBack};
 use super::recalls::{ChangeState, Outstanding};
@@ -8,7 +8,7 @@ use super::{Entry, LeaseTable};
 use nigh_types::{Covers, GrantId, RecallId, Time};
 use std::collections::BTreeMap;
 
-/// Memory of the bases of all holders.
+/// Memory used by the merge bases of all holders.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Merging {
     total: u64,
@@ -20,7 +20,7 @@ impl Merging {
         self.total
     }
 
-    /// A recall is out no more.
+    /// Releases the memory of a recall that is no longer outstanding.
     pub(super) fn removed(&mut self, recall: Option<&Outstanding>) {
         if let Some(Outstanding { holder, base, .. }) = recall {
             self.resized(*holder, base.cost(), 0);
@@ -45,11 +45,11 @@ impl Merging {
 }
 
 impl LeaseTable {
-    /// How the pages are to be merged that a change's maker writes back in this range (offset, length), and which it read under this grant.
-    /// `None`: another holder may have changed the file since, and how is not known (rule 12).
+    /// Returns the merge base for a write-back of this range (offset, length), whose pages its initiator read under
+    /// this grant. `None`: another holder may have changed the file since, in an unknown way (rule 12).
     ///
-    /// What was recalled for a change that others are about to make counts until it is acknowledged or ends; not so where the file was
-    /// changed already by the server's own disk.
+    /// A grant recalled for another holder's change that is still to come counts until the recall is acknowledged or
+    /// the grant ends. It does not count if the server's own disk has already changed the file.
     pub fn merge_base(
         &mut self,
         now: Time,
@@ -74,14 +74,14 @@ impl LeaseTable {
         })
     }
 
-    /// Whether another holder may yet have to merge its pages with what this change writes back: then
-    /// [`LeaseTable::handle_wrote_back`] needs what the file had before.
+    /// Whether another holder may still have to merge its pages with this write-back: then
+    /// [`LeaseTable::handle_wrote_back`] needs the file's earlier content.
     #[must_use]
     pub fn overtakes(&self, id: ChangeId) -> bool {
         self.overtaken(id).next().is_some()
     }
 
-    /// Write-back was applied, and its change has not ended.
+    /// Notes a write-back that was applied and whose change has not ended.
     pub fn handle_wrote_back(&mut self, id: ChangeId, wrote: WroteBack<'_>) {
         let WroteBack { offset, before, pages, written } = wrote;
         if let Some(own) = self.own_base(id) {
@@ -107,14 +107,15 @@ impl LeaseTable {
         }
     }
 
-    /// A change of data that is no write-back was applied: its maker's kernel has no older pages of that range (offset, length).
+    /// Notes an applied change of data that is no write-back: its initiator's kernel has no older pages of that range
+    /// (offset, length).
     pub fn handle_changed(&mut self, id: ChangeId, (offset, length): (u64, u64)) {
         if let Some(own) = self.own_base(id) {
             self.change_base(own, |base| base.forget(offset, length));
         }
     }
 
-    /// The file is not known any more in the state of which that holder's kernel has pages.
+    /// Drops the merge base of a recall: the file content that its holder's pages came from is no longer known.
     pub(super) fn lose_base(&mut self, recall: RecallId) {
         self.change_base(recall, |base| *base = MergeBase::default());
         self.recalls.get_mut(&recall).expect("it is out").first = Entry::NEVER;
@@ -127,7 +128,8 @@ impl LeaseTable {
         self.merging.resized(*holder, before, base.cost());
     }
 
-    /// Recalls of data of other holders than a change's maker that are not acknowledged, where their pages are known.
+    /// Unacknowledged data recalls of holders other than the change's initiator, where the state of their pages is
+    /// known.
     fn overtaken(&self, id: ChangeId) -> impl Iterator<Item = RecallId> + '_ {
         let change = self.changes.get(&id);
         let by = change.and_then(|change| change.by);

@@ -1,30 +1,30 @@
-//! What one client alone has made of a file's data.
+//! History of one client's own changes of a file's data.
 
 use nigh_types::{DataStamp, Timestamp};
 use std::collections::VecDeque;
 
-/// Stretches of time that are remembered: each setting back of a file's times begins one.
+/// The number of stretches of time that are remembered: each time a file's mtime is set back, a new stretch begins.
 const STRETCHES: usize = 8;
 
-/// States of a file's data that followed one another without anybody else's doing, up to the latest change of one client
+/// Versions of a file's data that followed one another through changes of one client alone, up to the latest one
 /// (docs/decisions/0008-leases.md, rule 12).
 ///
-/// **Contract.** `handle_begin` before and `handle_end` after each change of that client's, with the state that the file is in then. Changes
-/// that overlap are all the client's own: others' are kept out by whoever calls this.
+/// **Contract.** Call `handle_begin` before and `handle_end` after each change of that client, with the file's data
+/// version then. All overlapping changes are the client's own: the caller keeps out changes by others.
 #[derive(Clone, Debug, Default)]
 pub struct OwnChanges {
-    /// The state in which each stretch began, and that in which it ended.
+    /// The data versions at the beginning and the end of each stretch.
     stretches: VecDeque<(DataStamp, DataStamp)>,
     under_way: u32,
 }
 
 impl OwnChanges {
-    /// A change begins. `before` is looked at where no other is under way.
+    /// Begins a change. `before` is evaluated only if no other change is in progress.
     pub fn handle_begin<E>(&mut self, before: impl FnOnce() -> Result<DataStamp, E>) -> Result<(), E> {
         if self.under_way == 0 {
             let before = before()?;
             if self.stretches.back().is_none_or(|(_, end)| *end != before) {
-                // Somebody else was here.
+                // Another client has changed the file.
                 self.stretches.clear();
                 self.stretches.push_back((before, before));
             }
@@ -33,8 +33,8 @@ impl OwnChanges {
         Ok(())
     }
 
-    /// A change has ended, whatever came of it. `after` is looked at where it is the last that was under way; `None`: it cannot be
-    /// told, and so nothing is known any more.
+    /// Ends a change, whether it succeeded or failed. `after` is evaluated only for the last change in progress;
+    /// `None`: the version is unknown, and the history is dropped.
     pub fn handle_end(&mut self, after: impl FnOnce() -> Option<DataStamp>) {
         self.under_way = self.under_way.saturating_sub(1);
         if self.under_way > 0 {
@@ -52,11 +52,12 @@ impl OwnChanges {
         }
     }
 
-    /// Whether nobody else has changed the data since it was `then`; asked between begin and end. States are told apart by their times,
-    /// which go up within a stretch; of those in the very moment in which one began only that counts.
+    /// Whether only this client has changed the data since version `then`; asked between begin and end. Versions are
+    /// compared by mtime, which grows within a stretch; at the moment in which a stretch began only its first version
+    /// counts.
     #[must_use]
     pub fn have_followed(&self, then: DataStamp) -> bool {
-        // That with which a change under way goes on has no end yet.
+        // The stretch that a change in progress continues has no end yet.
         let open = self.stretches.len().checked_sub(1).filter(|_| self.under_way > 1);
         let within = |(nth, (first, end)): (usize, &(DataStamp, DataStamp))| {
             let ends_later = time(then) <= time(*end) || open == Some(nth);
@@ -65,7 +66,8 @@ impl OwnChanges {
         self.stretches.iter().enumerate().any(within)
     }
 
-    /// Nobody else has changed the data since it was `then`, as is known from elsewhere; said between begin and end.
+    /// Extends the history back to `then`: it is known from elsewhere that only this client has changed the data since.
+    /// Called between begin and end.
     pub fn handle_known(&mut self, then: DataStamp) {
         if let Some((first, _)) = self.stretches.front_mut()
             && time(then) < time(*first)
@@ -93,7 +95,7 @@ mod tests {
         own.handle_end(|| Some(after));
     }
 
-    /// Whether a write may go over what was there `then`, where the file is `now`.
+    /// Whether a write based on version `then` may replace the file, which is at version `now`.
     fn may(own: &mut OwnChanges, then: DataStamp, now: DataStamp) -> bool {
         own.handle_begin(|| Ok::<_, ()>(now)).unwrap();
         let may = own.have_followed(then);
@@ -123,7 +125,7 @@ mod tests {
         change(&mut own, at(3, 4), at(4, 4));
         assert!(!may(&mut own, at(2, 4), at(4, 4)));
         assert!(may(&mut own, at(3, 4), at(4, 4)));
-        // In the same moment, by its size.
+        // At an equal mtime, the size distinguishes versions.
         assert!(!may(&mut own, at(4, 4), at(4, 5)));
         assert!(!may(&mut own, at(4, 4), at(4, 5)));
     }

@@ -1,11 +1,12 @@
-//! Reads of file data that wait for a grant (rule 10).
+//! Data reads that wait for a grant (rule 10).
 //!
-//! A page that is read stands in the client's kernel, and may be stored into there before it is dropped. Its write-back says under which
-//! grant it was read, so that other clients' stores are not undone (docs/decisions/0028). So a read waits for what keeps the table
-//! from granting the data: another holder's write that has its turn, write-back of another holder that takes no turn, and an acknowledgement
-//! which the reader's own session owes for that data. No acknowledgement waits for a read, since a client has its kernel drop all
-//! pages but those that its reads have locked. A kernel that has no room for more reads (`fc->max_background`) locks pages of which its
-//! client does not know, so few reads of a holder wait at a time.
+//! A page that is read stays in the client's page cache, and an application may store into it through mmap before it is
+//! dropped. Its write-back names the grant under which it was read, so that other clients' stores are not undone
+//! (docs/decisions/0028). So a read waits for whatever keeps the table from granting the data: another holder's write
+//! in progress, another holder's write-back outside the write queue, or an acknowledgement that the reader's own
+//! session owes for that data. No acknowledgement waits for a read, since a client has its kernel drop all pages except
+//! those locked by its reads. A kernel that has no room for more reads (`fc->max_background`) locks pages that its
+//! client does not know of, so only a few reads of a holder wait at a time.
 
 use super::LeaseTable;
 use super::key::KeyState;
@@ -15,21 +16,22 @@ use super::words::{ChangeId, Granted, Holder, LeaseKey};
 use nigh_types::{NodeId, RecallId, Time};
 use std::collections::{BTreeSet, VecDeque};
 
-/// So many reads of one holder wait at the most; others are answered without a grant. Half of what the client's kernel sends at a time.
+/// The most reads of one holder that wait; others get a reply without a grant. Half of what the client's kernel sends
+/// at a time.
 const MOST: usize = 32;
 
-/// What a read waits for next.
+/// The next obstacle before a read.
 enum Obstacle {
-    /// Another holder's write, or one that is queued.
+    /// Another holder's write, or a queued one.
     Turn,
-    /// Write-back that takes no turn.
+    /// Write-back outside the write queue.
     WriteBack,
     Acknowledgement(RecallId),
 }
 
 impl LeaseTable {
-    /// Waits for a grant on data; `Ready` says that [`LeaseTable::take_granted`] has it, or that it is not to be had. To be ended like a
-    /// change. `None`: there is nothing to wait for.
+    /// Waits for a data grant. `Ready` says that [`LeaseTable::take_granted`] has the grant, or that there is none to
+    /// be had. The wait is ended like a change. `None`: there is nothing to wait for.
     pub fn handle_wait(
         &mut self,
         now: Time,
@@ -51,12 +53,12 @@ impl LeaseTable {
         Some(id)
     }
 
-    /// What a reader was granted that has waited; once.
+    /// Takes the grant that a waiting reader was given; returns it once.
     pub fn take_granted(&mut self, id: ChangeId) -> Option<Granted> {
         self.changes.get_mut(&id)?.part.granted.take()
     }
 
-    /// A holder that would be granted nothing even so waits for nothing.
+    /// What a read must wait for; `None` also for a holder that would be refused a grant afterwards.
     fn obstacle(&self, holder: Holder, key: LeaseKey) -> Option<Obstacle> {
         let account = self.accounts.get(&holder)?;
         let state = self.keys.get(&key)?;
@@ -96,7 +98,7 @@ impl LeaseTable {
         }
     }
 
-    /// What a reader has waited for is over: it is granted the data, or waits for the next obstacle.
+    /// Goes on after an obstacle has ended: grants the reader the data, or waits for the next obstacle.
     pub(super) fn read_on(&mut self, id: ChangeId) {
         let change = self.changes.get_mut(&id).expect("it waits");
         change.part.waits_for = None;
@@ -110,13 +112,14 @@ impl LeaseTable {
         self.announce(id);
     }
 
-    /// Write-back that takes no turn may have ended there.
+    /// Goes on with reads that wait for write-back outside the queue, some of which may have ended.
     pub(super) fn read_on_beside(&mut self, key: LeaseKey) {
         let beside = self.keys.get_mut(&key).map(|state| std::mem::take(&mut state.turn.beside));
         beside.into_iter().flatten().for_each(|id| self.read_on(id));
     }
 
-    /// A holder has fallen silent: no read waits for it, nor does it read itself under a grant.
+    /// Stops reads from waiting for a holder that has become suspect; that holder's own waiting reads go on without a
+    /// grant.
     pub(super) fn let_readers_go(&mut self, silent: Holder) {
         let owed = self.accounts[&silent].owed.keys();
         let waiting: Vec<ChangeId> = owed.flat_map(|recall| self.awaits(*recall)).copied().collect();

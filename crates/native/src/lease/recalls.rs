@@ -1,4 +1,4 @@
-//! Recalls, who waits for them, and what becomes of holders that owe them.
+//! Recalls, the changes that wait for them, and the fate of holders that owe acknowledgements.
 
 use super::account::Recalled;
 use super::holds::{Fact, HeldBack, Holding, Looked, Told};
@@ -17,12 +17,12 @@ pub(super) struct Outstanding {
     pub(super) key: LeaseKey,
     pub(super) node: NodeId,
     names: Vec<Name>,
-    /// What it asked for; `None` once that has ended in another way. The acknowledgement is awaited
-    /// even so: a grant that was given before it would be ended by it.
+    /// The recalled grant; `None` once it has ended in another way. The acknowledgement is awaited even so: otherwise
+    /// it would end a grant that was given before it arrived.
     pub(super) grant: Option<GrantId>,
-    /// `Entry::first` of that.
+    /// [`Entry::first`] of the recalled grant.
     pub(super) first: GrantId,
-    /// Of data: what other holders' write-back has changed since. It is not counted for `first`.
+    /// For data: bytes that other holders' write-back has changed since. These do not count for `first`.
     pub(super) base: MergeBase,
     pub(super) waiting: Vec<ChangeId>,
 }
@@ -34,21 +34,21 @@ impl Outstanding {
     }
 }
 
-/// A change under way.
+/// A change in progress.
 #[derive(Clone, Debug)]
 pub(super) struct ChangeState {
     pub(super) by: Option<Holder>,
     pub(super) since: Time,
     pub(super) keys: BTreeSet<LeaseKey>,
-    /// Recalls and holds that it waits for.
+    /// Recalls and prepares whose acknowledgement it waits for.
     pub(super) owed: BTreeSet<RecallId>,
-    /// What it makes false, each once.
+    /// The facts that it invalidates, each once.
     pub(super) facts: Vec<Fact>,
     pub(super) held: Vec<HeldBack>,
     pub(super) looked: Option<Looked>,
-    /// Of what was named just now: to be held back by these.
+    /// Facts named since the last prepare, with the holders that are to suspend them.
     unsaid: Vec<(Holder, Told)>,
-    /// `Ready` stands among the outputs.
+    /// A `Ready` is among the outputs.
     pub(super) telling: bool,
     pub(super) part: Part,
 }
@@ -75,7 +75,7 @@ impl ChangeState {
 }
 
 impl LeaseTable {
-    /// Takes these keys to a change that has begun.
+    /// Adds these keys to a change that has begun.
     pub(super) fn extend(&mut self, id: ChangeId, changes: &[Change]) {
         if !self.changes.contains_key(&id) {
             return;
@@ -105,7 +105,7 @@ impl LeaseTable {
         self.announce(id);
     }
 
-    /// One message for each who holds something back.
+    /// Emits one prepare for each holder with facts to suspend.
     fn say_holds(&mut self, id: ChangeId) {
         let unsaid = std::mem::take(&mut self.changes.get_mut(&id).expect("it is under way").unsaid);
         let mut asked = BTreeMap::<Holder, Vec<Told>>::new();
@@ -115,7 +115,7 @@ impl LeaseTable {
         self.put_holds(id, asked);
     }
 
-    /// A change makes a key false: all of it, or these names. `told`: what it becomes can be told.
+    /// Begins to invalidate a key for a change: all of it, or these names. `told`: the new value can be sent.
     pub(super) fn begin(&mut self, id: ChangeId, key: LeaseKey, (names, told): (Vec<Name>, bool)) {
         let change = self.changes.get_mut(&id).expect("it is under way");
         let by = change.by;
@@ -124,7 +124,7 @@ impl LeaseTable {
         let facts =
             if whole { vec![(key, None)] } else { names.into_iter().map(|name| (key, Some(name))).collect() };
         let facts: Vec<Fact> = facts.into_iter().filter(|fact| !change.facts.contains(fact)).collect();
-        // Nothing was granted on it since it was named before.
+        // Since the change named the key before, no grant was given on it.
         if facts.is_empty() {
             return;
         }
@@ -139,15 +139,15 @@ impl LeaseTable {
         self.spare(id);
     }
 
-    /// A flush that is pressed waits for nobody, whatever it asked.
+    /// Lets a prioritised write-back go on without waiting, whatever it recalled.
     fn spare(&mut self, id: ChangeId) {
         if self.is_pressed(id) {
             self.wait_for_nobody(id);
         }
     }
 
-    /// Begins to change a key. Recalls without whose acknowledgements it may not become false, and who holds it
-    /// back instead.
+    /// Begins to change a key. Returns the recalls that must be acknowledged before the key may change, and the holders
+    /// that get a prepare instead.
     fn ask(
         &mut self,
         key: LeaseKey,
@@ -162,7 +162,8 @@ impl LeaseTable {
         let others = seats.map(|(seat, _)| *seat).filter(|seat| Some(seat.1) != by);
         let (told, others): (Vec<Seat>, Vec<Seat>) =
             others.partition(|seat| told && self.takes(seat.1, key, names));
-        // Data that is not granted could stand in a kernel all the same, with nobody to take it back.
+        // Data never counts: while contended it would not be granted, and could still be in a kernel's page cache,
+        // where no recall would drop it.
         let young = |seat: &Seat| self.now < self.entries[seat].since.after(self.config.young);
         let counts = key.covers != Covers::Data && others.iter().any(young);
         if new {
@@ -174,7 +175,7 @@ impl LeaseTable {
             self.note_changed(key, None);
         }
         for seat in others {
-            // One that was asked before may have pressed a flush, which asks too.
+            // An earlier recall in this loop may have prioritised a write-back, which recalls too.
             let asked = self.keys.get(&key).and_then(|state| state.recalls.get(&seat.1)).copied();
             owed.push(asked.unwrap_or_else(|| self.recall(seat, names.to_vec())));
         }
@@ -191,8 +192,8 @@ impl LeaseTable {
         (owed, held)
     }
 
-    /// This key was changed, and the others were not waited for: what is granted on it, and what is asked for and not given back yet,
-    /// does not say any more that nobody else was there.
+    /// Notes that a key was changed without waiting for other holders: live grants on it, and recalls not yet
+    /// acknowledged, no longer prove that only their holder was there.
     pub(super) fn note_changed(&mut self, key: LeaseKey, by: Option<Holder>) {
         let others = |holder: &Holder| Some(*holder) != by;
         let seats = self.entries.range_mut((key, Holder(0))..=(key, Holder(u64::MAX)));
@@ -202,11 +203,11 @@ impl LeaseTable {
         asked.into_iter().for_each(|recall| self.lose_base(recall));
     }
 
-    /// Asks for what stands there.
+    /// Recalls a live grant.
     pub(super) fn recall(&mut self, seat: Seat, names: Vec<Name>) -> RecallId {
         let (key, holder) = seat;
         let entry = self.entries.remove(&seat).expect("only what stands is recalled");
-        // Without names the recall is of all of them.
+        // A recall without names is for all names.
         let names = if entry.is(Entry::UNLISTED) { Vec::new() } else { names };
         let id = self.numbers.next_recall();
         let account = self.accounts.get_mut(&holder).expect("a grant has a holder");
@@ -237,7 +238,7 @@ impl LeaseTable {
         id
     }
 
-    /// Everything that it owes, once more: its connection is a new one.
+    /// Re-emits every outstanding recall and prepare of a holder, for its new connection.
     pub(super) fn recall_again(&mut self, holder: Holder) {
         for id in self.accounts[&holder].owed.keys() {
             let output = match self.recalls.get(id) {
@@ -248,7 +249,7 @@ impl LeaseTable {
         }
     }
 
-    /// False: it did not owe this.
+    /// Takes an acknowledgement. Returns false if the holder did not owe it.
     pub(super) fn acknowledge(&mut self, holder: Holder, id: RecallId) -> bool {
         self.note_delay(holder, id);
         let Some(account) = self.accounts.get_mut(&holder) else { return false };
@@ -283,7 +284,7 @@ impl LeaseTable {
         true
     }
 
-    /// These changes need not wait for this recall any more.
+    /// Ends the wait of these changes for an acknowledgement.
     pub(super) fn settle(&mut self, recall: RecallId, mut waiting: Vec<ChangeId>) {
         waiting.extend(self.left.remove(&recall).into_iter().flat_map(|left| left.waiting));
         for id in waiting {
@@ -306,7 +307,7 @@ impl LeaseTable {
         }
     }
 
-    /// Its moment has come, or may have.
+    /// Does what is due for a holder when its timer fires, which may be early.
     pub(super) fn tend_holder(&mut self, holder: Holder) {
         while let Some(outlived) = self.accounts[&holder].outlived(self.now) {
             self.counters.expired += 1;
@@ -315,7 +316,7 @@ impl LeaseTable {
         let account = self.accounts.get_mut(&holder).expect("its moment was set");
         if account.has_lapsed(self.now, &self.config) {
             self.counters.fenced += 1;
-            // Before anything goes on that waited for it.
+            // Before any change goes on that waited for this holder.
             self.outputs.push_back(LeaseOutput::Fenced(holder));
             self.end_holder(holder);
             return;
@@ -338,7 +339,7 @@ impl LeaseTable {
         }
     }
 
-    /// Lets end at this key what has ended, and sets its next moment.
+    /// Ends states of a key that are over, and arms its next timer.
     pub(super) fn tend_key(&mut self, key: LeaseKey) {
         let Some(state) = self.keys.get_mut(&key) else { return };
         if state.calm(self.now, &self.config) {

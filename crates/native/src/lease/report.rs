@@ -1,60 +1,60 @@
-//! The table as people see it.
+//! Report on the lease table, for status and logs.
 
 use super::LeaseTable;
 use super::words::{ChangeId, Holder, LeaseKey, Refusal};
 use nigh_types::Time;
 use std::collections::BTreeMap;
 
-/// What has happened since the table was made; only grows.
+/// Counts of events since the table was made; they only grow.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LeaseCounters {
     pub granted: u64,
     pub refused: BTreeMap<Refusal, u64>,
-    /// Recalls, each of one grant; those that were put out again are not counted again.
+    /// Recalls, each of one grant; a re-emitted recall counts once.
     pub recalled: u64,
-    /// Holds, each of all that one change named to one holder.
+    /// Update prepares, each of all facts that one change named to one holder.
     pub held: u64,
     pub acknowledged: u64,
-    /// Grants given back unasked, and those that never left the server.
+    /// Grants returned without a recall, and those that never left the server.
     pub returned: u64,
     /// Limited grants that reached their end.
     pub expired: u64,
     pub suspected: u64,
     pub fenced: u64,
-    /// Write-back of pages of which others had changed a part.
+    /// Write-backs of pages that were partly changed by others.
     pub merged: u64,
 }
 
-/// One holder.
+/// State of one holder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HolderReport {
     pub holder: Holder,
-    /// Grants that stand, recalled ones included.
+    /// Grants not yet ended, recalled ones included.
     pub grants: u64,
     /// Acknowledgements that it owes, and since when.
     pub owed: u64,
     pub owes_since: Option<Time>,
-    /// Changes that wait for them, in the order of their beginning.
+    /// Changes that wait for its acknowledgements, in the order of their beginning.
     pub awaited_by: Vec<ChangeId>,
     pub heard: Time,
     pub suspect: bool,
-    /// It let others wait: until when it is granted nothing for that, if it is so now.
+    /// The end of its penalty for delaying others, if it has one now.
     pub doubted_until: Option<Time>,
     pub cut: bool,
 }
 
-/// One change under way.
+/// State of one change in progress.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChangeReport {
     pub change: ChangeId,
-    /// `None`: on the server's own disk.
+    /// `None`: a change on the server's own disk.
     pub by: Option<Holder>,
     pub since: Time,
     /// Acknowledgements that it waits for.
     pub owed: u64,
 }
 
-/// A picture of the table.
+/// Snapshot of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseReport {
     pub holders: Vec<HolderReport>,
@@ -66,8 +66,8 @@ pub struct LeaseReport {
 }
 
 impl LeaseTable {
-    /// For status and logs. Takes time with what is recalled, changed and contended, and with the
-    /// number of holders; not with that of grants.
+    /// Returns a snapshot for status and logs. Its cost grows with recalls, changes, contended keys and holders, not
+    /// with grants.
     #[must_use]
     pub fn report(&self) -> LeaseReport {
         let mut awaited = BTreeMap::<Holder, Vec<ChangeId>>::new();

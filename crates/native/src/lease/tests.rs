@@ -1,4 +1,4 @@
-//! One rule at a time, and then all of them against a model that knows what every client believes.
+//! Tests of single rules, and a test of all rules against a model that knows what every client caches.
 
 mod changes;
 mod circles;
@@ -36,7 +36,7 @@ pub(super) fn inode(ino: u64) -> LeaseKey {
     LeaseKey { object: object(ino), covers: Covers::Inode }
 }
 
-/// Every holder's export has numbers of its own.
+/// Each holder's export has its own node ids.
 pub(super) fn node(holder: Holder, key: LeaseKey) -> NodeId {
     NodeId { ino: holder.0 * 1000 + key.object.ino, generation: key.object.birth }
 }
@@ -60,7 +60,7 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    /// With holders that can drop all names at once.
+    /// With holders that can drop all dentries at once.
     pub(super) fn with(holders: &[Holder]) -> Bench {
         Bench::of(LeaseConfig::default(), holders)
     }
@@ -77,7 +77,7 @@ impl Bench {
         self.table.handle_grant(self.now, holder, key, node(holder, key))
     }
 
-    /// One that must be given.
+    /// A grant that must not be refused.
     pub(super) fn granted(&mut self, holder: Holder, key: LeaseKey) -> Granted {
         self.grant(holder, key).expect("nothing speaks against it")
     }
@@ -93,7 +93,7 @@ impl Bench {
         self.table.handle_change(self.now, Some(by), &[change(key)])
     }
 
-    /// A change from its beginning to its end; whoever is asked acknowledges at once.
+    /// A change from its beginning to its end; recalled holders acknowledge at once.
     pub(super) fn whole_change(&mut self, by: Option<Holder>, key: LeaseKey) {
         let id = self.table.handle_change(self.now, by, &[change(key)]);
         for (holder, recall) in self.recalls() {
@@ -104,7 +104,7 @@ impl Bench {
         self.outputs();
     }
 
-    /// Whether no other holder may have changed what a change's maker writes, since that grant.
+    /// Whether no other holder may have changed the initiator's data since that grant.
     pub(super) fn is_unbroken(&mut self, id: ChangeId, under: (GrantId, Covers)) -> bool {
         let base = self.table.merge_base(self.now, id, under, (0, u64::MAX));
         base.is_some_and(|base| base.is_unchanged())
@@ -114,7 +114,7 @@ impl Bench {
         self.table.handle_acknowledge(self.now, holder, recall);
     }
 
-    /// What was put out since the last look.
+    /// Outputs since the last call.
     pub(super) fn outputs(&mut self) -> Vec<LeaseOutput> {
         std::iter::from_fn(|| match self.table.poll_output() {
             LeaseOutput::Timeout(..) => None,
@@ -123,7 +123,7 @@ impl Bench {
         .collect()
     }
 
-    /// What was put out since the last look is recalls and that changes are ready; the recalls.
+    /// Recalls since the last call; the only other outputs may be ready changes.
     pub(super) fn recalls(&mut self) -> Vec<(Holder, Recall)> {
         let mut recalls = Vec::new();
         for output in self.outputs() {
@@ -153,7 +153,7 @@ impl Bench {
         }
     }
 
-    /// Moves the clock, minding each timeout; what was put out on the way.
+    /// Moves the clock, handling each timeout; returns the outputs on the way.
     pub(super) fn go_to(&mut self, moment: Time) -> Vec<LeaseOutput> {
         let mut outputs = self.outputs();
         loop {
@@ -170,7 +170,7 @@ impl Bench {
         outputs
     }
 
-    /// So long that all that calms down has, with the holders heard.
+    /// Waits until no key is contended or shared any more, and renews the holders' leases meanwhile.
     pub(super) fn stay_quiet(&mut self, holders: &[Holder]) {
         for _ in 0..6 {
             let next = self.now.after(Span::from_secs(2));
@@ -181,7 +181,7 @@ impl Bench {
         }
     }
 
-    /// Nothing is left of anybody, though something was there.
+    /// Asserts that the table is empty after it was in use.
     pub(super) fn assert_empty(&self) {
         assert!(self.table.entries.is_empty(), "entries");
         assert!(self.table.accounts.is_empty(), "accounts");

@@ -1,10 +1,10 @@
-//! What is due when: one moment for each holder, key and flush that has one, in order.
+//! Timers of the lease table: at most one for each holder, key and write-back, ordered by time.
 
 use super::words::{ChangeId, Holder, LeaseKey, LeaseReason};
 use nigh_types::Time;
 use std::collections::BTreeMap;
 
-/// Whose moment it is.
+/// The owner of a timer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Due {
     Holder(Holder),
@@ -17,12 +17,12 @@ pub(super) struct Timers {
     moments: BTreeMap<(Time, Due), LeaseReason>,
 }
 
-/// The moment that is set for one of these; kept with it.
+/// The armed time of one timer; kept with its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Armed(Option<Time>);
 
 impl Armed {
-    /// Its moment was taken out by [`Timers::pop`].
+    /// Notes that [`Timers::pop`] removed this timer.
     pub(super) fn fired(&mut self) {
         self.0 = None;
     }
@@ -33,7 +33,7 @@ impl Armed {
 }
 
 impl Timers {
-    /// `moment` replaces what was set. `Time::FAR`: nothing.
+    /// Arms the timer for `moment` in place of the armed time. `Time::FAR`: disarms it.
     pub(super) fn arm(&mut self, armed: &mut Armed, due: Due, (moment, reason): (Time, LeaseReason)) {
         let new = (moment != Time::FAR).then_some(moment);
         if armed.0 != new {
@@ -52,7 +52,7 @@ impl Timers {
         }
     }
 
-    /// The first whose moment has come.
+    /// Removes and returns the first timer that is due.
     pub(super) fn pop(&mut self, now: Time) -> Option<Due> {
         let first = self.moments.first_entry().filter(|first| first.key().0 <= now)?;
         let (_, due) = *first.key();

@@ -1,8 +1,8 @@
-//! Who writes a file's data, one maker after the other, and who waits to read it (rule 10).
+//! The write queue of a file's data: one writer after the other, and readers between them (rule 10).
 //!
-//! What was written or read stands in a kernel's pages, so it must stand under a grant from the moment when it
-//! is answered. So of two makers who write one object the second begins when the first has ended and was
-//! granted what it wrote; and whoever reads meanwhile is granted it between the two.
+//! Data that was written or read stays in a kernel's page cache, so a grant must cover it from the moment of the reply.
+//! So of two writers of one object, the second begins after the first has ended and was granted the data that it wrote.
+//! A reader that waits meanwhile is granted the data between the two.
 
 use super::LeaseTable;
 use super::key::KeyState;
@@ -12,18 +12,18 @@ use super::words::{Change, ChangeId, Granted, Holder, LeaseKey};
 use nigh_types::{Bug, Covers, NodeId, RecallId, Time, planted};
 use std::collections::{BTreeSet, VecDeque};
 
-/// At a key: whose turn it is to write, and who waits for one.
+/// Write queue of a key: the present writer and the waiting changes.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Turn {
-    /// The maker, and how many of its changes.
+    /// The writing session (`None`: the server's own disk), and the number of its changes.
     writing: Option<(Option<Holder>, u64)>,
-    /// Changes, and readers that wait for a grant.
+    /// Changes, and reads that wait for a grant.
     pub(super) queue: VecDeque<ChangeId>,
-    /// Readers that wait for write-back which takes no turn.
+    /// Reads that wait for write-back outside the queue.
     pub(super) beside: Vec<ChangeId>,
-    /// Somebody whom the present writer waits for has fallen silent: no reader waits.
+    /// The present writer waits for a suspect holder: no read waits.
     pub(super) slow: bool,
-    /// The server's own disk may have changed it since that writer began, which may have been behind its effect.
+    /// The server's own disk may have changed the data since the present writer began, possibly after its effect.
     disturbed: bool,
 }
 
@@ -32,50 +32,50 @@ impl Turn {
         self.writing.is_none() && self.queue.is_empty() && self.beside.is_empty()
     }
 
-    /// Whether a reader has to wait for its turn.
+    /// Whether a reader has to wait in the queue.
     pub(super) fn keeps_waiting(&self, reader: Holder) -> bool {
         self.writing.is_some_and(|(writer, _)| writer != Some(reader) || !self.queue.is_empty())
     }
 }
 
 impl KeyState {
-    /// Changes and readers that wait here for their turn.
+    /// Changes and reads that wait in this key's queue.
     pub(super) fn queued(&self) -> impl Iterator<Item = ChangeId> + '_ {
         self.turn.queue.iter().copied()
     }
 }
 
-/// One change's part in this.
+/// A change's entry in the write queue.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Part {
-    /// It has its turn there.
+    /// The key that it is writing.
     pub(super) writes: Option<LeaseKey>,
-    /// It waits for one there.
+    /// The key whose queue it waits in.
     pub(super) waits_for: Option<LeaseKey>,
-    /// No change: it waits for a grant on this data, of the object with this number.
+    /// A read instead of a change: it waits for a grant on this data, of the object with this node id.
     pub(super) reader: Option<(LeaseKey, NodeId)>,
     pub(super) granted: Option<Granted>,
-    /// Stores into a map are written back.
+    /// A write-back of stores through mmap.
     pub(super) flush: bool,
-    /// Whether [`LeaseTable::handle_wrote_back`] has said of each attempt what that changed of the data.
+    /// Whether [`LeaseTable::handle_wrote_back`] has reported for every attempt what it changed of the data.
     pub(super) noted: Option<bool>,
-    /// Then it is looked whether it waits for its own maker.
+    /// When to check whether it waits for its own initiator.
     pub(super) armed: Armed,
 }
 
-/// An acknowledgement for which flushes did not wait.
+/// An acknowledgement that write-backs did not wait for.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Left {
-    /// What they write.
+    /// The data that they write.
     data: BTreeSet<LeaseKey>,
-    /// Who syncs that.
+    /// The syncs of that data that wait for the acknowledgement.
     pub(super) waiting: Vec<ChangeId>,
 }
 
 impl LeaseTable {
-    /// Like `handle_change`, for stores into a map that a kernel writes back, which may be because it was told
-    /// to drop them. So while its maker owes an acknowledgement for that data this waits for nobody; who has
-    /// to see them waits for the others by [`LeaseTable::handle_settle`].
+    /// Begins a change like `handle_change`, for mmap stores that a kernel writes back, perhaps because it has to drop
+    /// them. While the initiator owes an acknowledgement for that data, the write-back waits for no other holder. A
+    /// caller that needs other holders to see the stores waits for them with [`LeaseTable::handle_settle`].
     pub fn handle_flush(&mut self, now: Time, by: Holder, changes: &[Change]) -> ChangeId {
         self.advance(now);
         let id = self.numbers.next_change();
@@ -86,7 +86,8 @@ impl LeaseTable {
         id
     }
 
-    /// `handle_done`, and its maker is granted at once what it wrote, before anybody else changes it.
+    /// Ends a change like `handle_done`, and at once grants its initiator the data that it wrote, before another
+    /// session changes it.
     pub fn handle_written(
         &mut self,
         now: Time,
@@ -98,14 +99,14 @@ impl LeaseTable {
         self.end_change(id, Some((key, node)))
     }
 
-    /// What a recall is about whose acknowledgement is owed.
+    /// The key of a recall whose acknowledgement is owed.
     #[must_use]
     pub fn recalled_key(&self, recall: RecallId) -> Option<LeaseKey> {
         self.recalls.get(&recall).map(|outstanding| outstanding.key)
     }
 
-    /// Waits until what was asked of others than `by` on this key so far is acknowledged, and what else those have not waited
-    /// for who wrote it. To be ended like a change.
+    /// Begins a sync barrier: waits until all recalls of this key from holders other than `by` are acknowledged, and
+    /// all acknowledgements that its write-backs bypassed. It is ended like a change.
     pub fn handle_settle(&mut self, now: Time, by: Holder, key: LeaseKey) -> ChangeId {
         self.advance(now);
         let id = self.numbers.next_change();
@@ -130,7 +131,8 @@ impl LeaseTable {
         id
     }
 
-    /// Whether a change may write this key now. A change writes one object: a turn elsewhere ends.
+    /// Returns whether a change may write this key now; otherwise the change is queued. A change writes one object: it
+    /// leaves another key's queue.
     pub(super) fn take_turn(&mut self, id: ChangeId, key: LeaseKey) -> bool {
         let change = &self.changes[&id];
         let Part { writes, waits_for, .. } = change.part;
@@ -162,13 +164,13 @@ impl LeaseTable {
         may_write
     }
 
-    /// It is over, and who waited behind it goes on.
+    /// Ends a change, and lets the changes queued behind it go on.
     pub(super) fn end_change(&mut self, id: ChangeId, wrote: Option<(LeaseKey, NodeId)>) -> Option<Granted> {
         let change = self.changes.get_mut(&id)?;
         let (by, keys, looked) = (change.by, std::mem::take(&mut change.keys), change.looked);
         let (facts, held) = (std::mem::take(&mut change.facts), std::mem::take(&mut change.held));
         if change.part.flush {
-            // It may have been pressed, and have waited for nobody.
+            // A prioritised write-back may have waited for no holder.
             let noted = change.part.noted == Some(true);
             let is_noted = |key: &&LeaseKey| noted && key.covers == Covers::Data;
             keys.iter().filter(|key| !is_noted(key)).for_each(|key| self.note_changed(*key, by));
@@ -187,7 +189,7 @@ impl LeaseTable {
         if let Some((by, (key, _))) = disturbed
             && granted.is_some_and(|granted| self.stands(by, granted.id))
         {
-            // It is asked for behind the answer, with what the kernel has of it by then.
+            // Its recall follows the reply, and covers what the kernel has of it by then.
             self.miss((key, by));
         }
         self.changes.remove(&id);
@@ -198,7 +200,7 @@ impl LeaseTable {
         granted
     }
 
-    /// It writes no more, or waits no more for that.
+    /// Removes a change from its key's queue, as writer or waiter.
     pub(super) fn leave_turn(&mut self, id: ChangeId) {
         let part = &mut self.changes.get_mut(&id).expect("it is under way").part;
         let (writes, waits_for) = (part.writes.take(), part.waits_for.take());
@@ -220,7 +222,7 @@ impl LeaseTable {
         }
     }
 
-    /// Readers are granted what was written, up to the next who writes; then that one begins.
+    /// Grants the data to queued reads up to the next writer; then that writer begins.
     fn next_turn(&mut self, key: LeaseKey) {
         loop {
             let Some(turn) = self.keys.get_mut(&key).map(|state| &mut state.turn) else { return };
@@ -248,14 +250,15 @@ impl LeaseTable {
         }
     }
 
-    /// The server's own disk may have changed it: whoever writes it now is granted that no longer than until its answer.
+    /// Notes that the server's own disk may have changed a key: a session that is writing it gets a grant that lasts
+    /// only until its reply.
     pub(super) fn disturb(&mut self, key: LeaseKey) {
         if let Some(KeyState { turn, .. }) = self.keys.get_mut(&key) {
             turn.disturbed = turn.writing.is_some();
         }
     }
 
-    /// A grant, or a refusal that is counted.
+    /// Registers a grant, and counts it or its refusal.
     pub(super) fn give(&mut self, holder: Holder, key: LeaseKey, node: NodeId) -> Option<Granted> {
         match self.grant(holder, key, node) {
             Ok(granted) => {
@@ -269,7 +272,8 @@ impl LeaseTable {
         }
     }
 
-    /// A flush whose maker was asked for that data: it may be what the acknowledgement waits for.
+    /// Whether a write-back is prioritised: its initiator was recalled for that data, and the acknowledgement may wait
+    /// for the write-back.
     pub(super) fn is_pressed(&self, id: ChangeId) -> bool {
         let mut data = self.changes[&id].keys.iter().filter(|key| key.covers == Covers::Data);
         data.any(|key| self.is_pressed_at(id, *key))
@@ -286,8 +290,8 @@ impl LeaseTable {
         state.recalls.contains_key(&by) || others_write && self.is_waited_for_at(by, key)
     }
 
-    /// Whether somebody who writes there waits for this holder, whatever that was asked for: its kernel may drop pages of a file because
-    /// it was asked for the names of a directory.
+    /// Whether the change that writes there waits for this holder, whatever was recalled from the holder: its kernel
+    /// may drop a file's pages because of a recall of a directory's names.
     fn is_waited_for_at(&self, holder: Holder, key: LeaseKey) -> bool {
         let waits = |change: &ChangeState| {
             change.part.writes == Some(key) && change.owed.iter().any(|recall| self.owes(*recall) == holder)
@@ -295,7 +299,7 @@ impl LeaseTable {
         self.changes.values().any(waits)
     }
 
-    /// A change has its turn, and waits for others: their flushes there go before it.
+    /// Prioritises the write-backs of holders that a writing change waits for.
     pub(super) fn press_behind(&mut self, id: ChangeId) {
         let change = &self.changes[&id];
         let Some(key) = change.part.writes else { return };
@@ -303,7 +307,7 @@ impl LeaseTable {
         others.into_iter().for_each(|holder| self.press(key, holder));
     }
 
-    /// A holder was asked for data: its flushes there go before whoever asked.
+    /// Prioritises a holder's write-backs of data that is recalled from it, before the change that recalls it.
     pub(super) fn press(&mut self, key: LeaseKey, holder: Holder) {
         let may_be = |turn: &Turn| {
             !turn.queue.is_empty() || turn.writing.is_some_and(|(maker, _)| maker == Some(holder))
@@ -327,13 +331,13 @@ impl LeaseTable {
         }
     }
 
-    /// A flush goes on without what is owed for it.
+    /// Lets a write-back go on without the acknowledgements that it waits for.
     pub(super) fn wait_for_nobody(&mut self, id: ChangeId) {
         let left = std::mem::take(&mut self.changes.get_mut(&id).expect("it is under way").owed);
         self.leave_behind(id, left);
     }
 
-    /// These are waited for by who syncs what a flush writes.
+    /// Records acknowledgements that a write-back bypasses; syncs of its data wait for them.
     pub(super) fn leave_behind(&mut self, id: ChangeId, left: BTreeSet<RecallId>) {
         let data = self.changes[&id].keys.iter().filter(|key| key.covers == Covers::Data);
         let data: Vec<LeaseKey> = data.copied().collect();
@@ -342,7 +346,7 @@ impl LeaseTable {
         }
     }
 
-    /// Flushes that a change may hold up: it, and those that wait until it has written.
+    /// Write-backs that a change may block: itself, and those queued until it has written.
     pub(super) fn held_up(&self, id: ChangeId) -> Vec<ChangeId> {
         if planted(Bug::WaitsForItself) {
             return Vec::new();

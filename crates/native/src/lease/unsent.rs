@@ -1,14 +1,14 @@
-//! Grants that were registered and whose answers are not on their way yet.
+//! Unsent grants: registered grants whose replies are not yet in the stream.
 //!
-//! A holder has one grant on a key, and a later one takes the earlier one's place. Where several calls of one
-//! session are at work on one directory, all of them read what they read under a grant on it, though only
-//! the latest stands by its number. So an answer may carry a grant if those on that key have followed each
-//! other without a gap since it was registered; one that was overtaken gets a new number when its answer takes
-//! its place in the stream. The client's return of another number does not end it then.
+//! A holder has one grant on a key, and a later grant replaces the earlier one. Several calls of one session that work
+//! on one directory all read under a grant on it, though only the latest grant id is live. So a reply may carry a grant
+//! if the grants on that key have followed each other without a gap since it was registered. A grant that was replaced
+//! meanwhile gets a new id when its reply is queued in the stream. Then the client's return of another id does not end
+//! it.
 //!
-//! A recall of data waits for the answers under way that were granted it, so it stands behind them in the
-//! stream: the kernel would keep their pages for a moment after it was told to drop what it has. Reading and
-//! writing wait for nobody, so this is soon over.
+//! A recall of data waits for the unsent replies that carry a grant on that data, so it stands behind them in the
+//! stream. Otherwise the kernel would keep their pages after it was told to drop the data. Reads and writes under a
+//! grant wait for no other holder, so this is soon over.
 
 use super::LeaseTable;
 use super::words::{Granted, Holder, LeaseKey};
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) struct Unsent {
     by_id: BTreeMap<GrantId, Registered>,
     by_key: BTreeMap<(Holder, LeaseKey), Together>,
-    /// Recalls that no answer is in the way of any more.
+    /// Recalls that no unsent reply delays any more.
     due: VecDeque<(Holder, Recall)>,
 }
 
@@ -31,7 +31,7 @@ struct Registered {
     gaps: u64,
 }
 
-/// Whether an answer carries a grant.
+/// Whether a reply carries a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Carried {
     No,
@@ -40,14 +40,14 @@ pub(super) enum Carried {
     Recalled,
 }
 
-/// Those of one holder on one key.
+/// The unsent grants of one holder on one key.
 #[derive(Clone, Debug)]
 struct Together {
     count: u64,
     latest: GrantId,
-    /// How often the latest one had ended before the next was registered.
+    /// How often the latest grant had ended before the next was registered.
     gaps: u64,
-    /// It was recalled meanwhile, which is to be said behind their answers.
+    /// Its recall, which is sent after their replies.
     recall: Option<Recall>,
 }
 
@@ -66,12 +66,12 @@ impl Unsent {
         Some(granted)
     }
 
-    /// Whether those before the next on this key have ended. To be asked before that is registered.
+    /// Whether the latest unsent grant on this key has ended. Asked before the next one is registered.
     pub(super) fn has_gap(&self, table: &LeaseTable, seat: (Holder, LeaseKey)) -> bool {
         self.by_key.get(&seat).is_some_and(|together| !table.stands(seat.0, together.latest))
     }
 
-    /// One was registered.
+    /// Notes a registered grant.
     pub(super) fn note(&mut self, seat: (Holder, LeaseKey), node: NodeId, granted: Granted, gap: bool) {
         let new = Together { count: 0, latest: granted.id, gaps: 0, recall: None };
         let together = self.by_key.entry(seat).or_insert(new);
@@ -81,7 +81,7 @@ impl Unsent {
         self.by_id.insert(granted.id, Registered { seat, node, gaps: together.gaps });
     }
 
-    /// A recall that the table put out; what is to be said at once.
+    /// Takes a recall that the table emitted; returns it if it can be sent at once.
     pub(super) fn recall(&mut self, holder: Holder, key: LeaseKey, recall: Recall) -> Option<Recall> {
         if key.covers == Covers::Data
             && let Some(together) = self.by_key.get_mut(&(holder, key))
@@ -92,12 +92,12 @@ impl Unsent {
         Some(recall)
     }
 
-    /// A recall that may be said now.
+    /// Returns a delayed recall that may be sent now.
     pub(super) fn take_due(&mut self) -> Option<(Holder, Recall)> {
         self.due.pop_front()
     }
 
-    /// An answer is about to carry it, by the number that it has afterwards.
+    /// Decides whether a reply carries a grant, and under which id.
     pub(super) fn carry(&mut self, table: &mut LeaseTable, now: Time, grant: &mut Grant) -> Carried {
         let Some(Registered { seat, node, gaps }) = self.by_id.remove(&grant.id) else { return Carried::No };
         let Some(together) = self.by_key.get_mut(&seat) else { return Carried::No };
@@ -121,7 +121,7 @@ impl Unsent {
         if carried { Carried::Standing } else { Carried::No }
     }
 
-    /// No answer will carry it.
+    /// Forgets a grant that no reply will carry.
     pub(super) fn drop(&mut self, grant: GrantId) {
         if let Some(Registered { seat, .. }) = self.by_id.remove(&grant) {
             self.leave(seat);
@@ -187,7 +187,8 @@ mod tests {
         let [mut first, mut second, mut third] = [world.register(), world.register(), world.register()];
         assert!(world.carry(&mut second));
         assert!(world.carry(&mut third));
-        // The client returns what the third one brought; that does not end what the first one brings.
+        // The client returns the grant that the third reply brought; that does not end the one that the first reply
+        // brings.
         assert!(world.carry(&mut first));
         world.table.handle_return(Time(1), ONE, &[second.id, third.id]);
         assert!(world.table.stands(ONE, first.id));

@@ -1,9 +1,9 @@
-//! What the lease table takes and puts out.
+//! Inputs, outputs and settings of the lease table.
 
 use super::holds::Told;
 use nigh_types::{Bug, Covers, GrantId, Hold, Name, Origin, Recall, RecallId, Span, Time, planted};
 
-/// What is really there: one file system object as the server identifies it (never an export's own number).
+/// Server-wide identity of one file system object, never a node id of an export.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Object {
     pub filesystem: u64,
@@ -12,55 +12,57 @@ pub struct Object {
     pub birth: u64,
 }
 
-/// What one grant is on.
+/// What one grant covers: an object, and a lease scope on it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LeaseKey {
     pub object: Object,
     pub covers: Covers,
 }
 
-/// One session.
+/// A session that holds leases.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Holder(pub u64);
 
-/// The client of a session, over its sessions: its number and its incarnation.
+/// Identity of a client over its sessions: its number and its incarnation.
 pub type Client = (u64, u64);
 
-/// The client of a session and the origin that its transport proved. The client number is the peer's own choice.
+/// A session's client, and the origin that its transport proved. The client number is the peer's own choice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Party {
     pub client: Client,
     pub origin: Origin,
 }
 
-/// One change under way, as the table numbers it, from 1.
+/// Id of a change in progress, counted by the table from 1.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ChangeId(pub u64);
 
-/// How long is waited, and how much is held. Numbers: docs/decisions/0008.
+/// Waiting times and quotas of the lease table. Values: docs/decisions/0008.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeaseConfig {
-    /// Of a holder's lease. The table waits 1.1 of it from the latest hearing.
+    /// Term of a holder's lease. The table waits 1.1 terms from the holder's latest message.
     pub term: Span,
-    /// For how long an acknowledgement may be owed before its holder is suspect.
+    /// How long an acknowledgement may be owed before its holder is suspect.
     pub patience: Span,
-    /// For how long a client that let others wait again and again is granted nothing, at the most; and how long it
-    /// takes after that until it is as if it never had.
+    /// The longest penalty of a client that delayed others. This long after a penalty has ended, it no longer doubles
+    /// the next one.
     pub most_doubt: Span,
-    /// A key that was recalled `contention_recalls` times within this, soon after it was granted, is contended.
+    /// A key recalled `contention_recalls` times within this window, each time soon after it was granted, is contended.
     pub contention_window: Span,
     /// At least 1.
     pub contention_recalls: u32,
-    /// A recall counts for that if it ends a grant that is younger: one that is older was worth giving.
+    /// A recall counts towards contention if the grant that it ends is younger than this: an older grant was worth
+    /// giving.
     pub young: Span,
-    /// How long a contended key stays so after its latest change, and a shared one after its last but
-    /// one holder.
+    /// How long a contended key stays contended after its latest change, and a shared key stays shared after its
+    /// second-to-last holder left.
     pub quiet: Span,
-    /// Grants of one holder that were not recalled. It may hold a 64th more (at least one) of which the
-    /// recall is out. 0: nothing is granted.
+    /// Most grants of one holder that were not recalled. It may hold a 64th more (at least one) whose recall is
+    /// outstanding. 0: no grants are given.
     pub grants_per_holder: u64,
-    /// Bytes of memory for merging write-back of several holders into one file, over all. Beyond that the holder that has most of it
-    /// loses its part: what it writes back then is refused where others have written.
+    /// Bytes of memory for merging write-backs of several holders into one file, over all holders. Beyond that, the
+    /// holder that uses most of it loses its share: the server then refuses its write-back of ranges that others have
+    /// written.
     pub merge_bytes: u64,
 }
 
@@ -81,19 +83,19 @@ impl Default for LeaseConfig {
 }
 
 impl LeaseConfig {
-    /// What is waited from the latest hearing of a holder before it is fenced.
+    /// How long the server waits after a holder's latest message before it fences the holder.
     #[must_use]
     pub fn lapse(&self) -> Span {
         if planted(Bug::FencesEarly) { Span(self.term.0 / 2) } else { longer(self.term) }
     }
 
-    /// Grants of one holder, recalled ones included.
+    /// Most grants of one holder, recalled ones included.
     pub(super) fn most_grants(&self) -> u64 {
         self.grants_per_holder.saturating_add((self.grants_per_holder / 64).max(1))
     }
 }
 
-/// 1.1 of it: what a server waits where its client counts no more than `span`.
+/// 1.1 spans: what a server waits while its client counts no more than `span`.
 pub(super) fn longer(span: Span) -> Span {
     Span(span.0.saturating_add(span.0 / 10))
 }
@@ -102,52 +104,54 @@ pub(super) fn longer(span: Span) -> Span {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Granted {
     pub id: GrantId,
-    /// Of names: others hold this key or did lately, so a kernel that cannot drop all names at once is
-    /// given no time for them.
+    /// For a directory lease: other holders have this key or had it lately. A kernel that cannot drop all dentries at
+    /// once gets timeout 0 for them.
     pub shared: bool,
-    /// The holder counts no more than this from when it asked. `Span::FOREVER`: it ends by its recall.
+    /// How long the holder may count from its request. `Span::FOREVER`: the grant ends by recall.
     pub limit: Span,
-    /// Its recall may carry names. False: of names, for a confined holder that was not seen to have the right to
-    /// list the directory ([`LeaseTable::handle_may_list`](super::LeaseTable::handle_may_list)).
+    /// Its recall may carry names. False for a directory lease of a confined holder that was not found to have the
+    /// right to list the directory ([`LeaseTable::handle_may_list`](super::LeaseTable::handle_may_list)).
     pub listed: bool,
 }
 
-/// What a mutation is about to make false.
+/// A key that a mutation is about to invalidate.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
     pub key: LeaseKey,
-    /// With `Covers::Names`: only these names. Empty: all of them.
+    /// With `Covers::Names`: only these names. Empty: all names.
     pub names: Vec<Name>,
-    /// With `Covers::Data`: its maker writes, and may keep what it wrote. Of several makers one at a time
-    /// does (rule 10).
+    /// With `Covers::Data`: the initiator writes and may cache what it wrote. Of several initiators, one at a time
+    /// writes (rule 10).
     pub writes: bool,
-    /// What it becomes can be told: whoever takes pushes need not give the grant back. Not of data, nor of all names.
+    /// The new value can be sent: holders that take updates need not give the grant back. Not for data, nor for all
+    /// names.
     pub told: bool,
 }
 
-/// What is to be done for the table.
+/// What the server has to do for the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaseOutput {
-    /// To be put in this holder's stream before any answer that is put there later.
+    /// Queue this recall in the holder's stream before any later reply.
     Recall { holder: Holder, recall: Recall },
-    /// The same, where the holder's grants go on.
+    /// Queue this update prepare likewise; the holder's grants go on.
     Hold { holder: Holder, hold: Hold },
-    /// What of a hold can be told now, behind the answers that were put there before; of the rest nothing is known.
+    /// Queue this update commit behind the earlier replies. It carries the keys of the prepare whose values are known;
+    /// the others are unknown.
     Commit { holder: Holder, id: RecallId, told: Vec<Told> },
-    /// Nobody else holds what this change makes false. Put out after each `handle_change` and
-    /// `handle_extend`, at once if nobody is to be asked.
+    /// No other holder caches what this change invalidates. Emitted after each `handle_change` and `handle_extend`, at
+    /// once if there is no other holder.
     Ready(ChangeId),
-    /// It owes an acknowledgement for too long: not answered until it is trusted again.
+    /// It has owed an acknowledgement for too long: the server does not reply to it until it is trusted again.
     Suspect(Holder),
-    /// It acknowledged all that it owed.
+    /// It has acknowledged every recall and prepare that it owed.
     Trusted(Holder),
-    /// Its lease ran out: the table knows it no more, and its connection is to be closed.
+    /// Its lease ran out: the table has forgotten it, and its connection is to be closed.
     Fenced(Holder),
-    /// Nothing until then, or until the next input.
+    /// Nothing is due until this moment or the next input.
     Timeout(Time, LeaseReason),
 }
 
-/// Why a timeout was asked for.
+/// The reason of a timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LeaseReason {
     /// Nothing is due; the moment is `Time::FAR`.
@@ -158,9 +162,9 @@ pub enum LeaseReason {
     Lapse,
     /// A limited grant may have reached its end.
     Limit,
-    /// A key may be contended or shared no more.
+    /// A key may cease to be contended or shared.
     Quiet,
-    /// Flushes may wait for one another.
+    /// Write-backs may wait for each other in a cycle.
     Circle,
 }
 
@@ -169,13 +173,13 @@ pub enum LeaseReason {
 pub enum Refusal {
     /// The holder has no session, or its connection is lost.
     Detached,
-    /// It lets others wait, or did lately.
+    /// The holder delays others, or did so lately.
     Suspect,
-    /// The key is being changed, or a recall of it is out.
+    /// The key is being changed, or a recall of it is outstanding.
     Changing,
     Contended,
-    /// The holder has too much whose recall is out.
+    /// The holder has too many grants whose recall is outstanding.
     Quota,
-    /// Somebody has these names for itself alone, and was asked for them.
+    /// Another holder had an exclusive lease on this directory, which was recalled.
     Exclusive,
 }

@@ -1,4 +1,4 @@
-//! Rules 1 and 2: granted before it is read, changed after it was recalled.
+//! Rules 1 and 2: a grant is registered before the read, a key is changed after the recall.
 
 use super::*;
 
@@ -109,7 +109,7 @@ fn whoever_owes_a_recall_is_not_held_behind_it() {
     let recalls = bench.recalls();
     assert_eq!(recalls.iter().map(|(holder, _)| *holder).collect::<Vec<_>>(), [B, A]);
     assert!(!bench.table.is_ready(by_a) && !bench.table.is_ready(by_b));
-    // Each waits for the other's acknowledgement and not for its own.
+    // Each waits for the other's acknowledgement, not for its own.
     bench.acknowledge(A, recalls[1].1.id);
     assert_eq!(bench.outputs(), [LeaseOutput::Ready(by_b)]);
     let again = bench.change(B, names(1));
@@ -206,7 +206,7 @@ fn a_return_ends_the_waiting_and_not_the_recall() {
     bench.table.handle_return(T0, B, &[granted.id]);
     assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)]);
     bench.table.handle_done(T0, id);
-    // A grant made now would be ended by the acknowledgement that is on its way.
+    // The acknowledgement that is on its way would end a grant made now.
     assert_eq!(bench.refused(B, names(1)), Refusal::Changing);
     let next = bench.change(A, names(1));
     assert_eq!(bench.outputs(), [LeaseOutput::Ready(next)], "there is nothing to wait for");
@@ -224,7 +224,7 @@ fn what_never_left_the_server_is_withdrawn_but_not_what_its_holder_may_have() {
     assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)]);
     bench.table.handle_done(T0, id);
 
-    // The first answer was sent; the second failed after its grant was registered.
+    // The first reply was sent; the second call failed after its grant was registered.
     bench.granted(B, names(1));
     let second = bench.granted(B, names(1));
     bench.table.handle_withdraw(T0, B, &[second.id]);

@@ -1,4 +1,4 @@
-//! Flushes that wait for one another.
+//! Deadlocks between write-backs.
 
 use super::*;
 
@@ -16,14 +16,15 @@ impl Bench {
         self.table.handle_flush(self.now, by, changes)
     }
 
-    /// The one that is asked for these names.
+    /// The holder whose directory lease is recalled.
     fn asked(&mut self) -> (Holder, RecallId) {
         let (holder, recall) = self.recall();
         (holder, recall.id)
     }
 }
 
-/// Each has a file of one directory mapped, stored into it, and gives the directory back when that is written.
+/// Each holder has stored into an mmap of a file in one directory, and returns the directory lease after its
+/// write-back.
 #[test]
 fn who_write_back_files_of_one_directory_do_not_wait_for_each_other_until_one_is_suspect() {
     let mut bench = Bench::with(&[A, B]);
@@ -73,7 +74,7 @@ fn who_waits_for_a_flush_of_who_waits_for_nobody_waits() {
     assert_eq!(bench.outputs(), [LeaseOutput::Ready(one)]);
 }
 
-/// What looks like one, since both owe and both wait, ends of itself where they were asked for something else.
+/// Both owe and both wait, but for unrelated recalls: the apparent cycle ends by itself.
 #[test]
 fn what_is_acknowledged_soon_was_no_circle() {
     let mut bench = Bench::with(&[A, B]);
@@ -96,7 +97,7 @@ fn three_who_wait_in_a_circle_come_through_one_after_the_other() {
     let mut bench = Bench::with(&[A, B, C]);
     let mut asked = Vec::new();
     let mut flushes = Vec::new();
-    // Each writes where the next one knows the names.
+    // Each writes a file in a directory that the next one has a lease on.
     for (dir, holder) in [(1, A), (2, B), (3, C)] {
         bench.granted(holder, names(dir));
     }
@@ -121,7 +122,7 @@ fn three_who_wait_in_a_circle_come_through_one_after_the_other() {
     assert_eq!(bench.go_to(at_ms(1_999)), []);
 }
 
-/// Behind a plain write, which waits for who waits in the queue of another one.
+/// The write-backs are queued behind a plain write, whose holder waits in the queue of another write.
 #[test]
 fn flushes_in_the_queues_of_writers_close_a_circle_too() {
     let mut bench = Bench::with(&[A, B, C]);
@@ -142,7 +143,7 @@ fn flushes_in_the_queues_of_writers_close_a_circle_too() {
     assert_eq!(bench.outputs(), [LeaseOutput::Ready(writer)]);
 }
 
-/// It may lie under the names of its directory alone what another has of that file.
+/// The directory lease may be the only cover of another holder's pages of that file.
 #[test]
 fn what_went_before_an_acknowledgement_does_not_count_as_unchanged_for_who_owes_it() {
     let mut bench = Bench::with(&[A, B]);
@@ -157,7 +158,7 @@ fn what_went_before_an_acknowledgement_does_not_count_as_unchanged_for_who_owes_
     assert!(!bench.is_unbroken(same, (held, Covers::Names)), "it may be of the same page");
 }
 
-/// Its pages may lie behind those for which others wait yet.
+/// The directory lease that was bypassed may be the only cover of another holder's pages of the file.
 #[test]
 fn who_syncs_waits_also_for_names_that_its_stores_did_not_wait_for() {
     let mut bench = Bench::with(&[A, B]);

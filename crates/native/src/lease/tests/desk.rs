@@ -1,4 +1,4 @@
-//! What is said in which order, and what becomes of calls that wait.
+//! Order of recalls and replies, and blocked calls.
 
 use super::*;
 use crate::lease::{Desk, DeskOutput, Parking, Reading};
@@ -106,7 +106,7 @@ fn what_a_reader_was_granted_and_did_not_take_is_withdrawn() {
             desk.handle_answer(T0, A, vec![grant(granted, (A, key))]);
             assert!(matches!(said(&mut desk)[..], [DeskOutput::Answer { same: true, .. }]));
         }
-        // Nothing is in the way of a recall any more.
+        // No reply delays a recall any more.
         desk.handle_recall(T0, key);
         assert_eq!(said(&mut desk).len(), usize::from(takes));
     }

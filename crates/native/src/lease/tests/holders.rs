@@ -1,4 +1,4 @@
-//! Rules 6 and 7: terms, suspects, lost connections; and grants that end of themselves.
+//! Rules 6 and 7: terms, suspects, lost connections; and grants that end by themselves.
 
 use super::*;
 use nigh_types::Origin;
@@ -78,7 +78,7 @@ fn a_suspect_is_trusted_when_it_has_acknowledged_all_that_it_owes() {
     assert!(!bench.heard(B));
     bench.acknowledge(B, recalls[1].1.id);
     assert_eq!(bench.outputs(), [LeaseOutput::Trusted(B), LeaseOutput::Ready(id)]);
-    // Trust is no renewal.
+    // Being trusted again does not renew the lease.
     assert_eq!(bench.go_to(at_ms(LAPSE_MS - 1)), []);
     assert!(bench.heard(A) && bench.heard(B));
     bench.granted(B, names(3));
@@ -267,8 +267,8 @@ fn party(client: Client) -> Party {
     Party { client, origin: Origin { uid: Some(1000), host: None } }
 }
 
-/// A client comes, is granted something, is asked for it and says nothing until it is fenced; from `holder` on it
-/// has another session each time. For how long it is doubted then.
+/// A client attaches, gets a grant, and ignores its recall until it is fenced; from `holder` on, each time in another
+/// session. Returns its penalty.
 fn let_others_wait(bench: &mut Bench, holder: Holder) -> Span {
     bench.table.handle_attach(bench.now, holder, false);
     bench.table.handle_client(bench.now, holder, party((7, 7)));
@@ -282,7 +282,7 @@ fn let_others_wait(bench: &mut Bench, holder: Holder) -> Span {
     doubt_of(bench, Holder(holder.0 + 1), (7, 7))
 }
 
-/// Comes for a moment, to see for how long it would be granted nothing.
+/// Attaches a client for a moment, to read its penalty.
 fn doubt_of(bench: &mut Bench, holder: Holder, client: Client) -> Span {
     bench.table.handle_attach(bench.now, holder, false);
     bench.table.handle_client(bench.now, holder, party(client));
@@ -341,8 +341,8 @@ fn a_late_acknowledgement_and_a_goodbye_in_its_place_are_letting_others_wait_too
     }
 }
 
-/// `holder` is a new client of uid 7001 and lets the change of `maker` wait until it is fenced. Whether it was granted
-/// what it looked at.
+/// `holder` is a new client of uid 7001 and delays the change of `maker` until it is fenced. Returns whether it got its
+/// grant.
 fn delays(bench: &mut Bench, (holder, number): (Holder, u64), maker: Holder) -> bool {
     bench.table.handle_attach(bench.now, holder, false);
     let origin = Origin { uid: Some(7001), host: None };

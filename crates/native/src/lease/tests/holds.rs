@@ -1,4 +1,4 @@
-//! Holds in the place of recalls, and what is told at the end (docs/decisions/0014-pushes.md).
+//! Updates in place of recalls (docs/decisions/0014-pushes.md).
 
 use super::*;
 use nigh_types::Hold;
@@ -12,7 +12,7 @@ fn named(ino: u64, names_of: &[&str]) -> Change {
     Change { key: names(ino), names: names_of, writes: false, told: true }
 }
 
-/// Holders that take pushes.
+/// Holders that take updates.
 fn bench(holders: &[Holder]) -> Bench {
     let mut bench = Bench::with(holders);
     for holder in holders {
@@ -42,7 +42,7 @@ impl Bench {
         self.table.handle_change(self.now, Some(by), changes)
     }
 
-    /// The end of a change that is looked at; the names (`-`: attributes) that each is told, by the hold's number.
+    /// Ends a change after observing it; returns the names (`-`: attributes) in each commit, by the prepare's id.
     fn end(&mut self, id: ChangeId) -> Vec<(Holder, RecallId, Vec<String>)> {
         let looked = self.table.looks();
         assert!(self.table.handle_looked(id, looked));
@@ -104,7 +104,7 @@ fn what_cannot_be_told_is_recalled() {
     ends.granted(B, inode(1));
     ends.begin(A, &[super::change(inode(1))]);
     ends.recall();
-    // Nor is one held who does not take it, or who lets others wait.
+    // Nor does a holder get a prepare that takes no updates, or that delays others.
     let mut plain = Bench::with(&[A, B]);
     plain.granted(B, names(1));
     plain.begin(A, &[named(1, &["x"])]);
@@ -153,7 +153,7 @@ fn of_two_who_change_one_thing_the_last_tells() {
     let [one, two] = [A, B].map(|by| bench.begin(by, &[change(inode(1))]));
     let holds: Vec<RecallId> = bench.holds().into_iter().map(|(_, hold)| hold.id).collect();
     holds.iter().for_each(|id| bench.acknowledge(C, *id));
-    // Both have had their effect. The second looks, and then the first comes to its end.
+    // Both changes have had their effect. The second is observed, and then the first ends.
     let early = bench.table.looks();
     assert!(bench.table.handle_looked(two, early), "the other has not ended");
     assert_eq!(bench.end(one), [(C, holds[0], vec![])], "the other may have changed it since");
@@ -195,7 +195,7 @@ fn a_change_that_is_given_up_ends_its_holds() {
     let (_, hold) = bench.hold();
     bench.table.handle_done(T0, id);
     assert_eq!(bench.commits(), [(B, hold.id, vec![])]);
-    // It is owed all the same: the kernel has to have been told.
+    // The acknowledgement is owed all the same: the kernel must be invalidated first.
     assert_eq!(bench.table.report().holders[1].owed, 1);
     bench.acknowledge(B, hold.id);
     assert_eq!(bench.table.report().holders[1].owed, 0);
@@ -214,7 +214,7 @@ fn who_is_silent_about_a_hold_is_waited_out_and_told_all_the_same() {
         bench.heard(B);
     }
     assert!(bench.table.is_ready(id) && !bench.table.knows(B) && bench.table.awaiting(id).next().is_none());
-    // The hold may lie in its stream until it comes back.
+    // The prepare may be in its stream until it reconnects.
     assert_eq!(bench.end(id), [(B, hold.id, vec!["x".into()])]);
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Asked twice on behalf of A within the window. A holds it.
+/// A key of A that was recalled twice within the window.
 fn contended() -> Bench {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(A, names(1));
@@ -52,7 +52,7 @@ fn a_key_stays_contended_through_a_change_that_takes_longer_than_the_quiet() {
     let id = bench.change(A, names(1));
     bench.go_to(at_ms(14_000));
     assert!(bench.heard(A) && bench.heard(B));
-    // Whatever else happens to the key meanwhile.
+    // Other events at the key make no difference.
     bench.table.handle_return(bench.now, A, &[GrantId(1)]);
     assert_eq!(bench.table.report().holders[0].grants, 0);
     bench.table.handle_done(bench.now, id);
@@ -76,7 +76,7 @@ fn recalls_of_what_was_had_for_a_while_are_no_contention() {
     let mut bench = Bench::with(&[A, B]);
     for turn in 0..4 {
         bench.granted(B, names(1));
-        // Asked for again it is no younger.
+        // A second grant on the key is no younger than the first.
         bench.go_to(at_ms(turn * 200 + 199));
         bench.granted(B, names(1));
         bench.go_to(at_ms(turn * 200 + 200));

@@ -1,10 +1,10 @@
-//! What is watched has no limit, and what of it may have been missed is recalled (page 0015).
+//! Watched objects have no time limit, and possibly missed changes cause recalls (page 0015).
 
 use super::*;
 
 const LIMIT: Span = Span::from_secs(5);
 
-/// Both trust the watch of the filesystem of [`object`].
+/// All holders trust the watch on the filesystem of [`object`].
 fn watched(holders: &[Holder]) -> Bench {
     let mut bench = Bench::with(holders);
     for holder in holders {
@@ -15,7 +15,7 @@ fn watched(holders: &[Holder]) -> Bench {
     bench
 }
 
-/// Looks at all of it, so many at a time.
+/// Goes over all grants, `most` at a time; returns the number of rounds.
 fn missed(bench: &mut Bench, until: GrantId, most: u64) -> u64 {
     let (mut after, mut rounds) = (None, 1);
     while let Some(next) = bench.table.handle_missed(bench.now, 8, until, (after, most)) {
@@ -51,7 +51,7 @@ fn grants_of_one_holder_with_and_without_a_limit_end_each_in_its_time() {
     let first = bench.granted(A, elsewhere(1));
     bench.now = at_ms(3000);
     let second = bench.granted(A, elsewhere(2));
-    // Anew: its end moves.
+    // A second grant moves the end.
     let again = bench.granted(A, elsewhere(1));
     bench.now = at_ms(5600);
     bench.table.handle_timeout(bench.now);
@@ -76,7 +76,7 @@ fn limited_never_follows_unlimited_without_a_recall() {
     assert_eq!(bench.refused(A, names(1)), Refusal::Changing);
     bench.acknowledge(A, recalls[0].1.id);
     assert_eq!(bench.granted(A, names(1)).limit, LIMIT);
-    // One object by itself.
+    // A watch on one object.
     bench.table.handle_watched_object(bench.now, object(2));
     let unlimited = bench.granted(A, inode(2));
     bench.table.handle_unwatched_object(bench.now, object(2));
@@ -97,7 +97,7 @@ fn overflow_recalls_what_was_before_it_and_not_after() {
         bench.granted(B, inode(ino));
     }
     let until = bench.table.latest_grant();
-    // Read under a grant of before, and under one of after.
+    // Read under an earlier grant, and under a later one.
     let anew = bench.granted(A, names(3));
     let later = bench.granted(A, names(11));
     assert_eq!(missed(&mut bench, until, 7), 4);

@@ -8,7 +8,7 @@ fn bench() -> Bench {
     bench
 }
 
-/// The names of the one recall that a change of `named` in a directory brings.
+/// The names in the one recall that a change of `named` in a directory causes.
 fn told(bench: &mut Bench, named: &str) -> Vec<Name> {
     let change = Change { names: vec![name(named)], ..change(names(1)) };
     let id = bench.table.handle_change(bench.now, Some(A), &[change]);

@@ -1,4 +1,4 @@
-//! Holders that write stores into maps of one file back at the same time (docs/decisions/0028).
+//! Holders that write back mmap stores into one file at the same time (docs/decisions/0028).
 
 use super::*;
 
@@ -10,7 +10,7 @@ impl Bench {
         self.table.handle_flush(self.now, by, &[Change { writes: true, ..change(DATA) }])
     }
 
-    /// A ready write-back of four bytes, from its merge to its end; what the file holds then.
+    /// Applies a ready write-back of four bytes, from its merge to its end, to the file.
     fn write_back(&mut self, id: ChangeId, held: GrantId, pages: &[u8], file: &mut Vec<u8>) {
         assert!(self.table.is_ready(id));
         let base = self.table.merge_base(self.now, id, (held, Covers::Data), (0, 4)).expect("it is known");
@@ -22,7 +22,7 @@ impl Bench {
     }
 }
 
-/// A syncs; B has stored too, so its pages go first.
+/// A syncs; B has stored too, so B's pages go first.
 #[test]
 fn two_holders_that_store_into_one_page_both_keep_their_stores() {
     let mut bench = Bench::with(&[A, B]);
@@ -38,7 +38,7 @@ fn two_holders_that_store_into_one_page_both_keep_their_stores() {
     bench.acknowledge(B, of_b.id);
     bench.write_back(first, a, b"a...", &mut file);
     assert_eq!(file, b"a..b");
-    // A stores once more before its kernel drops the page, which has nothing of B's.
+    // A stores once more before its kernel drops the page, which has no bytes of B.
     let again = bench.flush_data(A);
     bench.write_back(again, a, b"aa..", &mut file);
     assert_eq!(file, b"aa.b");
@@ -99,7 +99,7 @@ fn what_the_servers_own_disk_changes_meanwhile_cannot_be_merged() {
     assert_eq!(bench.table.merge_base(bench.now, first, (a, Covers::Data), (0, 4)), None);
 }
 
-/// Nor does a server that could not read what was there.
+/// Likewise if the server could not read the earlier content.
 #[test]
 fn write_back_that_does_not_say_what_it_changed_cannot_be_merged_with() {
     let mut bench = Bench::with(&[A, B]);
@@ -113,7 +113,7 @@ fn write_back_that_does_not_say_what_it_changed_cannot_be_merged_with() {
     assert_eq!(bench.table.merge_base(bench.now, first, (a, Covers::Data), (0, 4)), None);
 }
 
-/// A disk was full: the first attempt wrote nothing, and the second what is not known.
+/// The disk was full: the first attempt wrote nothing, and the effect of the second is unknown.
 #[test]
 fn write_back_that_says_what_it_changed_in_one_of_two_attempts_cannot_be_merged_with() {
     for attempts in [[Some(&[][..]), None], [None, Some(&[][..])]] {

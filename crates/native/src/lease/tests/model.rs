@@ -1,5 +1,5 @@
-//! All rules together, over random histories, against a model of what every client believes it holds. It
-//! knows of the table only what is put out, and keeps everything in the plainest way.
+//! All rules together, over random histories, against a model of what every client believes it holds. The model sees
+//! only the table's outputs, and is as simple as possible.
 
 use super::*;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 const HOLDERS: u64 = 4;
-/// This one's grants are limited.
+/// The holder whose grants are limited.
 const LIMITED: Holder = Holder(4);
 const LIMIT: Span = Span::from_secs(3);
 
@@ -40,16 +40,16 @@ enum Step {
     Return(u64, usize),
     Withdraw(u64, usize),
     Acknowledge(u64, usize),
-    /// By nobody where the holder is 0; keys as a set of bits.
+    /// By the server's own disk if the holder is 0; keys as a set of bits.
     Change(u64, u8),
     Extend(usize, u8),
     Done(usize),
-    /// One is granted a key and another changes it, to the end if everybody does as asked; twice.
+    /// One holder is granted a key and another changes it, with all acknowledgements; twice.
     Quarrel(u64, u64, usize),
     Gone(u64),
     Cut(u64),
     WaitMs(u64),
-    /// Time passes and nobody minds the timeouts.
+    /// Time passes without timeouts being handled.
     OversleepMs(u64),
 }
 
@@ -82,17 +82,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct Held {
     id: GrantId,
     shared: bool,
-    /// An earlier grant on the key may be in the client's hands.
+    /// The client may have an earlier grant on the key.
     again: bool,
     since: Time,
 }
 
-/// What a client was asked for and has not acknowledged.
+/// An unacknowledged recall of a client.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     since: Time,
     recall: Option<RecallId>,
-    /// On this connection.
+    /// Sent on this connection.
     delivered: bool,
 }
 
@@ -115,7 +115,7 @@ struct Under {
     by: Option<Holder>,
     keys: BTreeSet<LeaseKey>,
     waits_for: BTreeSet<(Holder, LeaseKey)>,
-    /// It must be ready by then.
+    /// It must be ready by this time.
     bound: Time,
     told: bool,
 }
@@ -124,11 +124,11 @@ struct World {
     bench: Bench,
     clients: BTreeMap<Holder, Client>,
     changes: BTreeMap<ChangeId, Under>,
-    /// When a change of the key was last under way.
+    /// When a change of the key was last in progress.
     changed: BTreeMap<LeaseKey, Time>,
-    /// Nobody minded the timeouts.
+    /// Timeouts were not handled in time.
     late: bool,
-    /// Only a grant may recall for nobody's sake.
+    /// A grant is being registered: only then may a recall occur without a change.
     granting: bool,
     trusted: u64,
 }
@@ -157,7 +157,7 @@ impl World {
             return;
         }
         if std::mem::take(&mut self.late) {
-            // Not a timeout: any input finds what time has ended.
+            // An input instead of a timeout: each input handles what is due.
             self.hear(Holder(1));
         }
         let now = self.now();
@@ -315,7 +315,7 @@ impl World {
         self.bench.acknowledge(holder, recall);
     }
 
-    /// A change has these keys now, too.
+    /// Adds keys to a change.
     fn take_to(&mut self, id: ChangeId, bits: u8) {
         let now = self.now();
         let change = self.changes.get_mut(&id).expect("it is under way");
@@ -349,7 +349,7 @@ impl World {
         }
     }
 
-    /// What has reached its limit has ended.
+    /// Ends grants that have reached their limit.
     fn expire(&mut self) {
         let now = self.now();
         let Some(client) = self.clients.get_mut(&LIMITED) else { return };
@@ -431,7 +431,7 @@ impl World {
         asked.delivered = true;
     }
 
-    /// What is so after every step.
+    /// Invariants after every step.
     fn check(&self) {
         let now = self.now();
         for (id, change) in &self.changes {
@@ -466,7 +466,7 @@ impl World {
         }
     }
 
-    /// All comes to an end, by goodbye or by silence, and nothing is left.
+    /// Ends all sessions, by goodbye or by silence, and checks that the table is empty.
     fn finish(mut self) -> (LeaseCounters, u64) {
         while let Some(first) = self.changes.keys().next().copied() {
             assert_eq!(self.nth_change(0), Some(first));
@@ -511,7 +511,7 @@ fn in_no_history_is_anything_changed_that_somebody_believes() {
     if let Err(failure) = TestRunner::new(config).run(&steps(), run) {
         panic!("{failure}");
     }
-    // They went everywhere.
+    // All kinds of events occurred.
     let (all, trusted) = seen.into_inner();
     println!("{all:?}, {trusted} trusted again");
     for (what, times) in [

@@ -1,8 +1,8 @@
-//! Rule 9: kernels that cannot drop all names at once.
+//! Rule 9: kernels that cannot drop all dentries at once.
 
 use super::*;
 
-/// A and B want names alone, C does not.
+/// A and B need exclusive directory leases, C does not.
 fn bench() -> Bench {
     let mut bench = Bench::with(&[C]);
     for holder in [A, B] {

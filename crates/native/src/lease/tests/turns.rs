@@ -1,4 +1,4 @@
-//! Who writes data, one after the other, and who waits to read it.
+//! The write queue of a file's data, and reads that wait in it.
 
 use super::*;
 
@@ -114,7 +114,8 @@ fn own_writes_keep_nobody_from_reading() {
     assert_eq!(bench.refused(B, data(1)), Refusal::Changing);
 }
 
-/// What it would be told could not be granted, and another client's write-back may follow before its kernel has dropped it.
+/// The data that it would read could not be granted, and another client's write-back may follow before its kernel has
+/// dropped it.
 #[test]
 fn a_read_waits_for_the_acknowledgement_that_its_own_client_owes() {
     let mut bench = Bench::with(&[A, B]);
@@ -122,7 +123,7 @@ fn a_read_waits_for_the_acknowledgement_that_its_own_client_owes() {
     bench.granted(B, data(1));
     let sync = bench.flush(A, data(1));
     let of_b = bench.only_recall(B);
-    // B has stored too, so its pages go first, and A is asked for its own.
+    // B has stored too, so B's pages go first, and A is recalled.
     let pressed = bench.flush(B, data(1));
     let of_a = bench.only_recall(A);
     bench.table.handle_done(T0, pressed);
@@ -130,7 +131,7 @@ fn a_read_waits_for_the_acknowledgement_that_its_own_client_owes() {
     assert!(bench.table.is_ready(sync));
     bench.table.handle_done(T0, sync);
     bench.outputs();
-    // Nothing changes the file any more, and A's kernel has not dropped its pages.
+    // No change of the file is in progress, and A's kernel has not dropped its pages.
     assert_eq!(bench.refused(A, data(1)), Refusal::Changing);
     let reader = bench.wait(A, data(1)).expect("it waits");
     assert!(!bench.table.is_ready(reader));
@@ -141,7 +142,7 @@ fn a_read_waits_for_the_acknowledgement_that_its_own_client_owes() {
     assert!(bench.table.stands(A, granted.id));
 }
 
-/// The same acknowledgement is what another client's write waits for.
+/// Another client's write waits for the same acknowledgement.
 #[test]
 fn a_read_that_waited_for_its_own_acknowledgement_waits_for_the_write_that_this_lets_go_on() {
     let mut bench = Bench::with(&[A, B]);
@@ -157,7 +158,7 @@ fn a_read_that_waited_for_its_own_acknowledgement_waits_for_the_write_that_this_
     assert!(bench.table.take_granted(reader).is_some());
 }
 
-/// It goes before others' changes, and holds up none of them.
+/// That write-back goes before others' changes, and blocks none of them.
 #[test]
 fn a_read_waits_for_write_back_that_waits_for_nobody() {
     let mut bench = Bench::with(&[A, B, C]);
@@ -177,7 +178,7 @@ fn a_read_waits_for_write_back_that_waits_for_nobody() {
     assert!(bench.table.take_granted(reader).is_some());
 }
 
-/// Nor is a client waited for that is granted nothing.
+/// Nor does a read wait for a client that is granted nothing.
 #[test]
 fn a_read_waits_no_longer_for_an_acknowledgement_when_its_client_is_suspect_or_gone() {
     for is_gone in [false, true] {
@@ -229,7 +230,7 @@ fn what_a_kernel_writes_back_waits_for_nobody_while_its_client_is_asked_for_it()
         matches!(outputs[..], [LeaseOutput::Recall { holder: A, .. }, LeaseOutput::Ready(_)]),
         "{outputs:?}"
     );
-    // Who syncs waits for all who might still see what was there before.
+    // A sync waits for all holders that may still see the older data.
     let sync = bench.table.handle_settle(T0, B, data(1));
     assert!(!bench.table.is_ready(sync));
     bench.table.handle_done(T0, flush);
@@ -250,7 +251,7 @@ fn what_a_kernel_writes_back_otherwise_waits_like_any_write_until_its_client_is_
     let (two, flush) = (bench.write(C, data(1)), bench.flush(B, data(1)));
     assert!(!bench.table.is_ready(flush));
     bench.outputs();
-    // Now B is granted what it waited for, and asked for it again: its flush is in the way of that.
+    // Now B is granted the data that it waited for, and recalled: B's write-back delays that acknowledgement.
     bench.table.handle_done(T0, one);
     assert!(bench.table.take_granted(reader).is_some());
     assert!(bench.table.is_ready(flush) && !bench.table.is_ready(two));
@@ -293,14 +294,15 @@ fn a_change_writes_one_object_at_a_time() {
     assert!(bench.table.is_ready(one) && bench.table.is_ready(two) && !bench.table.is_ready(three));
 }
 
-/// Its pages stand under the names of their directory. Whoever writes asks for these, and they are given back when the stores are there.
+/// Its pages are covered by the directory lease. A writer recalls that, and it is returned after the stores are written
+/// back.
 #[test]
 fn a_flush_goes_before_a_writer_that_waits_for_the_names_under_which_its_pages_stand() {
     for flushes_first in [false, true] {
         let mut bench = Bench::with(&[A, B, C]);
         let names = names(9);
         let held = bench.granted(A, names).id;
-        // Somebody else has its turn, so that what comes now waits behind it.
+        // Another holder is writing, so that later changes are queued behind it.
         let first = bench.write(C, data(1));
         let early = flushes_first.then(|| bench.flush(A, data(1)));
         let writes = [write(data(1)), Change { key: names, names: Vec::new(), writes: false, told: false }];
@@ -308,7 +310,7 @@ fn a_flush_goes_before_a_writer_that_waits_for_the_names_under_which_its_pages_s
         let recall = bench.only_recall(A);
         bench.table.handle_done(bench.now, first);
         let flush = match early {
-            // It was there before the writer, and is done before it.
+            // It was queued before the writer, and ends before it.
             Some(flush) => flush,
             None => bench.table.handle_flush(bench.now, A, &writes),
         };
@@ -324,7 +326,7 @@ fn a_flush_goes_before_a_writer_that_waits_for_the_names_under_which_its_pages_s
     }
 }
 
-/// It waited behind the writer before that asked for anything.
+/// It was queued behind the writer before the writer recalled the file.
 #[test]
 fn a_flush_that_waits_goes_on_when_the_writer_asks_its_maker_for_more() {
     let mut bench = Bench::with(&[A, B]);
@@ -337,7 +339,8 @@ fn a_flush_that_waits_goes_on_when_the_writer_asks_its_maker_for_more() {
     assert!(bench.table.is_ready(flush) && !bench.table.is_ready(writer));
 }
 
-/// It may have come behind the effect of the write, which its maker's kernel would keep for what is there.
+/// The disk's change may have followed the write's effect, and the writer's kernel would cache the write's data
+/// instead.
 #[test]
 fn what_the_servers_own_disk_changes_while_it_is_written_is_asked_back_behind_the_write() {
     type Deed = fn(&mut Bench);
@@ -364,7 +367,7 @@ fn what_the_servers_own_disk_changes_while_it_is_written_is_asked_back_behind_th
     }
 }
 
-/// More would fill the kernel's queue, and hold up the acknowledgement for which they wait.
+/// More would fill the kernel's queue, and block the acknowledgement that they wait for.
 #[test]
 fn few_reads_of_one_holder_wait_at_a_time() {
     let mut bench = Bench::with(&[A, B, C]);

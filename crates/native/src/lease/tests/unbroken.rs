@@ -1,4 +1,4 @@
-//! Whether somebody else may have changed what a writer's kernel has pages of (rule 12).
+//! Whether another holder may have changed the file whose pages a writer's kernel has (rule 12).
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn data(ino: u64) -> LeaseKey {
     LeaseKey { object: object(ino), covers: Covers::Data }
 }
 
-/// A change of A's own, and whether nobody else changed that data since the grant.
+/// Makes a change by A; returns whether only A has changed that data since the grant.
 fn is_unbroken(bench: &mut Bench, key: LeaseKey, since: GrantId) -> bool {
     let change = bench.change(A, key);
     let unbroken = bench.is_unbroken(change, (since, key.covers));
@@ -60,7 +60,7 @@ fn a_new_grant_after_a_fence_does_not_make_the_old_one_good() {
     assert!(is_unbroken(&mut bench, data(1), anew) && !is_unbroken(&mut bench, data(1), held));
 }
 
-/// It asks nobody before.
+/// The disk's change waits for no acknowledgement.
 #[test]
 fn what_the_servers_own_disk_has_changed_does_not_count_until_it_is_given_back() {
     for asked_before in [false, true] {
@@ -88,7 +88,8 @@ fn what_may_have_been_missed_does_not_count() {
     assert!(!is_unbroken(&mut bench, data(1), held));
 }
 
-/// It goes before whoever asked, who is asked as well and has not given back either.
+/// The write-back goes before the change of the recalling holder, which is recalled too and has not acknowledged
+/// either.
 #[test]
 fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_asked() {
     let mut bench = Bench::with(&[A, B]);
@@ -104,7 +105,7 @@ fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_asked() {
     assert!(!bench.is_unbroken(asks, (held, Covers::Data)));
 }
 
-/// What another has of that file may stand under the names of its directory alone.
+/// The directory lease may be the only cover of another holder's pages of that file.
 #[test]
 fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_was_asked_for_names_either() {
     let mut bench = Bench::with(&[A, B, C]);

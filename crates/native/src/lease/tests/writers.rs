@@ -1,5 +1,6 @@
-//! Writers, readers and flushes of one file, over random histories: no holder writes while another one believes what
-//! it has, every read is granted what it reads, a write too unless its holder owes an acknowledgement, and all come through.
+//! Writers, readers and write-backs of one file, over random histories. No holder writes while another one caches the
+//! data. Every read gets a grant on its data, and so does a write unless its holder owes an acknowledgement. All calls
+//! finish.
 
 use super::*;
 use proptest::prelude::*;
@@ -13,7 +14,7 @@ enum Step {
     Flush(u64),
     Read(u64),
     Acknowledge(usize),
-    /// The nth call under way is answered, if it is ready; otherwise it is given up where `true`.
+    /// The nth call in progress gets its reply if it is ready; otherwise it is given up if `true`.
     End(usize, bool),
     Return(u64),
     Sync(u64),
@@ -44,12 +45,12 @@ enum What {
 struct World {
     bench: Bench,
     key: LeaseKey,
-    /// Who believes the data, by which grant.
+    /// The holders that cache the data, with their grants.
     held: BTreeMap<Holder, GrantId>,
     asked: BTreeSet<(Holder, RecallId)>,
     calls: BTreeMap<ChangeId, (Holder, What)>,
     told: BTreeSet<ChangeId>,
-    /// How often each sort was answered, and how often a reader had waited.
+    /// How many calls of each kind got a reply, and how many readers had waited.
     answered: [u64; 4],
 }
 
@@ -109,7 +110,7 @@ impl World {
         self.take_outputs();
     }
 
-    /// A client that is asked gives back when it has written back what was stored into its maps.
+    /// A recalled client acknowledges when its mmap stores are written back.
     fn acknowledge(&mut self, holder: Holder, recall: RecallId) {
         let flush = self.calls.iter().find(|(_, (by, what))| (*by, *what) == (holder, What::Flush));
         if let Some((id, _)) = flush {
@@ -146,7 +147,7 @@ impl World {
             }
             return;
         }
-        // What a reader was granted it has from when that is told.
+        // A reader has its grant from the time of its reply.
         self.bench.table.handle_done(T0, id);
     }
 
@@ -186,7 +187,7 @@ impl World {
         }
     }
 
-    /// Everybody does as asked, and all is answered.
+    /// All clients acknowledge, and all calls finish.
     fn finish(mut self) -> [u64; 4] {
         for _ in 0..2_000 {
             if let Some(&(holder, recall)) = self.asked.iter().next() {
