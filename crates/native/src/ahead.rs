@@ -1,4 +1,4 @@
-//! Walks ahead: layouts, and what a server may tell in one (docs/decisions/0019-walks-ahead.md).
+//! Prefetch: layouts, and validation of the directories that a server sends ahead (docs/decisions/0019-walks-ahead.md).
 
 use crate::ProtocolError;
 use crate::order::Behind;
@@ -36,7 +36,7 @@ impl Wire for CallId {
     }
 }
 
-/// Where a walk begins.
+/// The directories at which a prefetch begins.
 impl Wire for Vec<Place> {
     fn put(&self, w: &mut Writer) {
         w.sequence(self, |w, place| place.put(w));
@@ -67,16 +67,16 @@ impl Wire for Step {
     }
 }
 
-/// A walk ahead as its client knows it: what may be told in it.
+/// A prefetch in progress, at the client: which directories the server may send.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Walk {
-    /// Entries that may still come.
+    /// Entries that the server may still send.
     credit: i64,
-    /// Directories that were told of and not begun.
+    /// Directories whose entries arrived in an earlier listing and that were not begun.
     known: BTreeSet<NodeId>,
-    /// Directories that were asked for, which cost nothing and may come twice.
+    /// Directories that the client asked for: they cost no credit and may come twice.
     wanted: BTreeSet<NodeId>,
-    /// The one that was begun and not ended.
+    /// The directory that was begun and not ended.
     open: Option<Open>,
 }
 
@@ -99,7 +99,7 @@ impl Walk {
         self.wanted.extend(want.map(|place| place.node));
     }
 
-    /// Checks the steps of one response.
+    /// Checks the directories of one response.
     pub(crate) fn check(
         &mut self,
         call: CallId,

@@ -103,8 +103,8 @@ impl Wire for Request {
     }
 }
 
-/// A rename that leaves a whiteout has both flags set, and behind its fields the flag that says whether it may replace. A server that does
-/// not know the latter refuses the former (`EINVAL`).
+/// Encodes a call. A rename that leaves a whiteout has both flags set, and behind its fields the flag `no_replace`. A
+/// server without support for whiteouts refuses the combination of both flags (`EINVAL`).
 fn put_call(w: &mut Writer, call: &Call) {
     let Call::Rename { whiteout: true, no_replace: says_no_replace, .. } = call else {
         return put_fields(w, call);
@@ -127,7 +127,7 @@ fn take_call(tag: u8, r: &mut Reader<'_>) -> Result<Call, ProtocolError> {
     Ok(call)
 }
 
-/// Bytes that a request takes beyond some 2 KiB of fixed fields and names.
+/// Bytes that a request takes beyond about 2 KiB of fixed fields and names.
 pub(crate) fn payload_bytes(call: &Call) -> usize {
     match call {
         Call::Write { data, .. } => data.len(),
@@ -142,7 +142,7 @@ pub(crate) fn payload_bytes(call: &Call) -> usize {
     }
 }
 
-/// Byte strings and ranges that the type of their field does not check.
+/// Checks byte strings and ranges that their field's type does not check.
 pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
     match call {
         Call::Symlink { target, .. } => check_target(target),
@@ -164,7 +164,7 @@ pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
     }
 }
 
-/// For who makes such a call; whoever hears of one looks at its count first ([`Reader::bounded`]).
+/// Checks a count at the sender; the receiver checks it before it decodes the items ([`Reader::bounded`]).
 fn check_count(count: usize, most: u32) -> Result<(), ProtocolError> {
     match u32::try_from(count) {
         Ok(count) if count <= most => Ok(()),

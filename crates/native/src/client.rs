@@ -20,69 +20,68 @@ use pushes::Pushes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Who asks, and for what.
+/// Identity and wishes of a client, for its hello.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClientConfig {
     /// The client's durable identity.
     pub client: u64,
-    /// Random, new with each start of the client. Whoever knows it may go on with this client's session, so
-    /// it is told to nobody but the server.
+    /// Random, new with each start of the client. A peer that knows it can resume this client's session, so only the
+    /// server may learn it.
     pub incarnation: u64,
     /// Path or name of the export.
     pub attach: Vec<u8>,
-    /// How long grants should live at the most.
+    /// Longest wanted life of grants.
     pub term: Term,
-    /// Optional parts of the protocol that are wanted ([`crate::ID_NAMES`]).
+    /// Optional parts of the protocol that the client wants ([`crate::ID_NAMES`]).
     pub features: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Hello is out on this connection, and nothing else may be.
+    /// Hello was sent on this connection, and no other message may be sent yet.
     Greeting,
     Linked,
-    /// There is no connection, or none that is good for anything: another is wanted.
+    /// There is no usable connection: another is wanted.
     Unlinked,
     Lost,
 }
 
 /// The client's end of one mount's session, as the contract on [`Remote`] says.
 ///
-/// - Calls made without a connection, and those above the server's limits of outstanding calls, wait here
-///   in their order.
-/// - A call that no frame can hold, that passes [`Limits::max_data`], or whose xattr name, xattr value
-///   or symlink target no Linux filesystem takes, is answered with `EINVAL`
-///   without being sent; one cancelled while it waits here, with `EINTR`. Calls that wait for a lock do
-///   not count among those outstanding; one more than [`crate::MAX_LOCK_WAITS`] is answered with `ENOLCK`.
-/// - The session is renewed when nothing that was sent for a third of its term is known to have
-///   arrived. It lapses 0.9 of its term after the *sending* of the latest message that the
-///   server answered (decision 4 of the design).
-/// - After [`Event::Lost`] nothing more is put out, and inputs do nothing.
+/// - Calls made without a connection, and those above the server's limits of outstanding calls, are queued here in
+///   their order.
+/// - A call that no frame can hold, that passes [`Limits::max_data`], or whose xattr name, xattr value or symlink
+///   target no Linux filesystem takes, fails with `EINVAL` without being sent. A call cancelled while it is queued here
+///   fails with `EINTR`. Calls that wait for a lock do not count among those outstanding; one more than
+///   [`crate::MAX_LOCK_WAITS`] fails with `ENOLCK`.
+/// - The client renews the session when no message sent in the last third of its term is known to have arrived. The
+///   session lapses 0.9 of its term after the *sending* of the latest message that the server answered (decision 4 of
+///   the design).
+/// - After [`Event::Lost`] nothing more is emitted, and inputs do nothing.
 ///
-/// **Connections.** The end of a connection, which `handle_disconnect` tells, is not the end of the session:
-/// when [`ClientSession::wants_connection`] says why, whoever carries its bytes ends the old connection if it
-/// still stands, makes a new one and says [`ClientSession::handle_connect`]. What was put out before and not
-/// carried is forgotten then; all that counts is put out again. Before the first welcome the end of
-/// the connection is [`Event::Lost`].
+/// **Connections.** The end of a connection (`handle_disconnect`) is not the end of the session. When
+/// [`ClientSession::wants_connection`] gives a reason, the driver ends the old connection if it still exists, makes a
+/// new one and calls [`ClientSession::handle_connect`]. Output that was not carried by then is discarded; all counted
+/// frames are sent again. Before the first welcome the end of the connection is [`Event::Lost`].
 ///
 /// ```text
 ///            welcome                end of the connection, or 0.9 of the term
 ///  Greeting ─────────▶ Linked ──────────────────────────────────────────────▶ Unlinked
 ///      ▲                                                                          │
 ///      └────────────────────────────── handle_connect ────────────────────────────┘
-///  From everywhere: farewell, a broken rule ─▶ Lost; also what ends Greeting before the first welcome.
+///  From each state: farewell, protocol error ─▶ Lost; also what ends Greeting before the first welcome.
 /// ```
 #[derive(Clone, Debug)]
 pub struct ClientSession {
     config: ClientConfig,
     state: State,
-    /// A session stood before.
+    /// The session was established before.
     established: bool,
-    /// An earlier session of this incarnation was lost: not all of it may be dropped yet.
+    /// An earlier session of this incarnation was lost, and its grants may still be in use.
     replaces: bool,
     /// The term has run out since the latest welcome.
     lapsed: bool,
-    /// A new session stands in the place of a forgotten one, and not everything is claimed anew.
+    /// A new session replaces a forgotten one, and the reclaim has not ended.
     reclaiming: bool,
     /// Why another connection is wanted.
     why: String,
@@ -91,36 +90,36 @@ pub struct ClientSession {
     incoming: Incoming,
     outputs: VecDeque<Output>,
     outstanding: BTreeMap<CallId, Outstanding>,
-    /// Of these, those that wait for no lock, and those that do.
+    /// Load of the outstanding calls that wait for no lock, and of those that do.
     load: Load,
     lock_load: Load,
     waiting: VecDeque<(CallId, Request)>,
-    /// While reclaiming: what goes before all else.
+    /// Reclaim calls: while reclaiming, they go before all other calls.
     claims: VecDeque<(CallId, Request)>,
-    /// Put out in a session that the server has forgotten; they go before `waiting`.
+    /// Calls sent in a session that the server has forgotten; they go before `waiting`.
     again: BTreeMap<CallId, Outstanding>,
     limits: Limits,
     cookie_key: CookieKey,
     session_term: Span,
     session_id: u64,
-    /// Bodies may be packed on this connection.
+    /// Bodies may be compressed on this connection.
     packs: bool,
-    /// Numbers of recalls and grants go on over sessions, so that nothing of an earlier one is taken for
-    /// something of a later one.
+    /// Ids of recalls and grants continue over sessions, so that an id of an earlier session is never mistaken for a
+    /// later one's.
     recalls: Numbers,
     grants: Numbers,
     pushes: Pushes,
-    /// When the latest message was sent of which the server showed that it had it.
+    /// When the latest message was sent that the server is known to have received.
     confirmed: Time,
     /// When the hello of this connection was sent.
     greeted: Time,
-    /// Number and sending time of the latest ping.
+    /// Id and sending time of the latest ping.
     ping: (u64, Time),
     refused: Option<Refused>,
     counters: Counters,
 }
 
-/// The server's numbers of one kind, made unique over sessions.
+/// The server's ids of one kind, made unique over sessions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Numbers {
     base: u64,
@@ -128,14 +127,14 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// A number of the server's in this session.
+    /// Converts an id that the server uses in this session.
     fn take(&mut self, theirs: u64) -> u64 {
         let ours = self.base.saturating_add(theirs);
         self.latest = self.latest.max(ours);
         ours
     }
 
-    /// What the server calls it; `None`: it is of an earlier session.
+    /// The id that the server uses; `None`: it is of an earlier session.
     fn theirs(&self, ours: u64) -> Option<u64> {
         ours.checked_sub(self.base).filter(|theirs| *theirs > 0)
     }
@@ -146,7 +145,7 @@ impl Numbers {
 }
 
 impl ClientSession {
-    /// A session that says hello at once.
+    /// Creates a session and sends its hello at once.
     #[must_use]
     pub fn new(now: Time, config: ClientConfig) -> ClientSession {
         let mut session = ClientSession::unconnected(now, config);
@@ -154,8 +153,8 @@ impl ClientSession {
         session
     }
 
-    /// The same after a session of this incarnation was lost. Until `handle_reclaimed` says that nothing of what
-    /// that one was granted is believed any more, the server leaves it standing, and calls wait here.
+    /// Creates a session after one of this incarnation was lost. Until `handle_reclaimed` says that no grant of the
+    /// lost session is in use any more, the server keeps that session, and calls are queued here.
     #[must_use]
     pub fn after_lost(now: Time, config: ClientConfig) -> ClientSession {
         let mut session = ClientSession::unconnected(now, config);
@@ -204,25 +203,25 @@ impl ClientSession {
         &self.counters
     }
 
-    /// What the server takes; the defaults until it has said so.
+    /// The server's limits; the defaults until its welcome.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// This session, as the server numbers it; 0 until it said so.
+    /// The server's number for this session; 0 until its welcome.
     #[must_use]
     pub fn session_id(&self) -> u64 {
         self.session_id
     }
 
-    /// Why the server did not want this client at its latest hello.
+    /// Why the server refused this client's latest hello.
     #[must_use]
     pub fn refused(&self) -> Option<&Refused> {
         self.refused.as_ref()
     }
 
-    /// Ends the session from this side, in order: what is still in `poll_output` goes first.
+    /// Ends the session from this side, in order: output that is still in `poll_output` goes first.
     pub fn handle_close(&mut self, why: &str) {
         if self.state != State::Lost {
             if self.state != State::Unlinked {
@@ -241,7 +240,7 @@ impl ClientSession {
         self.outputs.push_back(Output::Transmit(frame));
     }
 
-    /// Puts out a frame that counts, now or on the next connection.
+    /// Sends a counted frame, now or on the next connection.
     fn put(&mut self, frame: FrameBytes) {
         self.outgoing.push(frame);
         self.put_out();
@@ -270,10 +269,10 @@ impl ClientSession {
         self.outgoing = Outgoing::default();
     }
 
-    /// Without a Bye, which would say that all grants are dropped.
+    /// Ends the session after a protocol error, without a Bye, which would say that all grants are dropped.
     fn break_off(&mut self, error: ProtocolError) {
         let why = format!("protocol error of the server: {error}");
-        // Whoever does not speak the protocol there is not the server that this session is of.
+        // A peer that does not speak the protocol there is not this session's server.
         let stranger = !matches!(error, ProtocolError::Count { .. });
         if self.established && self.state == State::Greeting && stranger {
             self.unlink(&why);
@@ -294,7 +293,7 @@ impl ClientSession {
             let message = Message::decode(&frame)?;
             let bytes = frame.body.len() as u64 + u64::from(HEADER_BYTES);
             self.take_message(now, frame.frame_type as u8, message)?;
-            // One that is refused has not arrived.
+            // A refused frame has not arrived.
             if frame.frame_type.is_counted() {
                 self.incoming.take(bytes);
             }
@@ -359,7 +358,7 @@ impl ClientSession {
 impl Remote for ClientSession {
     fn handle_call(&mut self, now: Time, id: CallId, request: Request) {
         if self.established && self.state != State::Lost && matches!(request.call, Call::Keep { .. }) {
-            // Before the acknowledgement that follows, which does not wait in this line either.
+            // It must precede the acknowledgement that follows, which does not wait in this queue either.
             self.send_call(now, id, &request);
         } else if self.state != State::Lost {
             let queue = match self.reclaiming && request.call.serves_claiming() {
@@ -397,7 +396,7 @@ impl Remote for ClientSession {
         if self.reclaiming {
             self.reclaiming = false;
             self.put(Arc::new(Message::Reclaimed.encode()));
-            // What was left over is a call like any other.
+            // A reclaim call that remains is a call like any other.
             let claims = std::mem::take(&mut self.claims);
             claims.into_iter().rev().for_each(|claim| self.waiting.push_front(claim));
             self.send_waiting(now);
@@ -405,7 +404,7 @@ impl Remote for ClientSession {
     }
 
     fn handle_input(&mut self, now: Time, bytes: &[u8]) {
-        // Who slept over the term believes nothing that came meanwhile.
+        // If the term ran out while this process was not running, messages that arrived meanwhile are not believed.
         if self.has_lapsed(now) {
             self.handle_timeout(now);
         }

@@ -1,13 +1,13 @@
-//! Names alone, on the wire (docs/decisions/0023-names-before-attributes.md).
+//! Names-only listings on the wire (docs/decisions/0023-names-before-attributes.md).
 
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{Cookie, Dirent, Kind, Name};
 
-/// Bytes of one beyond its name.
+/// Bytes of an entry beyond its name.
 const DIRENT_BYTES: usize = 11;
 
-/// Bytes that a name takes in a part, as a server counts them that fills one.
+/// Bytes of an entry in a chunk, as a server counts them to fill one.
 #[must_use]
 pub fn dirent_bytes(name: &[u8]) -> usize {
     DIRENT_BYTES + name.len()
@@ -23,7 +23,7 @@ impl Wire for Cookie {
     }
 }
 
-/// Name, u64 number, u8 type: bits 12–15 of `st_mode` (as `d_type`), 0 where it is not known.
+/// Name, u64 inode number, u8 type: bits 12–15 of `st_mode` (as `d_type`), 0 if it is unknown.
 impl Wire for Dirent {
     fn put(&self, w: &mut Writer) {
         self.name.put(w);

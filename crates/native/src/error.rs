@@ -1,4 +1,4 @@
-//! Rules of the protocol that a peer can break.
+//! Protocol violations by a peer.
 
 use nigh_types::{CallId, RecallId};
 

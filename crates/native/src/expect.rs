@@ -1,4 +1,4 @@
-//! What a client expects in answer to a call; a server cannot lead it elsewhere (invariant 9).
+//! Validation of replies at the client; a server cannot mislead it (invariant 9).
 
 use crate::ProtocolError;
 use crate::ahead::Walk;
@@ -8,14 +8,14 @@ use nigh_types::{
     Call, CallId, Cookie, CookieKey, Entry, Handle, Kind, NodeId, Place, Reply, Response, Time,
 };
 
-/// An outstanding call.
+/// What the reply to an outstanding call may be.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub(crate) sent: Time,
     /// It waits for a lock.
     pub(crate) lock_wait: bool,
-    /// Its answer shows that the server hears the client: of a store into a map it does not, since a suspect's is
-    /// answered too.
+    /// Its reply shows that the server renews the session. Write-back of mmap stores does not: a suspect's is answered
+    /// too.
     pub(crate) renews: bool,
     call_type: CallType,
     /// The node that the reply must be about.
@@ -26,17 +26,17 @@ pub(crate) struct Expected {
     handle: Option<Handle>,
     /// Bytes that a read or write may report at the most.
     count: u64,
-    /// Of a made inode.
+    /// Type of the inode that the call creates.
     kind: Option<Kind>,
-    /// Whether the reply may carry a kept handle.
+    /// Whether the reply may carry the handle of a file that is kept open.
     keep: bool,
     /// Whether it may name a whiteout.
     whiteout: bool,
-    /// How far a listing came.
+    /// Position of a listing.
     behind: Behind,
-    /// Of a listing that began anew: up to where it was passed on before.
+    /// Of a listing that restarted: the cookie up to which entries were passed on before.
     seen: Option<Cookie>,
-    /// Of a walk ahead.
+    /// Of a prefetch.
     walk: Option<Box<Walk>>,
 }
 
@@ -106,30 +106,30 @@ impl Expected {
         }
     }
 
-    /// A walk ahead goes on.
+    /// Extends a prefetch.
     pub(crate) fn steer(&mut self, credit: u32, want: Option<&Place>) {
         if let Some(walk) = &mut self.walk {
             walk.steer(credit, want);
         }
     }
 
-    /// Whether it does not go on in another session: a walk ahead, or names alone.
+    /// Whether the call ends with its session: a prefetch, or a names-only listing.
     pub(crate) fn ends_with_session(&self) -> bool {
         self.walk.is_some() || self.call_type == CallType::Dirents
     }
 
-    /// Whether it asks for an inode by its number alone, which not every server answers.
+    /// Whether it looks up an inode by its number, which not every server supports.
     pub(crate) fn finds_number(&self) -> bool {
         self.number.is_some()
     }
 
-    /// The call is put out again, and answered from the beginning.
+    /// Restarts the call, which is sent again and answered from the beginning.
     pub(crate) fn begin_again(&mut self, sent: Time) {
         self.sent = sent;
         self.seen = self.behind.begin_again().max(self.seen);
     }
 
-    /// Takes out of a part of a listing what was passed on before: a scan goes on where it was (S7).
+    /// Removes entries that were passed on before from a chunk of a listing: a scan goes on where it was (S7).
     pub(crate) fn leave_out_seen(&self, response: &mut Response, key: CookieKey) {
         if let (Some(seen), Ok(Reply::Listed(listed))) = (self.seen, &mut response.result) {
             listed.entries.retain(|(name, _)| key.cookie(name.as_bytes()) > seen);

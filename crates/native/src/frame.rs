@@ -12,17 +12,17 @@ pub const HEADER_BYTES: u32 = 16;
 /// with it (a caller can be in 65,536 groups).
 pub const MAX_BODY: u32 = (4 << 20) + (512 << 10);
 
-/// Set by a sender whose frame a reader that does not know the type may skip.
+/// Set by the sender: a receiver that does not know the type may skip the frame.
 pub(crate) const MAY_IGNORE: u8 = 1;
 /// On a response: the last (or only) one to its call.
 pub(crate) const LAST: u8 = 2;
-/// On a request: it was put out before, in a session that the server has forgotten.
+/// On a request: it was sent before, in a session that the server has forgotten.
 pub(crate) const AGAIN: u8 = 4;
 
-/// The body is packed ([`crate::pack`]).
+/// The body is compressed ([`crate::pack`]).
 pub(crate) const PACKED: u8 = 8;
 
-/// A whole frame, shared by all who keep and carry it.
+/// A whole frame, shared by the components that keep and carry it.
 pub type FrameBytes = Arc<Vec<u8>>;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -82,8 +82,8 @@ impl FrameType {
         })
     }
 
-    /// Whether frames of this type have an effect, so that each is to arrive once and in order: they are
-    /// counted, and sent again on the next connection where they did not arrive (decisions/0009).
+    /// Whether frames of this type have an effect, so that each must arrive once and in order. They are counted, and
+    /// sent again on the next connection if they did not arrive (decisions/0009).
     #[must_use]
     pub fn is_counted(self) -> bool {
         match self {
@@ -106,7 +106,7 @@ impl FrameType {
         }
     }
 
-    /// Whether a client says such.
+    /// Whether a client may send this type.
     pub(crate) fn is_of_client(self) -> bool {
         match self {
             FrameType::Hello
@@ -129,8 +129,8 @@ impl FrameType {
     }
 }
 
-/// Whether a whole frame may go before others: it says that its sender is there, or what has arrived. These
-/// keep their order among themselves, or a count would be smaller than one before it.
+/// Whether a frame may be sent before others: it shows that its sender is alive, or acknowledges frames. Urgent frames
+/// keep their order among themselves, or a count would be smaller than an earlier one.
 #[must_use]
 pub fn is_urgent(frame: &[u8]) -> bool {
     let Ok((header, _)) = Header::read_from_prefix(frame) else { return false };
@@ -140,7 +140,7 @@ pub fn is_urgent(frame: &[u8]) -> bool {
     )
 }
 
-/// Whether bytes are whole frames of a client that ask for nothing: signs of life, and acknowledgements.
+/// Whether bytes are whole frames of a client that ask for nothing: pings, pongs, and acknowledgements.
 pub(crate) fn ask_nothing(mut bytes: &[u8]) -> bool {
     while let Ok((header, _)) = Header::read_from_prefix(bytes) {
         let light = matches!(
@@ -177,7 +177,7 @@ pub(crate) fn start(body_bytes: usize) -> Vec<u8> {
 /// Writes the header of a frame begun by [`start`].
 ///
 /// # Panics
-/// If the body is longer than [`MAX_BODY`]: whoever made the message had to bound it.
+/// If the body is longer than [`MAX_BODY`]: the caller has to bound it.
 pub(crate) fn seal(frame: &mut [u8], frame_type: FrameType, flags: u8, id: u64) {
     let (header, body) = frame.split_at_mut(HEADER_BYTES as usize);
     let length = crate::wire::length(body.len());
@@ -192,31 +192,31 @@ pub(crate) fn seal(frame: &mut [u8], frame_type: FrameType, flags: u8, id: u64) 
     header.copy_from_slice(fields.as_bytes());
 }
 
-/// A request's frame, marked as put out before.
+/// A request's frame, marked as sent before.
 pub(crate) fn again(request: &FrameBytes) -> FrameBytes {
     let mut request = request.to_vec();
     request[5] |= AGAIN;
     Arc::new(request)
 }
 
-/// Cuts a stream of bytes into frames.
+/// Splits a stream of bytes into frames.
 ///
-/// A frame that lies whole in one input is handed out in place; one that is spread over several is
-/// gathered first. Memory grows with the bytes that arrive, never by a length that was announced; of packed
-/// bodies with up to 255 times these, one body at a time.
+/// A frame that lies whole in one input is returned in place; one that is spread over several is gathered first. Memory
+/// grows with the bytes that arrive, never by an announced length; for compressed bodies by up to 255 times as much,
+/// one body at a time.
 #[derive(Clone, Debug)]
 pub struct FrameReader {
     partial: Vec<u8>,
-    /// The frame in `partial` was handed out.
+    /// The frame in `partial` was returned.
     spent: bool,
     limit: u32,
-    /// Packed bodies are agreed on.
+    /// The peers agreed on compressed bodies.
     packed: bool,
-    /// The one that was handed out, as it was before.
+    /// The decompressed body of the returned frame.
     unpacked: Vec<u8>,
 }
 
-/// What is kept for gathering once a longer frame has gone through.
+/// The capacity kept for gathering after a longer frame has gone through.
 const KEPT_BYTES: usize = 256 << 10;
 
 impl FrameReader {
@@ -230,18 +230,18 @@ impl FrameReader {
         self.limit = limit;
     }
 
-    /// Whether bodies may be packed.
+    /// Sets whether bodies may be compressed.
     pub fn allow_packed(&mut self, packed: bool) {
         self.packed = packed;
     }
 
-    /// Bytes of a frame that has not arrived as a whole.
+    /// Bytes of a frame that has not fully arrived.
     #[must_use]
     pub fn partial_bytes(&self) -> u64 {
         if self.spent { 0 } else { self.partial.len() as u64 }
     }
 
-    /// The next whole frame; takes off `input` what it uses. `None`: more bytes are needed.
+    /// Returns the next whole frame, and removes from `input` the bytes that it uses. `None`: more bytes are needed.
     pub fn next<'a, 'i: 'a>(&'a mut self, input: &mut &'i [u8]) -> Result<Option<Frame<'a>>, ProtocolError> {
         self.give_back();
         while self.partial.is_empty() {
@@ -256,7 +256,7 @@ impl FrameReader {
         self.gather(input)
     }
 
-    /// Gives back what the frame that was handed out took.
+    /// Releases the memory of the frame that was returned.
     pub(crate) fn give_back(&mut self) {
         if std::mem::take(&mut self.spent) {
             self.partial.clear();
@@ -307,7 +307,7 @@ impl FrameReader {
     }
 }
 
-/// The frame with its body as it was before it was packed.
+/// Decompresses a frame's body if it is compressed.
 fn open<'a>(
     frame: Frame<'a>,
     limit: u32,
@@ -323,7 +323,7 @@ fn open<'a>(
     crate::pack::unpack(frame, limit, space)
 }
 
-/// The type, or `None` where the frame is to be skipped.
+/// The frame's type; `None` if the frame is to be skipped.
 fn known(header: &Header) -> Result<Option<FrameType>, ProtocolError> {
     match FrameType::of(header.frame_type) {
         None if header.flags & MAY_IGNORE == 0 => Err(ProtocolError::UnknownType(header.frame_type)),

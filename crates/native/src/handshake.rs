@@ -13,27 +13,27 @@ pub const MIN_VERSION: u16 = 3;
 /// The newest version of the protocol that this build speaks.
 pub const MAX_VERSION: u16 = 3;
 
-/// How long a session stands without renewal (decision 4 of the design).
+/// How long a session lasts without renewal (decision 4 of the design).
 pub const SESSION_TERM: Span = Span::from_secs(15);
 
-/// Feature of a client: it cannot drop all its kernel's names at once, so its grants on names are its
-/// alone or marked as shared (docs/decisions/0008-leases.md, rule 9).
+/// Feature of a client: it cannot drop all its kernel's dentries at once, so its directory leases are exclusive or
+/// marked as shared (docs/decisions/0008-leases.md, rule 9).
 pub const NAMES_ALONE: u64 = 1;
-/// A feature: the client wants to be told what the server calls users and groups.
+/// Feature: the client wants the server's names of users and groups.
 pub const ID_NAMES: u64 = 2;
-/// A feature of a client: it takes holds and commits in the place of recalls (docs/decisions/0014-pushes.md).
+/// Feature of a client: it takes update prepares and commits in place of recalls (docs/decisions/0014-pushes.md).
 pub const PUSHES: u64 = 4;
-/// A feature: frames may have packed bodies, in both directions ([`crate::pack`]).
+/// Feature: frames may have compressed bodies, in both directions ([`crate::pack`]).
 pub const COMPRESSED: u64 = 8;
-/// A feature: the term of the hello is for grants on what the server does not watch; others live as long as the
-/// session (docs/decisions/0015-host-watch.md).
+/// Feature: the term of the hello limits only grants on objects that the server does not watch; others live as long as
+/// the session (docs/decisions/0015-host-watch.md).
 pub const TRUSTS_WATCH: u64 = 32;
-/// A feature: the server walks ahead ([`nigh_types::Call::Ahead`]; docs/decisions/0019-walks-ahead.md).
+/// Feature: the server prefetches ([`nigh_types::Call::Ahead`]; docs/decisions/0019-walks-ahead.md).
 pub const AHEAD: u64 = 64;
-/// A feature: the server tells names without attributes ([`nigh_types::Call::Dirents`];
+/// Feature: the server lists names without attributes ([`nigh_types::Call::Dirents`];
 /// docs/decisions/0023-names-before-attributes.md).
 pub const DIRENTS: u64 = 128;
-/// The features that a server of this build knows.
+/// Features known to a server of this build.
 pub(crate) const FEATURES: u64 =
     NAMES_ALONE | ID_NAMES | PUSHES | COMPRESSED | TRUSTS_WATCH | AHEAD | DIRENTS;
 
@@ -42,12 +42,13 @@ pub(crate) const LONGEST_FRAME: u64 = HEADER_BYTES as u64 + MAX_BODY as u64;
 
 const MAGIC: [u8; 4] = *b"nigh";
 
-/// What a client says first. Its layout stays over all versions.
+/// A client's first message. Its layout is fixed for all versions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hello {
     pub min_version: u16,
     pub max_version: u16,
-    /// Optional parts of the protocol that this side knows and wants ([`NAMES_ALONE`], [`ID_NAMES`], [`PUSHES`], [`COMPRESSED`]).
+    /// Optional parts of the protocol that the client knows and wants ([`NAMES_ALONE`], [`ID_NAMES`], [`PUSHES`],
+    /// [`COMPRESSED`]).
     pub features: u64,
     /// The client's durable identity.
     pub client: u64,
@@ -57,56 +58,57 @@ pub struct Hello {
     pub attach: Vec<u8>,
     /// How long the client wants grants to live.
     pub term: Term,
-    /// When the client says this, in ns of its own clock: of two connections of one incarnation the server
-    /// keeps the one that was made later, whichever it hears first.
+    /// When the client sends the hello, in ns of its own clock: of two connections of one incarnation the server keeps
+    /// the one that was made later, whichever hello it receives first.
     pub moment: u64,
-    /// The session that goes on over this connection.
+    /// The session to resume over this connection.
     pub resume: Option<Resume>,
 }
 
-/// A session, and how far its stream came.
+/// A session to resume, and the position in its stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Resume {
-    /// As the server numbered it.
+    /// The server's number for it.
     pub session_id: u64,
-    /// Counted frames of the server that the client has.
+    /// Counted frames of the server that the client has received.
     pub received: u64,
 }
 
-/// The session that a hello named goes on.
+/// The server's answer that the named session is resumed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Resumed {
-    /// Counted frames of the client that the server has.
+    /// Counted frames of the client that the server has received.
     pub received: u64,
-    /// The client's lease had run out: what it was granted before is granted no more.
+    /// The client's lease had run out: its earlier grants have ended.
     pub lapsed: bool,
 }
 
-/// The server's consent.
+/// The server's acceptance of a hello.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Welcome {
     pub version: u16,
     /// Those of the client's features that this server knows too.
     pub features: u64,
-    /// This session, as the server numbers it.
+    /// The server's number for this session.
     pub session_id: u64,
     /// The session ends unless it is renewed within this time; `Span::FOREVER`: it needs no renewal.
     pub session_term: Span,
     pub limits: Limits,
     pub session: Session,
-    /// `None`: the session is a new one, with nothing open and nothing locked.
+    /// `None`: the session is new, without open files or locks.
     pub resumed: Option<Resumed>,
 }
 
-/// What a server takes.
+/// A server's limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Bytes of file data in one read or write.
     pub max_data: u32,
     /// Calls outstanding at one time.
     pub max_calls: u32,
-    /// Bytes of requests outstanding at one time, to which a client keeps by waiting. A server bears with
-    /// [`MAX_UNANSWERED_BYTES`]; where it has less room than that for each, whoever has more goes first.
+    /// Bytes of requests outstanding at one time, which a client observes by queueing. A server tolerates
+    /// [`MAX_UNANSWERED_BYTES`]; if its memory is short of that for every session, the session that uses more is ended
+    /// first.
     pub max_bytes: u64,
 }
 
@@ -116,7 +118,7 @@ impl Default for Limits {
     }
 }
 
-/// The server's refusal.
+/// The server's refusal of a hello.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused {
     pub errno: Errno,
@@ -176,7 +178,7 @@ impl Wire for Hello {
             moment: 0,
             resume: None,
         };
-        // Versions 1 and 2 end here; they are to be told which side to update.
+        // Hellos of versions 1 and 2 end here; their clients are told which side to update.
         if !r.is_empty() {
             hello.moment = r.u64()?;
             let resumes = bool::parse(r)?;
@@ -252,7 +254,7 @@ impl Wire for Session {
             host_bound: String::parse(r)?,
             not_given: r.sequence(8, |r| Ok((String::parse(r)?, String::parse(r)?)))?,
             acts_as: (r.u32()?, r.u32()?),
-            // A feature of the welcome says so.
+            // The welcome's features say so.
             walks_ahead: false,
             tells_dirents: false,
             names: r.sequence(9, IdName::parse)?,

@@ -1,10 +1,9 @@
 //! nigh's own protocol, both ends, without I/O. Layouts: docs/protocol.md.
 //!
-//! [`ClientSession`] is the client's end and a [`nigh_remote::Remote`]; [`ServerConnection`] is the
-//! server's end of one session. Both take bytes and time and put out bytes and events. A driver that
-//! encodes answers on several threads uses [`encode_response`] and
-//! [`ServerConnection::transmit_encoded`]. What its sessions hold, and who is asked for it, is in one
-//! [`LeaseTable`]; in which order they are told of it, [`lease::Desk`] says.
+//! [`ClientSession`] is the client's end and a [`nigh_remote::Remote`]; [`ServerConnection`] is the server's end of one
+//! session. Both take bytes and time, and emit bytes and events. A driver that encodes replies on several threads uses
+//! [`encode_response`] and [`ServerConnection::transmit_encoded`]. [`LeaseTable`] keeps the leases of all sessions and
+//! says which ones to recall. [`lease::Desk`] orders recalls and replies in each session's stream.
 
 mod ahead;
 mod attr;

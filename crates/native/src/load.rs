@@ -1,4 +1,4 @@
-//! How much a session may have unanswered.
+//! Flow limits: how much a session may have unanswered.
 
 use crate::ProtocolError;
 

@@ -1,4 +1,4 @@
-//! The server's table of locks, without I/O. See docs/decisions/0011-locks.md.
+//! Lock table of a server, without I/O. See docs/decisions/0011-locks.md.
 
 mod book;
 mod intervals;
@@ -14,25 +14,26 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub const MAX_LOCK_WAITS: u32 = 16_384;
 /// Ranges that one session may hold.
 const MAX_RANGES: u64 = 65_536;
-/// Calls that may wait for locks of one object: each is looked at whenever something of it becomes free.
+/// Calls that may wait for locks of one object: each is checked whenever a part of the object is unlocked.
 const MAX_WAITS_OF_OBJECT: usize = 4_096;
-/// Locks that the search for a deadlock looks at.
+/// Locks that the search for a deadlock visits.
 const MAX_SEARCH: u64 = 1 << 16;
-/// If so few owners wait for anything, the search looks at those of them that hold something, and not at all who do.
+/// Up to this many waiting owners, the search tests each of them for a conflict instead of visiting the conflicting
+/// locks.
 const FEW_WAITING: usize = 64;
-/// Of a session, or of what waits, no more is looked at to learn whether the session is in the way.
+/// The most owners or waits that are checked to learn whether a session blocks others.
 const MAX_LOOKED: usize = 1_024;
 
-/// Who holds a lock. flock(2) and fcntl(2) locks are two spaces that do not see each other.
+/// Owner of a lock. flock(2) and fcntl(2) locks are separate spaces that do not conflict.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct LockOwner {
     pub session: u64,
     pub flock: bool,
-    /// The client's number.
+    /// The client's owner number.
     pub owner: u64,
 }
 
-/// A lock that is wanted on `object`, whatever that is.
+/// A requested lock on `object`, in the caller's identification of objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim<K> {
     pub object: K,
@@ -44,11 +45,11 @@ pub struct Claim<K> {
     pub pid: u32,
 }
 
-/// What came of a claim.
+/// Result of requesting a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tried {
     Granted,
-    /// [`LockTable::poll_ended`] says when it is held.
+    /// [`LockTable::poll_ended`] says when the lock is granted.
     Waits,
     /// `EAGAIN`, `EDEADLK` or `ENOLCK`.
     Refused(Errno),
@@ -56,16 +57,16 @@ pub enum Tried {
 
 /// All locks of one server.
 ///
-/// **Contract.** After each `handle_` call drain `poll_ended`: the waiting calls that were granted or refused,
-/// to be answered in that order.
+/// **Contract.** After each `handle_` call drain `poll_ended`: the waiting calls that were granted or refused, to be
+/// answered in that order.
 ///
-/// A claim is granted as soon as no *held* lock of another owner excludes it. Of those that wait, the one
-/// that came first is looked at first; nobody is held up by another who waits. So whoever waits, waits
-/// for a holder, and the search for deadlocks sees every cycle.
+/// A request is granted as soon as no *held* lock of another owner conflicts with it. Waiting requests are tried in
+/// their order of arrival, and a waiting request never blocks another. So each waiting request waits for a lock holder,
+/// and the search for deadlocks sees every cycle.
 #[derive(Debug)]
 pub struct LockTable<K> {
     held: Book<K>,
-    /// By arrival.
+    /// Waiting requests by arrival.
     waits: BTreeMap<u64, Wait<K>>,
     waits_of_object: BTreeMap<(K, bool), BTreeSet<u64>>,
     waits_of_owner: BTreeMap<LockOwner, BTreeSet<u64>>,
@@ -103,9 +104,9 @@ impl<K: Ord + Copy> Claim<K> {
 }
 
 impl<K: Ord + Copy> LockTable<K> {
-    /// Wants a lock; with `wait`, that call waits for it. It takes the place of what its owner holds there.
-    /// As on Linux an fcntl(2) lock that has to wait leaves the owner what it holds, while flock(2) gives
-    /// up the lock that it is to convert, even if it then fails.
+    /// Requests a lock; with `wait`, that call waits for it. The lock replaces the owner's locks on the range. As on
+    /// Linux, an fcntl(2) request that has to wait leaves the owner's locks in place, while flock(2) releases the lock
+    /// that it converts, even if the request then fails.
     pub fn handle_lock(&mut self, claim: Claim<K>, wait: Option<CallId>) -> Tried {
         let converted = claim.owner.flock && self.give_up_other_kind(&claim);
         let tried = if !self.is_excluded(&claim) {
@@ -126,16 +127,16 @@ impl<K: Ord + Copy> LockTable<K> {
                 }
             }
         };
-        // What was a write lock may have become a read lock.
+        // A write lock may have become a read lock.
         if converted || tried == Tried::Granted && claim.kind == LockKind::Read {
             self.grant_waiting(claim.space());
         }
         tried
     }
 
-    /// Wants a lock again that its owner held in a forgotten session. It is `EAGAIN` if it did not, or if
-    /// somebody was granted since what it excludes, though they may hold it no more. `known`: it did, as is
-    /// known from elsewhere, and nobody was.
+    /// Reclaims a lock that its owner held in a forgotten session. It fails with `EAGAIN` if the owner did not hold it,
+    /// or if a conflicting lock was granted since, even if that is released by now. `known`: it is known from elsewhere
+    /// that the owner held it and that no conflicting lock was granted.
     pub fn handle_claim(&mut self, claim: Claim<K>, known: bool) -> Tried {
         if self.left.take(&claim) || known {
             self.handle_lock(claim, None)
@@ -144,10 +145,10 @@ impl<K: Ord + Copy> LockTable<K> {
         }
     }
 
-    /// Ends what an owner holds of a range. What it waits for goes on waiting.
+    /// Unlocks a range of an owner. The owner's waiting requests go on waiting.
     ///
     /// # Errors
-    /// `ENOLCK`: it would leave a range on either side, one more than its session may hold.
+    /// `ENOLCK`: the unlock would split a range, and its session would hold one more than it may.
     pub fn handle_unlock(&mut self, object: K, owner: LockOwner, start: u64, end: u64) -> Result<(), Errno> {
         let Some(ranges) = self.held.ranges((object, owner.flock), owner) else { return Ok(()) };
         self.has_room(owner.session, u64::from(ranges.is_split_by(start, end)))?;
@@ -156,15 +157,15 @@ impl<K: Ord + Copy> LockTable<K> {
         Ok(())
     }
 
-    /// Nobody waits for that lock any more; what it was to be on. `None`: it does not wait; it was granted or
-    /// never wanted.
+    /// Cancels a call that waits for a lock, and returns the lock's object. `None`: it does not wait; it was granted or
+    /// never requested.
     pub fn handle_cancel(&mut self, session: u64, call: CallId) -> Option<K> {
         let arrival = *self.waits_of_call.get(&(session, call))?;
         self.dequeue(arrival).map(|claim| claim.object)
     }
 
-    /// A session is forgotten, and its client may come back: as [`LockTable::handle_session_end`], but what it
-    /// held can be claimed by whoever takes its place ([`LockTable::handle_heir`]).
+    /// Ends a session whose client may come back: as [`LockTable::handle_session_end`], but its locks can be reclaimed
+    /// by the session that replaces it ([`LockTable::handle_heir`]).
     pub fn handle_forgotten(&mut self, session: u64) {
         let LockTable { held, left, .. } = self;
         for space in held.spaces(session) {
@@ -175,29 +176,29 @@ impl<K: Ord + Copy> LockTable<K> {
         self.free(session);
     }
 
-    /// A session takes the place of a forgotten one.
+    /// Lets a session reclaim the locks of the forgotten session that it replaces.
     pub fn handle_heir(&mut self, forgotten: u64, session: u64) {
         self.left.inherit(forgotten, session);
     }
 
-    /// Nobody claims what is left of a session.
+    /// Drops the locks that a session has not reclaimed.
     pub fn handle_claimed(&mut self, session: u64) {
         self.left.drop_session(session);
     }
 
-    /// Ranges of forgotten sessions that can be claimed.
+    /// The number of ranges of forgotten sessions that can be reclaimed.
     #[must_use]
     pub fn claimable(&self) -> u64 {
         self.left.count()
     }
 
-    /// Those that one session can claim, or if it is a forgotten one whoever takes its place.
+    /// The number of ranges that one session can reclaim, or, for a forgotten session, the session that replaces it.
     #[must_use]
     pub fn claimable_by(&self, session: u64) -> u64 {
         self.left.count_of(session)
     }
 
-    /// A session is over: all that it holds and waits for is dropped.
+    /// Ends a session: its locks and waiting requests are dropped.
     pub fn handle_session_end(&mut self, session: u64) {
         self.left.drop_session(session);
         self.free(session);
@@ -214,18 +215,18 @@ impl<K: Ord + Copy> LockTable<K> {
         spaces.into_iter().for_each(|space| self.grant_waiting(space));
     }
 
-    /// A call that waits no longer, with its session: its lock is held now, or refused (`ENOLCK`).
+    /// Returns a call that waits no longer, with its session: its lock is granted, or refused (`ENOLCK`).
     pub fn poll_ended(&mut self) -> Option<(u64, CallId, Result<(), Errno>)> {
         self.ended.pop_front()
     }
 
-    /// The first of the locks that exclude a claim, with its owner.
+    /// The first lock that conflicts with a request, with its owner.
     #[must_use]
     pub fn conflict(&self, claim: &Claim<K>) -> Option<(LockOwner, LockInfo)> {
         self.held.conflicts(claim).next()
     }
 
-    /// Whether a session holds or waits for anything of an object.
+    /// Whether a session has a lock on an object or waits for one.
     #[must_use]
     pub fn is_used_by(&self, object: &K, session: u64) -> bool {
         [false, true].into_iter().any(|flock| {
@@ -236,14 +237,14 @@ impl<K: Ord + Copy> LockTable<K> {
         })
     }
 
-    /// Whether locks of a session exclude a claim of another one, as far as its first owners tell.
+    /// Whether locks of a session conflict with a request of another one; only its first owners are checked.
     fn is_in_way(&self, session: u64, claim: &Claim<K>) -> bool {
         let Claim { kind, start, end, .. } = *claim;
         let mut theirs = self.held.of_session(claim.space(), session).take(MAX_LOOKED);
         theirs.any(|(_, ranges)| ranges.first_conflict(start, end, kind).is_some())
     }
 
-    /// Whether any other session waits for what this one holds, as far as the first of both tell.
+    /// Whether another session waits for a lock of this one; only the first locks and waits are checked.
     #[must_use]
     pub fn is_waited_for(&self, session: u64) -> bool {
         let all = self.waits_of_object.len() < MAX_LOOKED;
@@ -256,20 +257,20 @@ impl<K: Ord + Copy> LockTable<K> {
         others.any(|wait| self.is_in_way(session, &wait.claim))
     }
 
-    /// How many ranges all sessions hold.
+    /// The number of ranges of all sessions.
     #[must_use]
     pub fn ranges(&self) -> u64 {
         self.held.count()
     }
 
-    /// How many ranges a session holds.
+    /// The number of ranges of a session.
     #[must_use]
     pub fn held(&self, session: u64) -> u64 {
         self.held.count_of(session)
     }
 
-    /// Of each call that waits, in the order of arrival, the session and the sessions whose locks are in its
-    /// way, as far as the first thousand of these tell.
+    /// For each waiting call, in the order of arrival, its session and the sessions whose locks block it; only the
+    /// first thousand conflicts are checked.
     pub fn waits(&self) -> impl Iterator<Item = (u64, BTreeSet<u64>)> {
         self.waits.values().map(|wait| {
             let others = self.conflicts(&wait.claim).take(MAX_LOOKED).map(|(owner, _)| owner.session);
@@ -277,18 +278,19 @@ impl<K: Ord + Copy> LockTable<K> {
         })
     }
 
-    /// Whether nothing is held and nobody waits.
+    /// Whether there is no lock and no waiting request.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.held.is_empty() && self.waits.is_empty()
     }
 
-    /// Whether any lock that is held excludes a claim.
+    /// Whether a held lock conflicts with a request.
     fn is_excluded(&self, claim: &Claim<K>) -> bool {
         self.held.conflicts(claim).next().is_some()
     }
 
-    /// The locks that a claim must wait for, by their starts. Each takes time with the logarithm of the number of locks.
+    /// The locks that a request must wait for, by their starts. Each takes time with the logarithm of the number of
+    /// locks.
     pub fn conflicts(&self, claim: &Claim<K>) -> impl Iterator<Item = (LockOwner, LockInfo)> {
         self.held.conflicts(claim)
     }
@@ -303,13 +305,13 @@ impl<K: Ord + Copy> LockTable<K> {
         Ok(())
     }
 
-    /// `ENOLCK`: with so many more a session would hold too many ranges.
+    /// Fails with `ENOLCK` if so many more ranges are too many for a session.
     fn has_room(&self, session: u64, more: u64) -> Result<(), Errno> {
         let count = self.held.count_of(session);
         if more == 0 || count + more <= MAX_RANGES { Ok(()) } else { Err(Errno::NOLCK) }
     }
 
-    /// An owner's flock(2) lock of the kind that is not wanted any more.
+    /// Releases an owner's flock(2) lock if it is of the other kind than the requested one. Returns whether it did.
     fn give_up_other_kind(&mut self, claim: &Claim<K>) -> bool {
         let held = self.held.ranges(claim.space(), claim.owner);
         let other = held.is_some_and(|ranges| ranges.has_writes() != (claim.kind == LockKind::Write));
@@ -319,8 +321,8 @@ impl<K: Ord + Copy> LockTable<K> {
         other
     }
 
-    /// Grants what can be granted of what waits for one object, in the order in which it came; again if that
-    /// turned a write lock into a read lock.
+    /// Grants waiting requests of one object that no longer conflict, in the order of arrival; again if a grant turned
+    /// a write lock into a read lock.
     fn grant_waiting(&mut self, space: (K, bool)) {
         loop {
             let Some(arrivals) = self.waits_of_object.get(&space).cloned() else { return };
@@ -364,15 +366,15 @@ impl<K: Ord + Copy> LockTable<K> {
         Some(claim)
     }
 
-    /// Whether that owner holds what excludes a claim of another one.
+    /// Whether that owner has a lock that conflicts with a request of another one.
     fn excludes(&self, owner: LockOwner, claim: &Claim<K>) -> bool {
         let Claim { kind, start, end, .. } = *claim;
         let ranges = self.held.ranges(claim.space(), owner);
         ranges.is_some_and(|ranges| ranges.first_conflict(start, end, kind).is_some())
     }
 
-    /// Whether one of those that a claim would wait for waits, over however many others, for its owner. A search
-    /// that does not end soon is taken for one that found it.
+    /// Whether a holder that a request would wait for waits, directly or transitively, for the request's owner. A
+    /// search that takes too long counts as a deadlock.
     fn is_deadlock(&self, claim: &Claim<K>) -> bool {
         let mut seen = BTreeSet::new();
         let mut ahead = Vec::new();

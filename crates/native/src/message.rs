@@ -1,4 +1,4 @@
-//! Whole messages to frames and back.
+//! Messages, encoded to frames and decoded.
 
 use crate::ProtocolError;
 use crate::call::payload_bytes;
@@ -10,17 +10,17 @@ use crate::values::{put_recall, take_recall};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{CallId, Commit, Entry, GrantId, Hold, Name, Recall, RecallId, Request, Response};
 
-/// Grants that are given back in one message.
+/// The most grants returned in one message.
 pub(crate) const MOST_RETURNED: u32 = 65_536;
 
-/// Everything that either side can say.
+/// A message of either side.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
     Hello(Hello),
     Welcome(Welcome),
     Refused(Refused),
     Request(CallId, Request),
-    /// The same, put out before in a session that the server has forgotten.
+    /// A request sent before, in a session that the server has forgotten.
     Again(CallId, Request),
     Response(CallId, Response),
     Cancel(CallId),
@@ -30,20 +30,20 @@ pub enum Message {
     Recall(Recall),
     Hold(Hold),
     Commit(Commit),
-    /// Renews the session; the number comes back in the pong. Both say, behind it, how many counted frames
-    /// their sender has of the other end.
+    /// Renews the session; the first number comes back in the pong. The second number of both is the count of the
+    /// peer's counted frames that the sender has received.
     Ping(u64, u64),
     Pong(u64, u64),
-    /// How many counted frames its sender has of the other end.
+    /// The number of the peer's counted frames that the sender has received.
     Received(u64),
-    /// Of a session that took the place of a forgotten one: everything is claimed that was to be.
+    /// The client's reclaim has ended, in a session that replaced a forgotten one.
     Reclaimed,
-    /// The end of the session, and why, for people.
+    /// The end of the session, with a reason for people.
     Bye(String),
 }
 
 impl Message {
-    /// The frame of this message.
+    /// Encodes the message as a frame.
     ///
     /// # Panics
     /// If it is longer than [`crate::MAX_BODY`].
@@ -78,7 +78,7 @@ impl Message {
         }
     }
 
-    /// The message in a frame.
+    /// Decodes the message in a frame.
     ///
     /// # Errors
     /// The rule that the peer broke.
@@ -128,7 +128,7 @@ fn encode_sized(
     bytes
 }
 
-/// The frame of a request. File data is copied once.
+/// Encodes a request as a frame. File data is copied once.
 ///
 /// # Panics
 /// If it is longer than [`crate::MAX_BODY`].
@@ -138,18 +138,18 @@ pub fn encode_request(call: CallId, request: &Request) -> Vec<u8> {
     encode_sized(FrameType::Request, 0, call.0, size, |w| request.put(w))
 }
 
-/// The frame of a response. File data is copied once.
+/// Encodes a response as a frame. File data is copied once.
 ///
 /// # Panics
-/// If it is longer than [`crate::MAX_BODY`]: whoever made the response bounds data by
-/// [`crate::Limits::max_data`] and parts of listings by [`listed_bytes`].
+/// If it is longer than [`crate::MAX_BODY`]: the caller bounds data by [`crate::Limits::max_data`] and chunks of
+/// listings by [`listed_bytes`].
 #[must_use]
 pub fn encode_response(call: CallId, response: &Response) -> Vec<u8> {
     let flags = if response.last { LAST } else { 0 };
     encode_sized(FrameType::Response, flags, call.0, size_hint(response), |w| put_response(w, response))
 }
 
-/// How many bytes an entry takes in a part of a listing, at the most.
+/// The most bytes that an entry takes in a chunk of a listing.
 #[must_use]
 pub fn listed_bytes(name: &Name, entry: &Entry) -> usize {
     ENTRY_BYTES + name.as_bytes().len() + entry.target.as_ref().map_or(0, |target| target.len())

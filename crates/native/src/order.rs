@@ -1,21 +1,21 @@
-//! The order of a listing's names, as whoever hears them checks it.
+//! Validation of the order of a listing's names, at the receiving end.
 
 use crate::ProtocolError;
 use nigh_types::{CallId, Cookie, CookieKey, Name};
 
-/// The most names that one directory may be said to have: what a server tells for ever is not taken for a directory.
+/// The most names that one directory may have: an endless listing is rejected.
 pub const MOST_LISTED: u64 = 1 << 25;
 
-/// Up to where names were told.
+/// Position in a listing up to which names have arrived.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Behind {
-    /// The last cookie of the parts so far.
+    /// The last cookie of the chunks so far.
     pub(crate) cookie: Option<Cookie>,
     names: u64,
 }
 
 impl Behind {
-    /// Names strictly after each other: by cookie, and parted only between different cookies.
+    /// Takes a chunk of names, which must be in strict order by cookie; chunks end only between different cookies.
     pub(crate) fn take<'a>(
         &mut self,
         call: CallId,
@@ -46,12 +46,12 @@ impl Behind {
         }
     }
 
-    /// Nothing up to a cookie was asked for.
+    /// A listing that begins after a cookie.
     pub(crate) fn from(after: Cookie) -> Behind {
         Behind { cookie: Some(after), names: 0 }
     }
 
-    /// It is told from its beginning again.
+    /// Restarts the listing from its beginning.
     pub(crate) fn begin_again(&mut self) -> Option<Cookie> {
         self.names = 0;
         self.cookie.take()

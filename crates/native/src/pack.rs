@@ -1,18 +1,18 @@
-//! Bodies made shorter on their way, where both ends agreed on it. Layout: docs/protocol.md, "Packed bodies".
+//! Compression of frame bodies, if both ends agreed on it. Layout: docs/protocol.md, "Packed bodies".
 
 use crate::ProtocolError;
 use crate::frame::{self, Frame, FrameType, HEADER_BYTES, PACKED};
 use lz4_flex::block::{compress_into, decompress_into, get_maximum_output_size};
 
-/// Shorter bodies go as they are.
+/// The shortest body that is compressed.
 const LEAST: usize = 512;
-/// The most that a byte of an LZ4 block can stand for.
+/// The most bytes that a byte of an LZ4 block can stand for.
 const RATIO: usize = 255;
 
-/// The same frame with its body packed (LZ4, block format); `None`: that is not worth its while, or
-/// frames of its type go as they are.
+/// Compresses a frame's body (LZ4, block format). `None`: it saves too little, or frames of this type are not
+/// compressed.
 ///
-/// To be done when a frame is written to a connection, not before: what is agreed on one may not be on the next.
+/// Call it when a frame is written to a connection, not before: the next connection may have another agreement.
 #[must_use]
 pub fn pack(whole: &[u8]) -> Option<Vec<u8>> {
     let (head, body) = whole.split_at_checked(HEADER_BYTES as usize)?;
@@ -34,7 +34,7 @@ pub fn pack(whole: &[u8]) -> Option<Vec<u8>> {
     Some(packed)
 }
 
-/// The frame as it was before it was packed, in `space`, which is empty.
+/// Decompresses a frame's body into `space`, which is empty.
 pub(crate) fn unpack<'a>(
     packed: Frame<'a>,
     limit: u32,

@@ -1,10 +1,10 @@
-//! Holds and commits on the wire. Layout: docs/protocol.md, "Pushes".
+//! Update prepares and commits on the wire. Layout: docs/protocol.md, "Pushes".
 
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{Attr, Commit, Covers, Entry, Fact, Held, Hold, Name, NodeId, RecallId};
 
-/// The bytes of the shortest held facts: a node, what is covered of it, and no names.
+/// The shortest update scope in bytes: a node, its lease scope, and no names.
 const HELD_BYTES: u32 = 16 + 1 + 4;
 
 impl Wire for Held {
@@ -62,7 +62,7 @@ impl Wire for Fact {
     }
 }
 
-/// Without its number, which stands in the frame's header; so too a commit's.
+/// Encodes a prepare without its id, which is in the frame's header; a commit likewise.
 pub(crate) fn put_hold(w: &mut Writer, hold: &Hold) {
     w.sequence(&hold.facts, |w, held| held.put(w));
 }

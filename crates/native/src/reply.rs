@@ -9,7 +9,7 @@ use nigh_types::{
     Step, XattrSet,
 };
 
-/// Bytes of an entry in a listing beyond its name and target, at the most.
+/// The most bytes of an entry in a listing beyond its name and target.
 pub(crate) const ENTRY_BYTES: usize = 128;
 
 impl Wire for Entry {
@@ -79,7 +79,7 @@ fn tag(reply: &Reply) -> u8 {
         Reply::Looked(_) => 1,
         Reply::Attr(..) => 2,
         Reply::Listed(_) => 3,
-        // Our server tells attributes; no peer knows this tag.
+        // Native servers send attributes; no peer knows this tag.
         Reply::Names(_) => 0,
         Reply::Ahead(_) => 18,
         Reply::Dirents(_) => 19,
@@ -147,7 +147,7 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
             moved.put(w);
             replaced.put(w);
             kept.put(w);
-            // The last field: a client that does not know it has not asked for one.
+            // The last field: a client that does not know it has not requested a whiteout.
             if let Some(whiteout) = whiteout {
                 whiteout.put(w);
             }
@@ -213,7 +213,7 @@ fn take_target(r: &mut Reader<'_>) -> Result<Box<[u8]>, ProtocolError> {
     Ok(target.into())
 }
 
-/// An xattr's name and, where it was sent along, its value.
+/// An xattr's name and, if it was sent along, its value.
 type Xattr = (Box<[u8]>, Option<Box<[u8]>>);
 
 fn take_xattr(r: &mut Reader<'_>) -> Result<Xattr, ProtocolError> {
@@ -222,7 +222,7 @@ fn take_xattr(r: &mut Reader<'_>) -> Result<Xattr, ProtocolError> {
     Ok((name, value))
 }
 
-/// Everything but `last`, which is a flag of the frame.
+/// Encodes a response except `last`, which is a flag of the frame.
 pub(crate) fn put_response(w: &mut Writer, response: &Response) {
     match &response.result {
         Ok(reply) => {
@@ -267,7 +267,7 @@ fn listed_size(listed: &Listed) -> usize {
     listed.entries.iter().map(|(name, entry)| crate::message::listed_bytes(name, entry)).sum()
 }
 
-/// About how many bytes a response takes, so that it is encoded without growing.
+/// About how many bytes a response takes, so that it is encoded without reallocation.
 pub(crate) fn size_hint(response: &Response) -> usize {
     let reply = match &response.result {
         Ok(Reply::Data(bytes) | Reply::Value(bytes)) => bytes.len(),

@@ -15,15 +15,15 @@ use nigh_types::{
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Bytes of a body taken from someone who has not said hello.
+/// The most bytes of a body from a peer that has not sent hello.
 const STRANGER_BODY: u32 = 16 << 10;
 
-/// What a server offers on one connection.
+/// A server's settings for one session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ServerConfig {
-    /// This session, as the server numbers it.
+    /// The server's number for this session.
     pub session_id: u64,
-    /// How long the session stands without renewal; `Span::FOREVER`: until the connection ends.
+    /// How long the session lasts without renewal; `Span::FOREVER`: until the connection ends.
     pub session_term: Span,
     pub limits: Limits,
 }
@@ -34,38 +34,38 @@ impl Default for ServerConfig {
     }
 }
 
-/// What a client wants.
+/// A client's message, for the server's driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ServerEvent {
-    /// Comes first; answered with [`ServerConnection::accept`] or [`ServerConnection::refuse`], or by letting
-    /// the session that it names go on over this connection ([`ServerConnection::resume`]).
+    /// The first event; answered with [`ServerConnection::accept`] or [`ServerConnection::refuse`], or by resuming the
+    /// session that it names over this connection ([`ServerConnection::resume`]).
     Attach {
         client: u64,
         incarnation: u64,
         export: Vec<u8>,
         term: Term,
         version: u16,
-        /// Those wanted that this build knows ([`crate::NAMES_ALONE`], [`crate::ID_NAMES`]).
+        /// The wanted features that this build knows ([`crate::NAMES_ALONE`], [`crate::ID_NAMES`]).
         features: u64,
         /// As in [`crate::Hello`].
         moment: u64,
         resume: Option<Resume>,
     },
-    /// Answered with [`ServerConnection::respond`], if it is to be ([`Call::is_answered`]).
+    /// Answered with [`ServerConnection::respond`], if the call has a reply ([`Call::is_answered`]).
     Request {
         call: CallId,
         request: Request,
-        /// It was put out before, in a session that the server has forgotten.
+        /// It was sent before, in a session that the server has forgotten.
         again: bool,
     },
-    /// Nobody waits for this call any more. It is answered all the same: `EINTR` where it had no effect.
+    /// The caller has given up this call. It gets a reply all the same: `EINTR` if it had no effect.
     Cancel(CallId),
-    /// The client holds nothing any more of what this recall named.
+    /// The client has dropped every fact that this recall or prepare named.
     Acknowledge(RecallId),
     Return(Vec<GrantId>),
-    /// The client has claimed what it wants to have again of a forgotten session.
+    /// The client's reclaim of a forgotten session has ended.
     Reclaimed,
-    /// The session is over; after what is left to transmit the connection is closed.
+    /// The session is over; the connection is closed after the remaining frames are transmitted.
     Bye {
         why: String,
     },
@@ -73,9 +73,9 @@ pub enum ServerEvent {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Nothing came yet.
+    /// No message came yet.
     Listening,
-    /// Hello came; neither accepted nor refused.
+    /// Hello came; it is neither accepted nor refused.
     Greeted,
     Attached,
     Ended,
@@ -83,33 +83,33 @@ enum State {
 
 /// The server's end of one session.
 ///
-/// **Contract.** After each input drain `poll_event`. What [`ServerConnection::handle_some`] leaves of the bytes is
-/// the next input: so no more of what a peer packed is in memory than a frame and a MiB. Whenever something
-/// was put out (by an input, or by `accept`, `refuse`, `respond`, `transmit_encoded`, `recall`, `end`) drain
-/// `poll_transmit`, whose frames go out in that order. After an error or [`ServerEvent::Bye`], transmit what is left
-/// and close the connection; answers that still come are dropped here.
+/// **Contract.** After each input drain `poll_event`. The bytes that [`ServerConnection::handle_some`] leaves are the
+/// next input: so no more of a peer's compressed data is in memory than a frame and a MiB. After each output (from an
+/// input, or from `accept`, `refuse`, `respond`, `transmit_encoded`, `recall`, `end`) drain `poll_transmit`, and send
+/// its frames in that order. After an error or [`ServerEvent::Bye`], transmit the remaining frames and close the
+/// connection; later replies are dropped here.
 ///
-/// **Connections.** When the connection has ended say [`ServerConnection::cut`]. What counts is kept until
-/// the client has said that it has it, and goes out on the connection with which the session is resumed;
-/// meanwhile it piles up, and whoever keeps the session bounds that by [`ServerConnection::kept_bytes`].
+/// **Connections.** When the connection has ended, call [`ServerConnection::cut`]. Counted frames are kept until the
+/// client has confirmed them, and are sent on the connection with which the session is resumed. Meanwhile they
+/// accumulate, and the owner of the session bounds them by [`ServerConnection::kept_bytes`].
 ///
-/// **Muted** (a session that owes acknowledgements for too long), nothing that arrives is answered: pings
-/// and calls are kept until it may be heard again, and renew nothing. What arrived before is answered still,
-/// and acknowledgements, returns and farewells are taken as ever.
+/// **Muted** (a session that has owed acknowledgements for too long): pings and calls that arrive are kept without a
+/// reply until the session is unmuted, and renew nothing. Earlier calls still get replies, and acknowledgements,
+/// returns and farewells are handled as ever.
 ///
-/// A client owes nothing for another: what is enforced is that hello comes first and once, sizes,
-/// that call ids are not in use twice, the number and the bytes of outstanding calls, operation names on mutations
-/// and on nothing else, and acknowledgements of recalls that were sent.
+/// Rules enforced on the client: hello comes first and once; sizes; call ids are not in use twice; the number and the
+/// bytes of outstanding calls; operation names on mutations and on no other call; acknowledgements only of recalls that
+/// were sent.
 #[derive(Clone, Debug)]
 pub struct ServerConnection {
     config: ServerConfig,
     state: State,
-    /// What was agreed.
+    /// The agreed version and features.
     version: u16,
     features: u64,
     frames: FrameReader,
     events: VecDeque<ServerEvent>,
-    /// What does not count, before what does.
+    /// Uncounted frames, which go before counted ones.
     transmit: VecDeque<FrameBytes>,
     /// There is a connection.
     linked: bool,
@@ -117,7 +117,7 @@ pub struct ServerConnection {
     incoming: Incoming,
     outstanding: BTreeMap<CallId, Outstanding>,
     load: Load,
-    /// What `outstanding` takes here beyond that.
+    /// Memory of `outstanding` beyond the bytes in `load`.
     beyond: u64,
     /// Calls that wait for a lock: they do not count among the others.
     lock_waits: BTreeMap<CallId, Outstanding>,
@@ -126,24 +126,24 @@ pub struct ServerConnection {
     heard: Time,
     pings: u64,
     muted: bool,
-    /// What arrived while muted: calls and their cancellations in order, and the latest ping.
+    /// Events that arrived while muted: calls and their cancellations in order. The latest ping is in `kept_ping`.
     kept: VecDeque<ServerEvent>,
-    /// Those calls in it that are to be answered.
+    /// The calls in `kept` that have a reply.
     kept_calls: BTreeSet<CallId>,
-    /// Of what is in it and is not answered.
+    /// Load of the calls in `kept` that have no reply.
     kept_load: Load,
     kept_ping: Option<u64>,
 }
 
-/// A call that is not answered.
+/// An outstanding call.
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
     bytes: u64,
-    /// Bytes that it takes here beyond those that arrived.
+    /// Its memory beyond the bytes that arrived.
     beyond: u64,
-    /// Of its operation's name.
+    /// Sequence of its operation's name.
     sequence: Option<u64>,
-    /// Nobody waits for it any more, which was passed on.
+    /// The caller has given it up, and the cancellation was passed on.
     cancelled: bool,
 }
 
@@ -177,16 +177,16 @@ impl ServerConnection {
         }
     }
 
-    /// This session, as the server numbers it.
+    /// The server's number for this session.
     #[must_use]
     pub fn session_id(&self) -> u64 {
         self.config.session_id
     }
 
-    /// Bytes arrived: all of them are taken in.
+    /// Takes in all bytes that arrived.
     ///
     /// # Errors
-    /// The rule that the client broke; a farewell that says so is left to transmit.
+    /// The rule that the client broke; a farewell with that error is left to transmit.
     pub fn handle_input(&mut self, now: Time, bytes: &[u8]) -> Result<(), ProtocolError> {
         let mut rest = bytes;
         loop {
@@ -197,7 +197,7 @@ impl ServerConnection {
         }
     }
 
-    /// The same of as much as is done at a time; takes off `bytes` what that is.
+    /// Takes in bytes as [`ServerConnection::handle_input`], up to one round; removes them from `bytes`.
     ///
     /// # Errors
     /// As for [`ServerConnection::handle_input`].
@@ -219,7 +219,7 @@ impl ServerConnection {
         self.events.pop_front()
     }
 
-    /// Frames for the transport, in this order.
+    /// Returns the next frame for the transport, in this order.
     pub fn poll_transmit(&mut self) -> Option<FrameBytes> {
         if !self.linked {
             return None;
@@ -228,26 +228,27 @@ impl ServerConnection {
         plain.or_else(|| if self.state == State::Attached { self.outgoing.poll() } else { None })
     }
 
-    /// Bytes that are kept until the client has said that it has them.
+    /// Bytes that are kept until the client has confirmed them.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
         self.outgoing.bytes()
     }
 
-    /// Of these, what was not put out, for want of a connection or of room.
+    /// The part of these that was not sent, for want of a connection or of window.
     #[must_use]
     pub fn waiting_bytes(&self) -> u64 {
         if self.linked { self.outgoing.waiting_bytes() } else { self.outgoing.bytes() }
     }
 
-    /// Bytes kept for this session altogether: those that are not confirmed, requests that are not answered, and what arrived of a frame.
+    /// Bytes kept for this session altogether: unconfirmed frames, unanswered requests, and the part of a frame that
+    /// arrived.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         let asked = self.load.bytes() + self.beyond + self.lock_load.bytes() + self.kept_load.bytes();
         self.outgoing.bytes() + asked + self.frames.partial_bytes()
     }
 
-    /// Answers to named operations that the client is not known to have, by the sequence of the name.
+    /// Replies to named operations that the client is not known to have received, by the sequence of the name.
     #[must_use]
     pub fn unheard_answers(&self) -> Vec<(u64, Response)> {
         let answer = |(sequence, bytes): (u64, &FrameBytes)| {
@@ -261,7 +262,7 @@ impl ServerConnection {
         self.outgoing.answers().filter_map(answer).collect()
     }
 
-    /// The connection has ended. What it brought of a frame is forgotten; the client sends that again.
+    /// Notes that the connection has ended. A partly received frame is dropped; the client sends it again.
     pub fn cut(&mut self) {
         if self.state == State::Attached {
             self.linked = false;
@@ -271,11 +272,11 @@ impl ServerConnection {
         }
     }
 
-    /// The session goes on over another connection, on which its client said that it has `received` frames.
-    /// `lapsed`: its lease had run out. Not once it has ended.
+    /// Resumes the session over another connection, on which its client confirmed `received` frames. `lapsed`: its
+    /// lease had run out. Fails once the session has ended.
     ///
     /// # Errors
-    /// So many cannot have arrived; a farewell that says so is left to transmit.
+    /// The count is impossible; a farewell with that error is left to transmit.
     pub fn resume(
         &mut self,
         now: Time,
@@ -303,7 +304,7 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// Whether frames may have packed bodies ([`crate::pack`]): agreed with the hello of the session.
+    /// Whether frames may have compressed bodies ([`crate::pack`]): agreed with the hello of the session.
     #[must_use]
     pub fn packs(&self) -> bool {
         self.features & COMPRESSED != 0
@@ -316,13 +317,13 @@ impl ServerConnection {
         self.say(&Message::Welcome(welcome));
     }
 
-    /// Says something that does not count.
+    /// Sends an uncounted message.
     fn say(&mut self, message: &Message) {
         self.transmit.push_back(Arc::new(message.encode()));
     }
 
-    /// Whether what arrives from now on is kept unanswered. Ending it answers what was kept: the caller
-    /// counts the client as heard at that moment.
+    /// Sets whether messages that arrive from now on are kept without a reply. Unmuting handles the kept ones: the
+    /// caller renews the client's lease at that moment.
     pub fn mute(&mut self, muted: bool) {
         self.muted = muted;
         if muted || self.state == State::Ended {
@@ -336,7 +337,7 @@ impl ServerConnection {
         self.kept_load = Load::default();
     }
 
-    /// The session stands.
+    /// Accepts the session.
     ///
     /// # Panics
     /// Unless [`ServerEvent::Attach`] is the latest thing that happened to this session.
@@ -351,14 +352,14 @@ impl ServerConnection {
         self.welcome(session, None);
     }
 
-    /// The client is not wanted; `message` tells people what happened and how to mend it.
+    /// Refuses the client; `message` tells people what happened and how to mend it.
     pub fn refuse(&mut self, errno: Errno, message: &str) {
         if self.state == State::Greeted {
             self.finish(&Message::Refused(Refused { errno, message: message.to_owned() }));
         }
     }
 
-    /// Answers a call.
+    /// Sends a reply to a call.
     ///
     /// # Panics
     /// If the call is not outstanding, or the frame would be longer than [`crate::MAX_BODY`].
@@ -367,7 +368,7 @@ impl ServerConnection {
         self.transmit_encoded(call, response.last, bytes);
     }
 
-    /// Answers a call with what [`encode_response`] made of it, perhaps on another thread.
+    /// Sends a reply that [`encode_response`] encoded, perhaps on another thread.
     ///
     /// # Panics
     /// If the call is not outstanding.
@@ -388,7 +389,7 @@ impl ServerConnection {
         self.outgoing.push_answer(Arc::new(bytes), answers);
     }
 
-    /// Asks for facts back; [`ServerEvent::Acknowledge`] answers.
+    /// Recalls facts; [`ServerEvent::Acknowledge`] answers.
     ///
     /// # Panics
     /// If a recall of this id is outstanding.
@@ -400,10 +401,10 @@ impl ServerConnection {
         self.outgoing.push(Arc::new(Message::Recall(recall).encode()));
     }
 
-    /// Says that facts are about to change, to a client that takes pushes; [`ServerEvent::Acknowledge`] answers.
+    /// Sends an update prepare to a client that takes updates; [`ServerEvent::Acknowledge`] answers.
     ///
     /// # Panics
-    /// If a recall or hold of this id is outstanding.
+    /// If a recall or prepare of this id is outstanding.
     pub fn hold(&mut self, hold: Hold) {
         if self.state != State::Attached {
             return;
@@ -412,14 +413,14 @@ impl ServerConnection {
         self.outgoing.push(Arc::new(Message::Hold(hold).encode()));
     }
 
-    /// Ends a hold that was said, acknowledged or not.
+    /// Sends the commit of a prepare, acknowledged or not.
     pub fn commit(&mut self, commit: Commit) {
         if self.state == State::Attached {
             self.outgoing.push(Arc::new(Message::Commit(commit).encode()));
         }
     }
 
-    /// Asks the client for a sign of life; its answer, like any input, counts as renewal.
+    /// Pings the client; its pong, like any input, counts as renewal.
     pub fn probe(&mut self) {
         if self.state == State::Attached {
             self.pings += 1;
@@ -435,13 +436,13 @@ impl ServerConnection {
         }
     }
 
-    /// The session ends without a word: its client comes again and learns that it is forgotten.
+    /// Ends the session without a message: its client reconnects and learns that the session is forgotten.
     pub fn abandon(&mut self) {
         self.close();
         self.outgoing = Outgoing::default();
     }
 
-    /// When the session lapses unless the client is heard from: 1.1 of its term after it last was.
+    /// When the session lapses unless another message arrives: 1.1 terms after the latest one.
     #[must_use]
     pub fn lapses(&self) -> Time {
         let Span(term) = self.config.session_term;
@@ -453,35 +454,35 @@ impl ServerConnection {
         self.state == State::Ended
     }
 
-    /// Whether these bytes, if they are the next input, ask for nothing and let nothing go on that was asked for
-    /// before: they are signs of life and acknowledgements, whole.
+    /// Whether these bytes, as the next input, ask for nothing and unblock no earlier request: they are whole pings,
+    /// pongs and acknowledgements.
     #[must_use]
     pub fn asks_nothing(&self, bytes: &[u8]) -> bool {
         let plain = self.state == State::Attached && !self.muted && self.kept.is_empty();
-        // A confirmation lets go what waits for room.
+        // A confirmation opens the window for waiting frames.
         let waits = self.outgoing.waiting_bytes() > 0;
         plain && !waits && self.frames.partial_bytes() == 0 && frame::ask_nothing(bytes)
     }
 
-    /// Calls that are not answered yet, without those that wait for a lock.
+    /// The number of unanswered calls, without those that wait for a lock.
     #[must_use]
     pub fn outstanding(&self) -> u32 {
         self.load.calls()
     }
 
-    /// Whether a call is to be answered still.
+    /// Whether a call still needs a reply.
     #[must_use]
     pub fn is_outstanding(&self, call: CallId) -> bool {
         self.outstanding.contains_key(&call) || self.is_lock_wait(call)
     }
 
-    /// Whether it is one that may wait for a lock.
+    /// Whether a call may wait for a lock.
     #[must_use]
     pub fn is_lock_wait(&self, call: CallId) -> bool {
         self.lock_waits.contains_key(&call)
     }
 
-    /// After what the client can still take, the last word.
+    /// Transmits what fits in the client's window, then the last message.
     fn finish(&mut self, last: &Message) {
         while self.linked
             && let Some(frame) = self.outgoing.poll()

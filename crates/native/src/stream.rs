@@ -1,27 +1,27 @@
-//! The counted stream of a session: it goes on where it was when a connection takes another's place, so
-//! that each frame takes effect once and in order (docs/decisions/0009-sessions-over-connections.md).
+//! The counted stream of a session. It is resumed when a new connection replaces another one, so that each frame takes
+//! effect once and in order (docs/decisions/0009-sessions-over-connections.md).
 
 use crate::ProtocolError;
 use crate::frame::FrameBytes;
 use std::collections::VecDeque;
 
-/// Bytes that are put out and not confirmed; with so many nothing more is put out.
+/// The window: the most bytes sent on a connection and not confirmed.
 pub const WINDOW_BYTES: u64 = 8 << 20;
-/// Frames and bytes that arrive before the other end is told of them.
+/// Frames and bytes that arrive before they are confirmed to the peer.
 const FRAMES_UNSAID: u64 = 64;
 const BYTES_UNSAID: u64 = 1 << 20;
 
-/// Frames on their way to the other end, until it has said that it has them.
+/// Frames for the peer, kept until it has confirmed them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outgoing {
-    /// How many the other end has.
+    /// The number that the peer has confirmed.
     confirmed: u64,
-    /// Those behind them, in order.
+    /// The frames after those, in order.
     frames: VecDeque<Kept>,
-    /// How many of `frames` were put out on this connection, and their bytes.
+    /// How many of `frames` were sent on this connection, and their bytes.
     put: u64,
     put_bytes: u64,
-    /// How many were put out on any connection.
+    /// How many of `frames` were sent on any connection.
     sent: u64,
     bytes: u64,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Outgoing {
 #[derive(Clone, Debug)]
 struct Kept {
     frame: FrameBytes,
-    /// The sequence of the named operation to which it is the answer.
+    /// The sequence of the named operation that it replies to.
     answers: Option<u64>,
 }
 
@@ -38,13 +38,13 @@ impl Outgoing {
         self.push_answer(frame, None);
     }
 
-    /// A frame that is the answer to the named operation of that sequence.
+    /// Adds the reply to the named operation of that sequence.
     pub(crate) fn push_answer(&mut self, frame: FrameBytes, answers: Option<u64>) {
         self.bytes += frame.len() as u64;
         self.frames.push_back(Kept { frame, answers });
     }
 
-    /// The next frame for this connection, if there is one and room for it.
+    /// Returns the next frame for this connection, if there is one and the window has room.
     pub(crate) fn poll(&mut self) -> Option<FrameBytes> {
         if self.put_bytes >= WINDOW_BYTES {
             return None;
@@ -56,10 +56,10 @@ impl Outgoing {
         Some(FrameBytes::clone(frame))
     }
 
-    /// The other end says how many it has.
+    /// Takes the peer's count of received frames.
     ///
     /// # Errors
-    /// It cannot be so many, or it had more before.
+    /// The count is too high, or lower than an earlier one.
     pub(crate) fn confirm(&mut self, count: u64) -> Result<(), ProtocolError> {
         let arrived = self.arrived(count, self.put)?;
         self.put -= arrived;
@@ -67,7 +67,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// A new connection, whose other end has so many: all others are put out again.
+    /// Begins a new connection, whose peer has received `count` frames: all others are sent again.
     ///
     /// # Errors
     /// As for [`Outgoing::confirm`].
@@ -78,17 +78,17 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Bytes of frames that are kept.
+    /// Bytes of kept frames.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes that wait for room.
+    /// Bytes that wait for room in the window.
     pub(crate) fn waiting_bytes(&self) -> u64 {
         self.bytes - self.put_bytes
     }
 
-    /// Answers to named operations that the other end is not known to have, by their sequence.
+    /// Replies to named operations that the peer is not known to have received, by their sequence.
     pub(crate) fn answers(&self) -> impl Iterator<Item = (u64, &FrameBytes)> {
         self.frames.iter().filter_map(|kept| Some((kept.answers?, &kept.frame)))
     }
@@ -102,7 +102,7 @@ impl Outgoing {
         }
     }
 
-    /// Their bytes.
+    /// Removes the first `count` frames, and returns their bytes.
     fn drop_first(&mut self, count: u64) -> u64 {
         let count_here = usize::try_from(count).expect("no more than are kept");
         let bytes = self.frames.drain(..count_here).map(|kept| kept.frame.len() as u64).sum();
@@ -113,7 +113,7 @@ impl Outgoing {
     }
 }
 
-/// Frames that arrived, and what the other end was told of them.
+/// Count of frames that arrived, and how many of them were not yet confirmed to the peer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Incoming {
     count: u64,
@@ -122,19 +122,19 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// One more.
+    /// Counts one frame.
     pub(crate) fn take(&mut self, bytes: u64) {
         self.count += 1;
         self.frames_unsaid += 1;
         self.bytes_unsaid += bytes;
     }
 
-    /// Whether the other end is to be told now.
+    /// Whether the count is to be sent now.
     pub(crate) fn is_due(&self) -> bool {
         self.frames_unsaid >= FRAMES_UNSAID || self.bytes_unsaid >= BYTES_UNSAID
     }
 
-    /// How many there are; the other end is told.
+    /// Returns the count, to be sent to the peer.
     pub(crate) fn say(&mut self) -> u64 {
         (self.frames_unsaid, self.bytes_unsaid) = (0, 0);
         self.count
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!((put(&mut outgoing), outgoing.frames.len()), (3, 3));
         outgoing.resume(3).unwrap();
         outgoing.poll().unwrap();
-        // It said so on the connection before; on this one it cannot have more than one more.
+        // It confirmed that on the earlier connection; on this one it cannot have more than one more.
         assert!(outgoing.confirm(6).is_err());
         outgoing.resume(6).unwrap();
         assert_eq!((put(&mut outgoing), outgoing.bytes()), (0, 0));

@@ -1,4 +1,4 @@
-//! Layouts of ids, names, places, credentials and grants.
+//! Layouts of ids, names, node references, credentials and grants.
 
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
@@ -61,7 +61,7 @@ impl Wire for Name {
     }
 }
 
-/// Names that lead from the root to an inode.
+/// Path from the root to an inode.
 impl Wire for Vec<Name> {
     fn put(&self, w: &mut Writer) {
         w.sequence(self, |w, name| name.put(w));
@@ -167,7 +167,7 @@ fn flags<const N: usize>(bits: u8) -> Result<[bool; N], ProtocolError> {
 impl Wire for Access {
     fn put(&self, w: &mut Writer) {
         w.u8(bits(&[self.read, self.write, self.truncate, self.direct, self.sync]));
-        // The last field of each call that has it: a server that does not know it leaves it unread.
+        // The last field of each call that has it: a server that does not know it ignores it.
         if self.append {
             w.u8(1);
         }
@@ -225,7 +225,7 @@ impl Wire for Covers {
             Covers::Names => 1,
             Covers::Inode => 2,
             Covers::Data => 3,
-            // Our server speaks for whole directories.
+            // Native servers grant whole directories.
             Covers::Entry | Covers::Absence => 0,
         });
     }
@@ -318,7 +318,7 @@ impl Wire for Grant {
     }
 }
 
-/// Without its id, which stands in the frame's header.
+/// Encodes a recall without its id, which is in the frame's header.
 pub(crate) fn put_recall(w: &mut Writer, recall: &Recall) {
     recall.node.put(w);
     recall.covers.put(w);

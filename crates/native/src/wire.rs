@@ -67,12 +67,12 @@ impl Writer {
     }
 }
 
-/// A length that this side made; frames are bounded far below 4 GiB.
+/// The length of a message of this side; frames are bounded far below 4 GiB.
 pub(crate) fn length(n: usize) -> u32 {
     u32::try_from(n).expect("a message of ours is shorter than 4 GiB")
 }
 
-/// Takes fields off a message. Nothing is allocated by a length or count that the bytes do not bear out.
+/// Takes fields off a message. No length or count causes an allocation larger than the bytes present justify.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         Reader { rest }
     }
 
-    /// What follows was appended by a later version than the sender's.
+    /// Whether no field is left: fields that could follow were added by a later version than the sender's.
     pub(crate) fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
         self.raw(length)
     }
 
-    /// The fields of a record; what they leave over was appended by a later version.
+    /// The fields of a record; fields left over were appended by a later version.
     pub(crate) fn record(&mut self) -> Result<Reader<'a>, ProtocolError> {
         self.bytes().map(Reader::new)
     }
@@ -143,7 +143,7 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| take(self)).collect()
     }
 
-    /// The same of at most `most` items, which is looked at before any is made.
+    /// A sequence of at most `most` items, which is checked before any is decoded.
     pub(crate) fn bounded<T>(
         &mut self,
         (least, most): (u32, u32),
@@ -211,7 +211,8 @@ impl Wire for Box<[u8]> {
     }
 }
 
-/// Text for people, which may come to a terminal or a log: what is not UTF-8 or not printable in it is replaced, and it is cut.
+/// Text for people, which may reach a terminal or a log: invalid UTF-8 and unprintable characters are replaced, and
+/// long text is cut.
 impl Wire for String {
     fn put(&self, w: &mut Writer) {
         w.bytes(self.as_bytes());

@@ -64,7 +64,7 @@ fn huge_counts_allocate_nothing() {
     }
 }
 
-/// However it is cut: what is gathered is no more than what arrived, or twice that as it grows.
+/// However the stream is cut: the buffer is no larger than the bytes that arrived, or twice that as it grows.
 #[test]
 fn a_long_frame_that_is_announced_allocates_nothing() {
     let _alone = ALONE.lock().unwrap();
@@ -94,11 +94,11 @@ fn a_long_frame_that_is_announced_allocates_nothing() {
     }
 }
 
-/// Neither the lists in it, which are too long, nor it as it was before stay in memory.
+/// Neither its lists, which are too long, nor the decompressed body stay in memory.
 #[test]
 fn a_packed_frame_takes_what_it_says_once_and_gives_it_back() {
     let _alone = ALONE.lock().unwrap();
-    // Its count is put in front of so many names: a length and a byte each.
+    // Its count precedes so many names, each with a length and a byte.
     let names = 1_500_000_u32;
     let call = Call::Walk { node: samples::id(7), names: vec![] };
     let mut walk = encode_request(CallId(1), &samples::request(call));

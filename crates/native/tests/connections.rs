@@ -10,8 +10,8 @@ use nigh_native::*;
 use nigh_remote::{Event, Reason, Remote};
 use nigh_types::*;
 
-/// Calls, answers in one part and in several, cancellations, recalls, acknowledgements and returns, with a cut now and then at any byte of either
-/// direction, also before the welcome of a resumption arrived.
+/// Calls, replies in one chunk and in several, cancellations, recalls, acknowledgements and returns, with occasional
+/// cuts at any byte of either direction, also before the welcome of a resumption arrived.
 #[test]
 fn cut_anywhere_each_frame_takes_effect_once_and_in_order() {
     let (mut cancels, mut parts) = (0, 0);
@@ -203,7 +203,7 @@ fn a_server_that_knows_nothing_is_asked_for_everything_anew_but_only_after_the_c
     let (messages, events, _) = drain(&mut client);
     assert_eq!(messages, []);
     assert_eq!(events, [Event::Restored { session: samples::session(), kept: false }]);
-    // What is of the forgotten session means nothing in this one.
+    // Ids of the forgotten session mean nothing in this one.
     client.handle_acknowledge(later(3), RecallId(7));
     client.handle_return(later(3), vec![GrantId(5)]);
     look(&mut client, later(3), 3);
@@ -219,7 +219,7 @@ fn a_server_that_knows_nothing_is_asked_for_everything_anew_but_only_after_the_c
     let again = Message::Again(CallId(1), samples::request(mkdir));
     assert_eq!(messages[..2], [Message::Reclaimed, again]);
     assert!(matches!(messages[2..], [Message::Request(CallId(3), _)]));
-    // Numbers of both sessions are told apart.
+    // Ids of both sessions differ.
     client.handle_input(later(5), &encode_response(CallId(3), &granted(5)));
     client.handle_input(later(5), &Message::Recall(recall.clone()).encode());
     let (_, events, _) = drain(&mut client);
@@ -248,7 +248,7 @@ fn a_listing_that_begins_anew_goes_on_where_it_was() {
     client.handle_input(T0, &welcome(4, None));
     client.handle_reclaimed(T0);
     drain(&mut client);
-    // One of those passed on is gone by now, which is not told any more.
+    // One of the entries passed on has been removed meanwhile, which is not reported any more.
     client.handle_input(T0, &encode_response(CallId(1), &part(&[names[1], names[2]], false)));
     client.handle_input(T0, &encode_response(CallId(1), &part(&names[3..], true)));
     let (_, events, _) = drain(&mut client);
@@ -261,7 +261,7 @@ fn a_listing_that_begins_anew_goes_on_where_it_was() {
     assert_eq!(events.iter().map(listed).collect::<Vec<_>>(), [1, 1]);
 }
 
-/// Whoever waits for them has a listing on its way; and the server that comes back may not know of them.
+/// Their reader has a full listing on its way; and the server that comes back may not support them.
 #[test]
 fn names_alone_do_not_go_on_in_another_session() {
     let mut client = attached();
@@ -277,7 +277,7 @@ fn names_alone_do_not_go_on_in_another_session() {
     assert!(events.contains(&Event::Response { call: CallId(1), response: cancelled }), "{events:?}");
 }
 
-/// The server that comes back may be an older one, which does not know the call.
+/// The server that comes back may be an older one, without support for the call.
 #[test]
 fn calls_by_number_go_on_only_at_a_server_that_finds_numbers() {
     for finds_numbers in [false, true] {

@@ -1,4 +1,4 @@
-//! What becomes of calls when the server has forgotten the session in which they were made.
+//! Calls made in a session that the server has forgotten.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn attached() -> ClientSession {
     client
 }
 
-/// The server knows nothing any more; the client is told, and nothing else happens yet.
+/// The server has forgotten the session; the client learns that, and nothing else happens yet.
 fn forgotten(client: &mut ClientSession, session_id: u64) {
     client.handle_disconnect(T0, "cut");
     client.handle_connect(T0);
@@ -66,7 +66,7 @@ fn failed(call: u64, errno: Errno) -> Event {
     Event::Response { call: CallId(call), response: Response::plain(Err(errno)) }
 }
 
-/// The calls that were put out, and those put out again.
+/// The calls that were sent, and those sent again.
 fn sent(messages: &[Message]) -> (Vec<u64>, Vec<u64>) {
     let (mut new, mut again) = (vec![], vec![]);
     for message in messages {
@@ -111,7 +111,7 @@ fn claims_of_a_session_that_was_forgotten_too_are_not_made_in_the_next() {
     }
     assert_eq!(sent(&drain(&mut client).0), (vec![2, 3, 4], vec![]));
     client.handle_disconnect(T0, "cut");
-    // Not put out yet.
+    // Not sent yet.
     for (id, call) in [(6, reopen(5)), (7, claim()), (8, walk())] {
         ask(&mut client, id, call);
     }
@@ -167,7 +167,7 @@ fn a_server_with_other_keys_is_told_no_ids_of_before() {
     assert_eq!((sent(&messages), events), ((vec![6], vec![]), vec![]), "what is asked since goes on");
 }
 
-/// Others may rely on what was granted until it says that nothing of that is believed.
+/// Others may rely on the lost session's grants until the client reports that it uses none of them.
 #[test]
 fn who_has_lost_a_session_claims_before_it_goes_on() {
     let config = ClientConfig { client: 1, incarnation: 2, attach: vec![], term: Term::Session, features: 0 };

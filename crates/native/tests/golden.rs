@@ -50,8 +50,8 @@ fn messages_are_as_they_were() {
     }
 }
 
-/// A packed body is read for ever, and need not be packed to the same bytes by the next version of the packer: once
-/// the file is there it is only read.
+/// Compressed bodies must be readable for ever, but a later compressor need not produce these bytes: an existing file
+/// is only read.
 #[test]
 fn a_packed_frame_is_understood_as_it_was() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden/packed.hex");

@@ -1,4 +1,4 @@
-//! What a client says it has open goes before its acknowledgement, whatever else waits.
+//! A client's report of an open file precedes its acknowledgement, whatever else waits.
 
 mod common;
 

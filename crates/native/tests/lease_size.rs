@@ -1,4 +1,4 @@
-//! What a grant costs in the server's memory, and that nothing is left of it.
+//! Memory cost of a grant, and its release.
 
 use nigh_native::lease::{Change, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseTable, Object};
 use nigh_types::{Covers, NodeId, Span, Time};
@@ -9,7 +9,7 @@ struct Counting;
 
 static LIVE: AtomicU64 = AtomicU64::new(0);
 
-/// With what an allocator adds to each block.
+/// With the allocator's overhead of each block.
 fn size(bytes: usize) -> u64 {
     bytes as u64 + 8
 }
@@ -48,7 +48,7 @@ fn grant(table: &mut LeaseTable, holder: Holder, ino: u64) {
     assert!(table.handle_grant(T0, holder, key(ino), node).is_some(), "nothing speaks against it");
 }
 
-/// Inode numbers in the order in which a walk may meet them.
+/// Inode numbers in an order in which a scan may meet them.
 fn scattered(nth: u64) -> u64 {
     nth.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20
 }
@@ -71,7 +71,7 @@ fn a_directory_grant_costs_at_most_256_bytes_and_leaves_nothing() {
             assert!(each <= 256, "{each} bytes with {holders} holders");
         }
 
-        // Changes, recalls and returns leave nothing but what stands.
+        // Changes, recalls and returns leave only live grants.
         let with_two = used();
         for nth in 0..GRANTS / 2 {
             let change = Change { key: key(order(nth)), names: Vec::new(), writes: false, told: false };
@@ -88,7 +88,7 @@ fn a_directory_grant_costs_at_most_256_bytes_and_leaves_nothing() {
         assert!(used() < with_two, "what was recalled is forgotten");
         table.handle_gone(late, one);
         table.handle_gone(late, other);
-        // The harness allocates too, now and then.
+        // The test harness allocates too, now and then.
         let left = used();
         assert!(left < GRANTS / 4, "{left} bytes are left of nothing");
     }

@@ -1,13 +1,13 @@
-//! How long the table of locks takes when there are very many.
+//! Time of lock calls with very many locks.
 
 use nigh_native::{Claim, LockOwner, LockTable, Tried};
 use nigh_types::{Errno, LockKind};
 use std::time::{Duration, Instant};
 
-/// Ranges that one session may hold.
+/// The most ranges of one session.
 const MOST: u64 = 65_536;
 
-/// A flock of one object, which readers share.
+/// A shared flock of one object.
 fn shared(session: u64, owner: u64) -> Claim<u64> {
     let owner = LockOwner { session, flock: true, owner };
     Claim { object: 1, owner, kind: LockKind::Read, start: 0, end: u64::MAX, pid: 1 }

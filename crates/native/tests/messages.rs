@@ -1,4 +1,4 @@
-//! Messages: there and back, cut short, changed, and made of noise.
+//! Messages: encoded and decoded, cut short, changed, and made of random bytes.
 
 mod common;
 
@@ -194,7 +194,7 @@ proptest! {
             Message::Hello(hello) => Some(hello),
             _ => None,
         };
-        // What later versions appended: a moment, and what is resumed.
+        // Fields appended by later versions: the time, and the session to resume.
         let appended = hello.map_or(0, |hello| if hello.resume.is_some() { 8 + 1 + 16 } else { 8 + 1 });
         let expected = match &short {
             Err(ProtocolError::NotNigh) => hello.is_some() && keep < 4,
@@ -338,7 +338,7 @@ fn open_to_append_is_one_field_more_and_other_opens_are_as_before() {
     }
 }
 
-/// It reads no further than `keep`, and to rename so is `EINVAL`.
+/// It ignores the bytes behind `keep`, and refuses such a rename with `EINVAL`.
 #[test]
 fn older_server_takes_a_rename_that_leaves_a_whiteout_for_one_with_both_flags() {
     let request = |(no_replace, exchange, whiteout)| {

@@ -1,7 +1,7 @@
-//! Replays the fuzzing seeds (`fuzz/corpus-hex`), with the same checks that the fuzzers make, and sees that they come
-//! to what is to be fuzzed.
+//! Replays the fuzzing seeds (`fuzz/corpus-hex`) with the checks of the fuzzers, and checks that the seeds reach the
+//! code that is to be fuzzed.
 //!
-//! `NIGH_REWRITE_GOLDEN=1` makes those that are bytes of messages anew.
+//! `NIGH_REWRITE_GOLDEN=1` regenerates the seeds that consist of messages.
 
 #[path = "../../../fuzz/src/native/mod.rs"]
 mod native;
@@ -34,7 +34,7 @@ fn replay<T>(target: &str, act: fn(&[u8]) -> T) -> Vec<T> {
     reached
 }
 
-/// The seeds together come to all of this, and some one of them to all of `together`.
+/// All seeds together reach all of this, and one of them reaches all of `together`.
 fn come_to(target: &str, act: fn(&[u8]) -> Reached, all: &[&str], together: &[&str]) {
     let reached = replay(target, act);
     let whole: Reached = reached.iter().flatten().copied().collect();
@@ -44,7 +44,7 @@ fn come_to(target: &str, act: fn(&[u8]) -> Reached, all: &[&str], together: &[&s
     assert!(one, "no seed of {target} comes to all of {together:?}: {reached:?}");
 }
 
-/// Seeds that are bytes of messages: a change of the samples changes them.
+/// Seeds that consist of messages: a change of the samples changes them.
 fn of_messages() -> Vec<(PathBuf, Vec<u8>)> {
     let mut seeds = Vec::new();
     let data = Response::plain(Ok(Reply::Data(b"every file and directory ".repeat(40))));
@@ -55,7 +55,7 @@ fn of_messages() -> Vec<(PathBuf, Vec<u8>)> {
         seeds.push((folder("native_codec").join(group), [vec![7], stream].concat()));
     }
     seeds.push((folder("native_codec").join("packed"), [vec![31], packed.clone(), packed.clone()].concat()));
-    // Step 0 of both sessions: so many bytes are heard.
+    // Step 0 of both sessions: so many bytes are received.
     let heard = |bytes: &[u8]| [&[0], &u16::try_from(bytes.len()).unwrap().to_le_bytes()[..], bytes].concat();
     let from = |groups: &[&str]| -> Vec<Vec<u8>> {
         let all = samples::all();
@@ -74,7 +74,7 @@ fn of_messages() -> Vec<(PathBuf, Vec<u8>)> {
     let answer = heard(&encode_response(CallId(1), &data));
     let seed = [first("welcome"), call.to_vec(), answer].concat();
     seeds.push((folder("native_client").join("real-welcome-call-answer"), seed));
-    // Each is answered, as they all have one number.
+    // Each gets its reply, as they all have one id.
     let answered = |frame: &Vec<u8>| [heard(frame), vec![10, 0]].concat();
     let script: Vec<u8> = from(&["request"]).iter().flat_map(answered).collect();
     let seed = [first("hello"), vec![9], script].concat();

@@ -1,4 +1,4 @@
-//! What the server's end of a session enforces, and what it does while it does not listen.
+//! Rules that the server's end of a session enforces, and its behaviour while muted.
 
 mod common;
 
@@ -10,7 +10,7 @@ use nigh_remote::{Event, Remote};
 use nigh_types::*;
 use std::time::{Duration, Instant};
 
-/// What a server puts out.
+/// Frames that a server has for its transport.
 fn transmitted(server: &mut ServerConnection) -> Vec<Message> {
     let frames = std::iter::from_fn(|| server.poll_transmit());
     frames.map(|bytes| common::decode(&bytes).unwrap().unwrap()).collect()
@@ -53,7 +53,7 @@ fn a_muted_session_is_answered_what_came_before_and_the_rest_when_it_is_heard_ag
 
 #[test]
 fn a_muted_session_cannot_pile_up_what_nobody_answers() {
-    // Whoever closes many files breaks no rule.
+    // A client that closes many files breaks no rule.
     let (mut server, _) = told(Limits { max_calls: 2, ..Limits::default() }, &[]);
     server.mute(true);
     let release = |n| {
@@ -77,7 +77,7 @@ fn a_muted_session_cannot_pile_up_what_nobody_answers() {
 #[test]
 fn calling_off_costs_the_same_however_much_is_outstanding_and_counts_once() {
     let wait = |n| Message::Request(CallId(n), samples::request(lock(true))).encode();
-    // Locks that are waited for, kept by a muted session, and each called off so often.
+    // Waiting lock calls, kept by a muted session, and each cancelled so often.
     let took = |locks: u64, times: u64, muted: bool| {
         let (mut server, _) = told(Limits::default(), &[]);
         server.mute(muted);
@@ -151,7 +151,7 @@ fn lists_are_bounded_and_those_of_a_server_are_not_heard() {
             "{broken:?}"
         );
     }
-    // A client asks for nothing that a server would end its session for.
+    // A client sends nothing that makes a server end its session.
     let mut client = common::ends::attached(Limits::default());
     client.handle_call(T0, CallId(1), samples::request(walk(most.0 + 1)));
     let (said, events, _) = drain(&mut client);
@@ -175,7 +175,7 @@ fn a_name_that_is_waited_for_counts_as_what_it_takes() {
     assert_eq!(server.held_bytes(), before);
 }
 
-/// An acknowledgement may wait for it; and it must not be taken for a sign of being heard, by either end.
+/// An acknowledgement may wait for it; and neither end may take it for a renewal.
 #[test]
 fn stores_into_a_map_are_done_for_a_suspect_and_renew_nothing() {
     let write = |flush| {
@@ -335,16 +335,16 @@ fn only_what_lets_nothing_go_on_asks_for_nothing() {
     let mut packed = ping.clone();
     packed[5] |= 8;
     assert!(!server.asks_nothing(&packed));
-    // It would be answered, or kept, with more.
+    // The ping would get a reply, or be kept, with other messages.
     server.mute(true);
     assert!(!server.asks_nothing(&ping));
     server.mute(false);
-    // A part of a frame is there.
+    // A part of a frame has arrived.
     server.handle_input(T0, &ping[..5]).unwrap();
     assert!(!server.asks_nothing(&ping));
     server.handle_input(T0, &ping[5..]).unwrap();
     assert!(server.asks_nothing(&ping));
-    // More than may be put out at a time waits for a confirmation.
+    // Frames beyond the window wait for a confirmation.
     let many = Response { last: false, ..Response::plain(Ok(Reply::Data(vec![1; 3 << 20]))) };
     for _ in 0..3 {
         server.respond(CallId(1), &many);

@@ -1,4 +1,4 @@
-//! What sessions enforce, count and time.
+//! Rules, counters and timers of sessions.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn lapsed(events: &[Event]) -> &str {
     }
 }
 
-/// Sends `call`, answers it with `responses`, and returns what becomes of the session.
+/// Sends `call`, replies with `responses`, and returns the session's events.
 fn answered(call: Call, responses: &[Response]) -> Vec<Event> {
     let mut client = attached(Limits::default());
     client.handle_call(T0, CallId(1), samples::request(call));
@@ -352,8 +352,7 @@ fn who_waits_for_locks_keeps_nobody_from_calling() {
     }
 }
 
-/// So large that 15 of them are less than a session may have unanswered, and with one more of any size it would
-/// perhaps not be.
+/// So large that 15 of them fit into a session's limit of unanswered bytes, and one more request of any size might not.
 fn write() -> Request {
     let (node, handle, data) = (samples::place(), Some(Handle(1)), vec![1; 4 << 20]);
     samples::request(Call::Write { node, handle, offset: 0, data, flags: WriteFlags::default() })
@@ -366,7 +365,7 @@ fn requests_beyond_what_may_be_unanswered_wait_at_the_client_and_end_the_session
     for id in 0..40 {
         client.handle_call(T0, CallId(id), write());
     }
-    // All that is put out is confirmed at once, so the window is not what it waits for.
+    // All output is confirmed at once, so the call does not wait for the window.
     loop {
         let (messages, ..) = drain(&mut client);
         if messages.is_empty() {
@@ -401,7 +400,7 @@ fn a_client_keeps_to_the_bytes_that_a_small_server_names() {
     keeps.handle_input(T0, &encode_response(CallId(0), &answer));
     let (messages, ..) = drain(&mut keeps);
     assert!(matches!(messages[..], [Message::Request(CallId(2), _)]), "{}", messages.len());
-    // Such a limit no call could keep to, and nothing would ever be sent.
+    // No call could fit into such a limit, and nothing would ever be sent.
     let mut stuck = client(T0);
     stuck.handle_input(T0, &welcome(Limits { max_bytes: 1 << 20, ..limits }).encode());
     assert!(lost(&drain(&mut stuck).1).contains("a limit of bytes"));

@@ -1,4 +1,4 @@
-//! Calls that wait, are out, and are put out again.
+//! Calls that are queued, outstanding, or sent again.
 
 use super::{ClientSession, State};
 use crate::ProtocolError;
@@ -15,17 +15,17 @@ use nigh_types::{Call, CallId, Errno, GrantId, Request, Response, Since, Time, W
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A call that is not answered.
+/// An outstanding call.
 #[derive(Clone, Debug)]
 pub(super) struct Outstanding {
     expected: Expected,
-    /// Kept for a server that forgets it.
+    /// Kept for a server that forgets the session.
     frame: FrameBytes,
     type_name: &'static str,
     claim: bool,
-    /// Nobody waits for it any more.
+    /// Its caller has given it up.
     cancelled: bool,
-    /// It was put out before the term ran out, so what its answer grants is not believed.
+    /// It was sent before the term ran out, so the client does not use the grants of its reply.
     outdated: bool,
 }
 
@@ -45,7 +45,7 @@ impl ClientSession {
         }
     }
 
-    /// A grant that a call names may be of an earlier session: the server is not told of it.
+    /// Removes a grant of an earlier session from a call, and converts one of this session to the server's id.
     fn number_as_theirs(&self, call: &mut Call) {
         if let Call::Write { flags: WriteFlags { since: Some(Since { under, .. }), .. }, .. } = call {
             *under = under.and_then(|(grant, covers)| Some((GrantId(self.grants.theirs(grant.0)?), covers)));
@@ -91,12 +91,12 @@ impl ClientSession {
         self.put(frame);
     }
 
-    /// Puts out a call in a session that knows nothing of it.
+    /// Sends a call again in a session that does not know it.
     fn send_again(&mut self, now: Time, call: CallId, mut outstanding: Outstanding) {
         outstanding.expected.begin_again(now);
         *self.counters.by_type.entry(outstanding.type_name).or_default() += 1;
         self.counters.requests += 1;
-        // Its answer comes in this session, in which nothing has ended yet.
+        // Its reply comes in this session, in which no grant has ended yet.
         outstanding.outdated = false;
         let frame = frame::again(&outstanding.frame);
         self.note_outstanding(call, outstanding);
@@ -111,7 +111,7 @@ impl ClientSession {
     }
 
     fn fits(&self, call: &Call) -> bool {
-        // Fixed fields, names, and a caller in as many groups as Linux allows.
+        // Fixed fields, names, and the groups of a caller in as many groups as Linux allows.
         const OTHER_BYTES: usize = (256 << 10) + 4096;
         let data = match call {
             Call::Read { length, .. } => u64::from(*length),
@@ -123,7 +123,7 @@ impl ClientSession {
     }
 
     pub(super) fn cancel(&mut self, id: CallId) {
-        // What is not answered cannot be called off: a release would leave its handle open.
+        // A call without a reply cannot be cancelled: a cancelled release would leave its handle open.
         let is_it = |(call, request): &(CallId, Request)| *call == id && request.call.is_answered();
         let unsent = [&mut self.waiting, &mut self.claims].into_iter().any(|queue| {
             let found = queue.iter().position(is_it);
@@ -132,7 +132,7 @@ impl ClientSession {
         if unsent {
             return self.answer(id, Errno::INTR);
         }
-        // Whether it took effect in the forgotten session is not known.
+        // It is unknown whether the call took effect in the forgotten session.
         if self.again.remove(&id).is_some() {
             self.answer(id, Errno::INTR);
         } else if let Some(outstanding) = self.outstanding.get_mut(&id) {
@@ -161,7 +161,7 @@ impl ClientSession {
             self.outstanding.remove(&call);
         }
         if outdated {
-            // Not returned: at the server they may have taken the place of what was granted since, which would end with them.
+            // Not returned: at the server they may have replaced later grants, which would end with them.
             response.grants.clear();
         }
         for grant in &mut response.grants {
@@ -172,7 +172,7 @@ impl ClientSession {
         Ok(())
     }
 
-    /// Calls that the server of the new session does not know.
+    /// Fails lookups by number, which the server of the new session does not support.
     fn end_numbers(&mut self) {
         let again = self.again.iter().filter(|(_, outstanding)| outstanding.expected.finds_number());
         let waiting =
@@ -185,7 +185,7 @@ impl ClientSession {
         }
     }
 
-    /// Where a walk ahead was nobody knows any more, and whoever waits for names alone has a listing on its way.
+    /// Ends prefetches, whose position is lost, and names-only listings, whose reader has a full listing on its way.
     fn end_walks(&mut self) {
         let walks = self.again.iter().filter(|(_, outstanding)| outstanding.expected.ends_with_session());
         for call in walks.map(|(call, _)| *call).collect::<Vec<_>>() {
@@ -194,16 +194,17 @@ impl ClientSession {
         }
     }
 
-    /// All grants have ended: so has what the answers to calls that are out grant.
+    /// Marks the grants in replies to outstanding calls as unusable, because all grants have ended.
     pub(super) fn outdate_calls(&mut self) {
         self.pushes.forget();
         self.outstanding.values_mut().for_each(|outstanding| outstanding.outdated = true);
     }
 
-    /// The server knows nothing of what was asked of it before. `same_ids`: it takes the ids that it gave out.
+    /// Queues the calls again for a server that has forgotten the session. `same_ids`: it accepts the ids that it
+    /// issued before.
     pub(super) fn take_up_calls(&mut self, same_ids: bool, finds_numbers: bool) {
         (self.load, self.lock_load) = (Load::default(), Load::default());
-        // What a release names is forgotten, and its number may be another file's soon.
+        // The handle of a release is forgotten, and its number may soon be another file's.
         let waiting = std::mem::take(&mut self.claims).into_iter().chain(std::mem::take(&mut self.waiting));
         self.waiting =
             waiting.filter(|(_, request)| request.call.is_answered() && !request.call.is_claim()).collect();
@@ -214,7 +215,7 @@ impl ClientSession {
             self.end_numbers();
         }
         if !same_ids {
-            // It would take them for forged.
+            // The server would take the ids for forged.
             let all = std::mem::take(&mut self.again).into_keys();
             let all: Vec<CallId> = all.chain(self.waiting.drain(..).map(|(call, _)| call)).collect();
             return all.into_iter().for_each(|call| self.answer(call, Errno::IO));

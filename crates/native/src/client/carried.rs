@@ -1,10 +1,10 @@
-//! The session as the driver of a mount has it.
+//! The client session as a [`Carried`], for the driver of a mount.
 
 use super::{ClientConfig, ClientSession};
 use nigh_remote::{Carried, Counters, Packer};
 use nigh_types::Time;
 
-/// What begins sessions of one mount: at a moment, and whether an earlier one was lost.
+/// Returns a factory for one mount's sessions. It takes the time, and whether an earlier session was lost.
 #[must_use]
 pub fn sessions(config: ClientConfig) -> Box<dyn Fn(Time, bool) -> Box<dyn Carried> + Send> {
     Box::new(move |now, lost| {

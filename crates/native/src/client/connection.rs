@@ -1,4 +1,4 @@
-//! How a session begins, goes on over another connection, lapses, and begins anew.
+//! How a session begins, is resumed over another connection, lapses, and begins anew.
 
 use super::{ClientSession, State};
 use crate::ProtocolError;
@@ -12,38 +12,38 @@ use crate::stream::{Incoming, Outgoing};
 use nigh_remote::{Event, Output, Reason, Session};
 use nigh_types::{Span, Time};
 
-/// How long a client waits for the server's first message on a connection: at first, when there is much to be opened, and
-/// where a session stood before, whose callers wait.
+/// How long a client waits for the server's first message on a connection. The first time is longer, since the server
+/// has much to open; on reconnection callers wait.
 const GREETING: Span = Span::from_secs(30);
 const GREETING_AGAIN: Span = Span::from_secs(10);
 
 impl ClientSession {
-    /// Why a connection is wanted, in the place of one that has ended or is to be ended now; for people.
-    /// `None`: none is.
+    /// Why a connection is wanted, in place of one that has ended or has to end now; for people. `None`: none is
+    /// wanted.
     #[must_use]
     pub fn wants_connection(&self) -> Option<&str> {
         (self.state == State::Unlinked).then_some(&self.why)
     }
 
-    /// Whether a server answers for this session: its hello was accepted on the connection that stands.
+    /// Whether the server has accepted the hello on the present connection.
     #[must_use]
     pub fn is_linked(&self) -> bool {
         self.state == State::Linked
     }
 
-    /// Whether frames may have packed bodies ([`crate::pack`]) on the connection that stands.
+    /// Whether frames may have compressed bodies ([`crate::pack`]) on the present connection.
     #[must_use]
     pub fn packs(&self) -> bool {
         self.packs
     }
 
-    /// Whether the session is lost, and nothing comes of it any more.
+    /// Whether the session is lost for good.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.state == State::Lost
     }
 
-    /// There is a connection: says hello. Only where one is wanted; else it does nothing.
+    /// Takes a new connection and sends hello on it. Does nothing if no connection is wanted.
     pub fn handle_connect(&mut self, now: Time) {
         if self.state != State::Unlinked {
             return;
@@ -55,7 +55,7 @@ impl ClientSession {
         self.frames = FrameReader::new(MAX_BODY);
         let resume = match (self.established, self.replaces) {
             (true, _) => Some(Resume { session_id: self.session_id, received: self.incoming.say() }),
-            // No session has this number.
+            // No session has the number 0.
             (false, true) => Some(Resume { session_id: 0, received: 0 }),
             (false, false) => None,
         };
@@ -72,14 +72,14 @@ impl ClientSession {
         }));
     }
 
-    /// The connection is of no use any more; what counts is put out again on the next one.
+    /// Gives up the connection; counted frames are sent again on the next one.
     pub(super) fn unlink(&mut self, why: &str) {
         self.state = State::Unlinked;
         why.clone_into(&mut self.why);
         self.outputs.retain(|output| !matches!(output, Output::Transmit(_)));
     }
 
-    /// The term has run out: nothing holds any more, and the connection, if there is one, is of no use.
+    /// Ends all grants because the term has run out; the connection, if there is one, is given up.
     pub(super) fn lapse(&mut self, now: Time) {
         let asked = self.ping.1 > self.confirmed || now < self.confirmed.after(self.session_term);
         let why = match asked {
@@ -92,7 +92,7 @@ impl ClientSession {
         self.event(Event::Lapsed { why: why.to_owned() });
     }
 
-    /// Whether the term has run out and nobody was told.
+    /// Whether the term has run out and [`Event::Lapsed`] was not yet emitted.
     pub(super) fn has_lapsed(&self, now: Time) -> bool {
         self.state != State::Lost && self.established && !self.lapsed && now >= self.lapses()
     }
@@ -159,7 +159,7 @@ impl ClientSession {
         Ok(())
     }
 
-    /// The session goes on where it was.
+    /// Resumes the session.
     fn go_on(&mut self, now: Time, session: Session, resumed: Resumed) -> Result<(), ProtocolError> {
         self.outgoing.resume(resumed.received)?;
         self.state = State::Linked;
@@ -173,13 +173,13 @@ impl ClientSession {
         }
         self.put_out();
         if self.session_term != Span::FOREVER {
-            // The welcome renews nothing: a server says it even to whom it does not answer otherwise.
+            // The welcome renews nothing: a server sends it even to a suspect client, which gets no other reply.
             self.send_ping(now);
         }
         Ok(())
     }
 
-    /// A session of which the server knows nothing yet.
+    /// Begins a session that is new to the server.
     fn begin(&mut self, session: Session) {
         self.state = State::Linked;
         self.confirmed = self.greeted;
@@ -197,7 +197,7 @@ impl ClientSession {
         self.recalls.begin_session();
         self.pushes.forget();
         self.grants.begin_session();
-        // A server that lost the secret of its ids has lost this key with it.
+        // A server that lost the secret of its ids has lost the cookie key with it.
         let same_ids = self.cookie_key == session.cookie_key;
         self.cookie_key = session.cookie_key;
         let finds_numbers = session.finds_numbers;

@@ -1,28 +1,28 @@
-//! Holds and commits, as a client hears them.
+//! Update prepares and commits at the client.
 
 use super::ClientSession;
 use crate::ProtocolError;
 use nigh_types::{Commit, Event, Hold, RecallId};
 use std::collections::BTreeSet;
 
-/// Holds of one server that are not committed, at the most.
+/// The most uncommitted prepares of one server.
 const MOST_HOLDS: u64 = 1 << 16;
 
-/// Holds whose commits are still to come, by the server's numbers.
+/// Prepares whose commits are still to come, by the server's ids.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Pushes {
-    /// The server knows that this client takes them.
+    /// The server knows that this client takes updates.
     agreed: bool,
     held: BTreeSet<RecallId>,
 }
 
 impl Pushes {
-    /// A server has said what it knows.
+    /// Notes whether the server's welcome agreed to updates.
     pub(super) fn agree(&mut self, agreed: bool) {
         self.agreed = agreed;
     }
 
-    /// All grants have ended: what was held is not any more. Its commits may still come.
+    /// Forgets all prepares, because all grants have ended. Their commits may still come.
     pub(super) fn forget(&mut self) {
         self.held.clear();
     }

@@ -6,7 +6,8 @@ use super::{Claim, LockOwner};
 use nigh_types::{LockInfo, LockKind};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Ranges of many owners. What it does takes time with what is changed or found, and with the logarithm of what there is.
+/// Ranges of many owners. Operations take time with the ranges changed or found, and with the logarithm of the number
+/// of ranges.
 #[derive(Debug)]
 pub(super) struct Book<K> {
     objects: BTreeMap<(K, bool), Holders>,
@@ -14,24 +15,24 @@ pub(super) struct Book<K> {
     count: u64,
 }
 
-/// What a session has.
+/// The ranges of one session.
 #[derive(Debug)]
 struct Share<K> {
     ranges: u64,
     spaces: BTreeSet<(K, bool)>,
 }
 
-/// Those who have something of one object.
+/// The owners of locks on one object.
 #[derive(Default, Debug)]
 pub(super) struct Holders {
     pub(super) all: BTreeMap<LockOwner, Ranges>,
     ranges: Intervals,
-    /// Of those the write locks: only they exclude a read lock.
+    /// The write locks among the ranges: only they conflict with a read lock.
     writes: Intervals,
 }
 
 impl Holders {
-    /// Changes what an owner has. How many ranges that was, and is.
+    /// Changes an owner's ranges. Returns their number before and after.
     fn change(&mut self, owner: LockOwner, change: impl FnOnce(&mut Ranges)) -> (u64, u64) {
         let ranges = self.all.entry(owner).or_default();
         let before = ranges.count();
@@ -69,7 +70,7 @@ impl<K: Ord + Copy> Book<K> {
         self.objects.is_empty()
     }
 
-    /// How many ranges there are.
+    /// The number of ranges.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
@@ -87,7 +88,7 @@ impl<K: Ord + Copy> Book<K> {
         self.objects.get(&space)?.all.get(&owner)
     }
 
-    /// The locks of other owners that exclude a claim, by their starts.
+    /// The locks of other owners that conflict with a request, by their starts.
     pub(super) fn conflicts(&self, claim: &Claim<K>) -> impl Iterator<Item = (LockOwner, LockInfo)> {
         let Claim { owner, kind, start, end, .. } = *claim;
         let wanted = Wanted { start, end, not_of: owner };
@@ -99,7 +100,7 @@ impl<K: Ord + Copy> Book<K> {
         found.map(|at| (at.owner, at.info))
     }
 
-    /// What a session's owners have of an object.
+    /// The ranges of a session's owners on an object.
     pub(super) fn of_session(
         &self,
         space: (K, bool),
@@ -108,12 +109,12 @@ impl<K: Ord + Copy> Book<K> {
         self.objects.get(&space).into_iter().flat_map(move |holders| holders.of_session(session))
     }
 
-    /// The objects of which a session has something.
+    /// The objects on which a session has locks.
     pub(super) fn spaces(&self, session: u64) -> impl Iterator<Item = &(K, bool)> {
         self.of_session.get(&session).into_iter().flat_map(|share| &share.spaces)
     }
 
-    /// Changes what an owner has, keeping count.
+    /// Changes an owner's ranges, keeping count.
     pub(super) fn change(&mut self, space: (K, bool), owner: LockOwner, change: impl FnOnce(&mut Ranges)) {
         let holders = self.objects.entry(space).or_default();
         let (before, after) = holders.change(owner, change);
@@ -135,7 +136,7 @@ impl<K: Ord + Copy> Book<K> {
         }
     }
 
-    /// Takes out all that a session has.
+    /// Removes and returns all ranges of a session.
     pub(super) fn take_session(&mut self, session: u64) -> Vec<((K, bool), LockOwner, Ranges)> {
         let spaces: Vec<(K, bool)> = self.spaces(session).copied().collect();
         let mut taken = Vec::new();

@@ -1,12 +1,12 @@
-//! Locked ranges of many owners, found by what they overlap.
+//! Interval tree: locked ranges of many owners, found by overlap.
 
 use super::LockOwner;
 use nigh_types::LockInfo;
 use std::cmp::Ordering;
 
-/// A balanced tree (AVL) of ranges, by start. Each node knows the furthest end below it, and the furthest end of any other
-/// owner than that one. So a search passes by all that overlaps nothing, also where the ranges of one owner do not count:
-/// it takes time with the logarithm of the number of ranges, whoever chose them.
+/// A balanced tree (AVL) of ranges, by start. Each node knows the furthest end below it, and the furthest end of any
+/// owner other than that range's. So a search skips all subtrees without an overlap, also where the ranges of one owner
+/// do not count: it takes time with the logarithm of the number of ranges, whichever owners chose them.
 #[derive(Default, Debug)]
 pub(super) struct Intervals {
     root: Link,
@@ -57,13 +57,13 @@ impl Furthest {
         Furthest { other: far.other.max(other), ..far }
     }
 
-    /// Not counting the ranges of that owner.
+    /// The furthest end without the ranges of that owner.
     fn except(self, owner: LockOwner) -> Option<u64> {
         if self.owner == owner { self.other } else { Some(self.end) }
     }
 }
 
-/// What is looked for: ranges that overlap these bytes, of any other owner.
+/// A search: ranges that overlap these bytes, of all owners but one.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) start: u64,
@@ -80,7 +80,7 @@ impl Intervals {
         self.root = remove(self.root.take(), at.key());
     }
 
-    /// In the order of their starts.
+    /// The overlapping ranges, in the order of their starts.
     pub(super) fn overlapping(&self, wanted: Wanted) -> impl Iterator<Item = &Interval> {
         std::iter::successors(first(&self.root, None, wanted), move |found| {
             first(&self.root, Some(found.key()), wanted)
@@ -136,7 +136,7 @@ fn remove(link: Link, key: (u64, LockOwner)) -> Link {
     Some(balanced(node))
 }
 
-/// The first node, by itself, and the others.
+/// Splits a tree into its first node and the rest.
 fn split_first(mut node: Box<Node>) -> (Box<Node>, Link) {
     match node.left.take() {
         None => {
@@ -155,7 +155,7 @@ fn height(link: &Link) -> u8 {
     link.as_ref().map_or(0, |node| node.height)
 }
 
-/// After one of its sides grew or shrank by one.
+/// Rebalances a node after one of its sides grew or shrank by one.
 fn balanced(mut node: Box<Node>) -> Box<Node> {
     let (left, right) = (height(&node.left), height(&node.right));
     if left > right + 1 {
@@ -194,7 +194,7 @@ fn turned_left(mut node: Box<Node>) -> Box<Node> {
 }
 
 impl Node {
-    /// Its sides have changed.
+    /// Updates the summary of a node whose sides have changed.
     fn note(&mut self) {
         self.height = 1 + height(&self.left).max(height(&self.right));
         let below = |link: &Link| link.as_ref().map(|node| node.furthest);

@@ -1,13 +1,13 @@
-//! What forgotten sessions held, for as long as nobody was granted what it excludes.
+//! Reclaimable locks: those of forgotten sessions, until a conflicting lock is granted.
 
 use super::book::Book;
 use super::ranges::Ranges;
 use super::{Claim, LockOwner, MAX_RANGES};
 use std::collections::BTreeSet;
 
-/// Locks that may be claimed, by the number of the session in which their client may do so: the forgotten one's,
-/// then that of the one in its place. None of them excludes anything that is held by others. A session has at most
-/// [`MAX_RANGES`], else it has none.
+/// Reclaimable locks, by the session in which their client may reclaim them: first the forgotten one, then the one that
+/// replaces it. None of them conflicts with another owner's held lock. A session has at most [`MAX_RANGES`]; with more,
+/// it has none.
 #[derive(Debug)]
 pub(super) struct Left<K>(Book<K>);
 
@@ -18,7 +18,7 @@ impl<K: Ord + Copy> Default for Left<K> {
 }
 
 impl<K: Ord + Copy> Left<K> {
-    /// How many ranges.
+    /// The number of ranges.
     pub(super) fn count(&self) -> u64 {
         self.0.count()
     }
@@ -27,12 +27,12 @@ impl<K: Ord + Copy> Left<K> {
         self.0.count_of(session)
     }
 
-    /// Its owner held this until now.
+    /// Adds the ranges that an owner held until now.
     pub(super) fn add(&mut self, space: (K, bool), owner: LockOwner, held: &Ranges) {
         self.change(space, owner, |ranges| ranges.lay_over(held));
     }
 
-    /// Somebody is granted a lock: what excludes it is nobody's any more.
+    /// Removes the reclaimable locks that conflict with a lock that is granted.
     pub(super) fn strike(&mut self, claim: &Claim<K>) {
         let Claim { kind, start, end, .. } = *claim;
         let struck: BTreeSet<LockOwner> = self.0.conflicts(claim).map(|(owner, _)| owner).collect();
@@ -41,7 +41,7 @@ impl<K: Ord + Copy> Left<K> {
         }
     }
 
-    /// Whether an owner's lock may be claimed; it is not left any more then.
+    /// Returns whether an owner's lock may be reclaimed; if so, it is removed from here.
     pub(super) fn take(&mut self, claim: &Claim<K>) -> bool {
         let ranges = self.0.ranges(claim.space(), claim.owner);
         let covered = ranges.is_some_and(|ranges| ranges.covers(claim.start, claim.end, claim.kind));
@@ -51,14 +51,14 @@ impl<K: Ord + Copy> Left<K> {
         covered
     }
 
-    /// A session takes the place of a forgotten one.
+    /// Moves the locks of a forgotten session to the one that replaces it.
     pub(super) fn inherit(&mut self, from: u64, session: u64) {
         for (space, owner, ranges) in self.0.take_session(from) {
             self.add(space, LockOwner { session, ..owner }, &ranges);
         }
     }
 
-    /// Nothing of a session may be claimed any more.
+    /// Drops the reclaimable locks of a session.
     pub(super) fn drop_session(&mut self, session: u64) {
         drop(self.0.take_session(session));
     }
@@ -68,7 +68,7 @@ impl<K: Ord + Copy> Left<K> {
         &self.0
     }
 
-    /// Changes what is left of an owner, keeping count.
+    /// Changes an owner's reclaimable ranges, keeping count.
     fn change(&mut self, space: (K, bool), owner: LockOwner, change: impl FnOnce(&mut Ranges)) {
         self.0.change(space, owner, change);
         if self.0.count_of(owner.session) > MAX_RANGES {

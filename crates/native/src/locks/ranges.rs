@@ -15,9 +15,9 @@ struct Held {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ranges {
     by_start: BTreeMap<u64, Held>,
-    /// How many of them are write locks.
+    /// The number of write locks among them.
     writes: u64,
-    /// Ranges that came (true) and went since they were last taken out.
+    /// Ranges added (true) and removed since the edits were last taken.
     edits: Vec<(LockInfo, bool)>,
 }
 
@@ -29,23 +29,23 @@ impl Held {
 }
 
 impl Ranges {
-    /// How many ranges they are.
+    /// The number of ranges.
     pub(super) fn count(&self) -> u64 {
         self.by_start.len() as u64
     }
 
-    /// Whether any of them is a write lock.
+    /// Whether any range is a write lock.
     pub(super) fn has_writes(&self) -> bool {
         self.writes > 0
     }
 
-    /// Whether a change in between leaves something of one range on both sides.
+    /// Whether a change of this range splits a range in two.
     pub(super) fn is_split_by(&self, start: u64, end: u64) -> bool {
         let before = self.by_start.range(..start).next_back();
         before.is_some_and(|(_, held)| held.end > end)
     }
 
-    /// Locks a range, whatever was held of it; `end` is inclusive.
+    /// Locks a range in place of earlier locks on it; `end` is inclusive.
     pub(super) fn set(&mut self, start: u64, end: u64, kind: LockKind, pid: u32) {
         self.clear(start, end);
         let (mut from, mut to) = (start, end);
@@ -66,7 +66,7 @@ impl Ranges {
         self.insert(from, Held { end: to, kind, pid });
     }
 
-    /// Unlocks a range; what is held on both sides of it stays.
+    /// Unlocks a range; locks on both sides of it stay.
     pub(super) fn clear(&mut self, start: u64, end: u64) {
         let touched: Vec<(u64, Held)> = self.overlapping(start, end).collect();
         for (at, held) in touched {
@@ -80,14 +80,14 @@ impl Ranges {
         }
     }
 
-    /// Locks all that another holds, whatever was held of it.
+    /// Locks all ranges of `other` in place of earlier locks on them.
     pub(super) fn lay_over(&mut self, other: &Ranges) {
         for (start, Held { end, kind, pid }) in &other.by_start {
             self.set(*start, *end, *kind, *pid);
         }
     }
 
-    /// Unlocks what excludes another owner's lock.
+    /// Unlocks the parts of a range that conflict with another owner's lock.
     pub(super) fn clear_conflicts(&mut self, start: u64, end: u64, kind: LockKind) {
         let touched: Vec<(u64, Held)> = self.overlapping(start, end).collect();
         for (at, held) in touched.into_iter().filter(|(_, held)| held.kind.excludes(kind)) {
@@ -95,7 +95,7 @@ impl Ranges {
         }
     }
 
-    /// Whether all of that is held, in that way or a stronger one.
+    /// Whether all of a range is locked with this kind or a stronger one.
     pub(super) fn covers(&self, start: u64, end: u64, kind: LockKind) -> bool {
         let mut next = Some(start);
         for (at, held) in self.overlapping(start, end) {
@@ -119,12 +119,12 @@ impl Ranges {
         self.edits.push((held.info(start), false));
     }
 
-    /// What changed since this was last asked, in order.
+    /// Takes the edits since the last call, in order.
     pub(super) fn take_edits(&mut self) -> Vec<(LockInfo, bool)> {
         std::mem::take(&mut self.edits)
     }
 
-    /// The first range that excludes another owner's lock of this kind.
+    /// The first range that conflicts with another owner's lock of this kind.
     pub(super) fn first_conflict(&self, start: u64, end: u64, kind: LockKind) -> Option<LockInfo> {
         self.overlapping(start, end)
             .find(|(_, held)| held.kind.excludes(kind))

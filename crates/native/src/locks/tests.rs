@@ -1,4 +1,4 @@
-//! The table against a model that keeps each byte by itself, and what the model does not show.
+//! The lock table against a model that keeps each byte by itself, and further tests.
 
 use super::ranges::Ranges;
 use super::*;
@@ -31,12 +31,12 @@ fn granted(table: &mut LockTable<u64>) -> Vec<(u64, CallId)> {
     ended.map(|(session, call, result)| result.map(|()| (session, call)).unwrap()).collect()
 }
 
-/// What each owner holds of each byte, and who waits.
+/// The lock of each owner on each byte, and the waiting calls.
 #[derive(Default)]
 struct Model {
     held: BTreeMap<(u64, u64, LockOwner), LockKind>,
     waits: Vec<(Claim<u64>, CallId)>,
-    /// What forgotten sessions held of each byte.
+    /// The reclaimable lock of each byte, from forgotten sessions.
     left: BTreeMap<(u64, u64, LockOwner), LockKind>,
 }
 
@@ -62,7 +62,7 @@ impl Model {
         }
     }
 
-    /// Everybody whom `claim` would wait for, however far off.
+    /// All owners that `claim` would wait for, directly or transitively.
     fn ahead(&self, claim: &Claim<u64>) -> BTreeSet<LockOwner> {
         let mut ahead = self.blockers(claim);
         loop {
@@ -97,7 +97,7 @@ impl Model {
         }
     }
 
-    /// Whether it may be claimed.
+    /// Whether it may be reclaimed.
     fn claim(&mut self, claim: Claim<u64>) -> bool {
         let keys = |byte| (claim.object, byte, claim.owner);
         let strong = |kind: &LockKind| *kind == WRITE || claim.kind == READ;
@@ -128,7 +128,7 @@ impl Model {
             .retain(|(o, byte, holder), _| (*o, *holder) != (object, owner) || !(start..=end).contains(byte));
     }
 
-    /// Grants what can be: always the first that came of one object and space.
+    /// Grants waiting requests that no longer conflict, in their order of arrival for each object and space.
     fn settle(&mut self, spaces: &[(u64, bool)]) -> Vec<(u64, CallId)> {
         let mut granted = Vec::new();
         for space in spaces {
@@ -192,14 +192,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the table says of each byte, for comparison.
+/// The table's lock on each byte, for comparison.
 fn bytes_of(table: &LockTable<u64>) -> BTreeMap<(u64, u64, LockOwner), LockKind> {
     let mut bytes = BTreeMap::new();
     for ((object, space), owners) in table.held.objects() {
         for (owner, ranges) in &owners.all {
             assert_eq!(owner.flock, *space);
             for byte in 0..BYTES {
-                // Only a write lock excludes a read lock, any lock excludes a write lock.
+                // Only a write lock conflicts with a read lock, any lock conflicts with a write lock.
                 if ranges.first_conflict(byte, byte, READ).is_some() {
                     bytes.insert((*object, byte, *owner), WRITE);
                 } else if ranges.first_conflict(byte, byte, WRITE).is_some() {
@@ -211,7 +211,7 @@ fn bytes_of(table: &LockTable<u64>) -> BTreeMap<(u64, u64, LockOwner), LockKind>
     bytes
 }
 
-/// Indices and counts agree with what they are about.
+/// Indices and counts agree with the ranges.
 fn check_books(table: &LockTable<u64>) {
     for book in [&table.held, table.left.book()] {
         let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
@@ -310,7 +310,7 @@ fn a_forgotten_lock_is_claimed_unless_somebody_had_what_it_excludes() {
     assert_eq!((table.claimable_by(1), table.claimable_by(2)), (4, 0));
     let again = |session, kind, start, end| claim(1, owner(session, 1), kind, start, end);
     assert_eq!(table.handle_claim(again(2, WRITE, 0, 9), false), Tried::Refused(Errno::AGAIN), "a stranger");
-    // Others lock, and unlock.
+    // Other owners lock and unlock.
     for wanted in [claim(1, owner(3, 1), READ, 4, 15), whole(1, flock(3, 1), READ)] {
         assert_eq!(table.handle_lock(wanted, None), Tried::Granted);
     }
@@ -323,7 +323,7 @@ fn a_forgotten_lock_is_claimed_unless_somebody_had_what_it_excludes() {
     assert_eq!(table.handle_claim(again(2, WRITE, 10, 19), false), refused, "it held a weaker one");
     assert_eq!(table.handle_claim(again(2, READ, 10, 19), false), Tried::Granted, "readers share");
     assert_eq!(table.handle_claim(whole(1, flock(2, 1), READ), false), Tried::Granted);
-    // Forgotten once more, before all was claimed.
+    // Forgotten again, before all locks were reclaimed.
     table.handle_forgotten(2);
     table.handle_heir(2, 4);
     assert_eq!(table.handle_claim(again(4, WRITE, 30, 39), false), Tried::Granted, "not claimed before");
@@ -409,7 +409,8 @@ fn a_flock_that_is_converted_lets_others_in() {
     for n in [1, 2] {
         assert_eq!(table.handle_lock(whole(1, flock(n, 1), READ), None), Tried::Granted);
     }
-    // Both want it alone: as on Linux the first gives up its share, and gets the lock from the second.
+    // Both request an exclusive lock: as on Linux, the first releases its shared lock, and the second gets the
+    // exclusive one.
     assert_eq!(table.handle_lock(whole(1, flock(1, 1), WRITE), Some(CallId(1))), Tried::Waits);
     assert_eq!(table.handle_lock(whole(1, flock(2, 1), WRITE), Some(CallId(1))), Tried::Granted);
     assert_eq!(granted(&mut table), []);
@@ -432,7 +433,7 @@ fn a_session_holds_a_bounded_number_of_ranges() {
     assert_eq!(table.handle_lock(more, None), Tried::Granted);
 }
 
-/// A session that holds every second byte of an object, as many as it may less so many.
+/// A session that has locked every second byte of an object, up to its limit minus `less`.
 fn nearly_full(table: &mut LockTable<u64>, less: u64) {
     for n in 0..MAX_RANGES - less {
         assert_eq!(table.handle_lock(claim(1, owner(1, 1), READ, 2 * n, 2 * n), None), Tried::Granted);
@@ -454,7 +455,7 @@ fn a_range_is_not_split_into_more_than_a_session_may_hold() {
     assert_eq!(table.handle_lock(other, None), Tried::Refused(Errno::AGAIN), "it is held as before");
     let convert = claim(1, owner(1, 1), READ, beyond, beyond);
     assert_eq!(table.handle_lock(convert, None), Tried::Refused(Errno::NOLCK));
-    // What makes it less is always possible.
+    // An unlock that reduces the number of ranges is always possible.
     table.handle_unlock(1, owner(1, 1), 0, 0).unwrap();
     table.handle_unlock(1, owner(1, 1), beyond, beyond).unwrap();
     table.handle_unlock(1, owner(1, 1), 0, u64::MAX).unwrap();
@@ -501,7 +502,7 @@ fn lock_calls_of_many_owners_take_no_longer_than_those_of_few() {
         let owner = LockOwner { session, flock: false, owner: number };
         Claim { object: 1_u64, owner, kind, start, end, pid: 1 }
     };
-    // Readers that all overlap what is far away, and writers one beside another.
+    // Readers that all overlap a distant byte, and writers side by side.
     for number in 0..OWNERS {
         assert_eq!(table.handle_lock(claim(1, number, READ, number, 1 << 40), None), Tried::Granted);
         let at = (1 << 41) + 10 * number;

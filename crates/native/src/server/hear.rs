@@ -1,4 +1,4 @@
-//! What a server takes in of a client.
+//! Input of a server's session: messages of its client.
 
 use super::{Outstanding, STRANGER_BODY, ServerConnection, ServerEvent, State};
 use crate::ProtocolError;
@@ -8,9 +8,9 @@ use crate::locks::MAX_LOCK_WAITS;
 use crate::message::Message;
 use nigh_types::{Call, CallId, Request};
 
-/// What is taken in at a time, unpacked and with what it takes in memory; what one frame brings goes beyond it.
+/// The most that is handled in one round, decompressed and with its memory; the last frame may exceed it.
 const ROUND_BYTES: u64 = 1 << 20;
-/// What a name takes in memory, at the least, beyond the bytes in which it came.
+/// The least memory of a name, beyond the bytes in which it came.
 const NAME_BYTES: u64 = 48;
 
 impl ServerConnection {
@@ -21,7 +21,7 @@ impl ServerConnection {
             && round < ROUND_BYTES
             && let Some(frame) = frames.next(input)?
         {
-            // Before anything is made of its lists.
+            // Before its lists are decoded.
             if !frame.frame_type.is_of_client() {
                 return Err(ProtocolError::Unexpected(frame.frame_type as u8));
             }
@@ -133,15 +133,14 @@ impl ServerConnection {
             let outstanding = Outstanding { bytes, beyond, sequence, cancelled: false };
             self.note_outstanding(call, request.call.waits_for_lock(), outstanding)?;
         } else if matches!(request.call, Call::Keep { .. }) {
-            // What goes before an acknowledgement must not wait for it; it is not answered, so it renews
-            // nothing.
+            // A call that must precede an acknowledgement must not wait for it. It has no reply, so it renews nothing.
             self.events.push_back(ServerEvent::Request { call, request, again });
             return Ok(());
         } else if self.muted {
             self.kept_load.check(bytes, u32::MAX)?;
             self.kept_load.add(bytes);
         }
-        // What an acknowledgement may wait for must not wait for it.
+        // A call that an acknowledgement may wait for must not wait for the acknowledgement.
         let at_once = !self.muted || request.call.is_flush();
         let queue = if at_once { &mut self.events } else { &mut self.kept };
         if let (Some(ServerEvent::Request { request: last, .. }), false) = (queue.back_mut(), at_once)
@@ -158,7 +157,7 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// Only the first counts, and it stays behind the call.
+    /// Takes a cancellation. Only the first one counts, and it stays behind the call.
     fn take_cancel(&mut self, call: CallId) {
         let outstanding = self.outstanding.get_mut(&call).or_else(|| self.lock_waits.get_mut(&call));
         if outstanding.is_some_and(|call| !std::mem::replace(&mut call.cancelled, true)) {
@@ -188,7 +187,7 @@ impl ServerConnection {
     }
 }
 
-/// What a message takes in memory beyond the bytes in which it came.
+/// A message's memory beyond the bytes in which it came.
 fn beyond(message: &Message) -> u64 {
     match message {
         Message::Request(_, request) | Message::Again(_, request) => beyond_of(&request.call),

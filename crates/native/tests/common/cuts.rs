@@ -1,4 +1,4 @@
-//! A session over connections that are cut anywhere: what each end meant, and what came of it at the other.
+//! A session over connections that are cut anywhere: what each end sent, and its effect at the other.
 
 use super::pair::{T0, client};
 use super::samples;
@@ -19,7 +19,7 @@ impl Dice {
     }
 }
 
-/// What has an effect at the server, or was meant to.
+/// An effect at the server, or an intended one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect {
     Call(CallId),
@@ -28,7 +28,7 @@ pub enum Effect {
     Return(Vec<GrantId>),
 }
 
-/// Both ends, the bytes between them, and what each meant and saw.
+/// Both ends, the bytes between them, and what each end sent and received.
 pub struct World {
     pub client: ClientSession,
     pub server: ServerConnection,
@@ -40,20 +40,20 @@ pub struct World {
     pub said: Vec<Event>,
     pub heard: Vec<Event>,
     pub outstanding: Vec<CallId>,
-    /// Of these, listings, and how many parts of them were said.
+    /// The listings among these, and how many of their chunks were sent.
     pub parts: BTreeMap<CallId, u64>,
-    /// At the client: not answered.
+    /// Calls without a reply at the client.
     pub open: BTreeSet<CallId>,
-    /// Called off by the client after they were put out.
+    /// Cancelled by the client after they were sent.
     pub cancelled: BTreeSet<CallId>,
-    /// Of these, those that the server had answered by then.
+    /// Those of them to which the server had replied by then.
     pub late: BTreeSet<CallId>,
     pub recalled: Vec<RecallId>,
     pub last: u64,
     pub now: Time,
 }
 
-/// Parts of a listing: one name each, in the order of cookies.
+/// Chunks of a listing: one name each, in the order of cookies.
 fn part(number: u64) -> Response {
     const PARTS: u64 = 3;
     let key = samples::session().cookie_key;
@@ -95,7 +95,7 @@ impl World {
         world
     }
 
-    /// Moves what both ends put out onto the wires.
+    /// Moves the output of both ends onto the wires.
     pub fn put_out(&mut self) {
         loop {
             match self.client.poll_output() {
@@ -218,7 +218,7 @@ impl World {
         self.meant.push(Effect::Call(id));
     }
 
-    /// Calls one off. What was not put out is answered at once, and never heard of at the server.
+    /// Cancels a call. An unsent call gets its reply at once, and never reaches the server.
     pub fn cancel(&mut self, id: CallId) {
         self.put_out();
         let heard = self.heard.len();
@@ -239,15 +239,15 @@ impl World {
         }
     }
 
-    /// Half of the calls that are called off are answered only when the server knows of that, so that it must
-    /// arrive; the others at any time, so that it may come too late to be passed on.
+    /// Half of the cancelled calls get a reply only when the server knows of the cancellation, so that it must arrive.
+    /// The others get theirs at any time, so that the cancellation may come too late to be passed on.
     pub fn waits_for_cancel(&self, call: CallId) -> bool {
         call.0.is_multiple_of(2)
             && self.cancelled.contains(&call)
             && !self.done.contains(&Effect::Cancel(call))
     }
 
-    /// The next part of a listing, or the only answer of another call.
+    /// Sends the next chunk of a listing, or the only reply to another call.
     pub fn answer(&mut self, at: u64) {
         let at = usize::try_from(at).unwrap();
         let call = self.outstanding[at];
@@ -276,7 +276,7 @@ impl World {
         self.said.push(Event::Recall(recall));
     }
 
-    /// Something that either end does.
+    /// Lets either end do something.
     pub fn act(&mut self, dice: &mut Dice, most_bytes: u64) {
         match dice.below(8) {
             0 => self.call(dice.below(most_bytes)),
@@ -304,7 +304,7 @@ impl World {
         }
     }
 
-    /// Everything that was meant has happened, once and in order.
+    /// Checks that each sent frame took effect once and in order.
     pub fn check(&mut self) {
         self.settle();
         while !self.outstanding.is_empty() {
@@ -312,7 +312,7 @@ impl World {
             self.answer(0);
             self.settle();
         }
-        // Those that came too late were not passed on.
+        // Cancellations that came too late were not passed on.
         let (done, late) = (&self.done, &self.late);
         self.meant.retain(|effect| match effect {
             Effect::Cancel(call) => {
@@ -320,7 +320,7 @@ impl World {
             }
             _ => true,
         });
-        // Calls wait while there is no room or connection, and everything else goes at once: two orders.
+        // Calls wait for window or connection, and all other frames go at once: two orders.
         for order in [
             |effect: &&Effect| matches!(effect, Effect::Call(_)),
             |effect: &&Effect| !matches!(effect, Effect::Call(_)),

@@ -1,4 +1,4 @@
-//! One end of a session, and what it puts out.
+//! One end of a session, and its output.
 
 use super::pair::{T0, client};
 use super::{decode, samples};
@@ -10,7 +10,7 @@ pub fn later(ms: u64) -> Time {
     T0.after(Span::from_millis(ms))
 }
 
-/// Everything that comes out, as messages and events, and the timeout that follows.
+/// All output, as messages and events, and the timeout that follows.
 pub fn drain(remote: &mut dyn Remote) -> (Vec<Message>, Vec<Event>, (Time, Reason)) {
     let (mut messages, mut events) = (Vec::new(), Vec::new());
     loop {
@@ -49,7 +49,7 @@ pub fn ok(reply: Reply) -> Response {
     Response::plain(Ok(reply))
 }
 
-/// A server that has heard `messages` after accepting a client.
+/// A server that has received `messages` after it accepted a client.
 pub fn told(limits: Limits, messages: &[Message]) -> (ServerConnection, Result<(), ProtocolError>) {
     let mut server = ServerConnection::new(T0, ServerConfig { limits, ..ServerConfig::default() });
     server.handle_input(T0, &Message::Hello(samples::hello()).encode()).unwrap();

@@ -1,4 +1,4 @@
-//! A client's session and a server's connection over a tree, joined in memory.
+//! A client's session and a server's connection over an in-memory tree.
 
 use super::samples;
 use nigh_native::{
@@ -20,7 +20,7 @@ pub fn client(now: Time) -> ClientSession {
     )
 }
 
-/// The server's end, which executes what comes on a tree, and the wire between both ends.
+/// The server's end, which executes calls on a tree, and the wire between both ends.
 pub struct Server {
     pub connection: ServerConnection,
     pub tree: Tree,
@@ -77,7 +77,7 @@ impl Server {
         }
     }
 
-    /// A call about locks; `None`: it waits.
+    /// Executes a lock call; `None`: it waits.
     fn lock(&mut self, call: CallId, what: &Call) -> Option<Result<Reply, Errno>> {
         let object = match self.tree.lockable(lock_place(what)?) {
             Ok(object) => object,
@@ -152,7 +152,7 @@ impl Server {
     }
 }
 
-/// The file of a call about locks.
+/// The file of a lock call.
 fn lock_place(call: &Call) -> Option<&Place> {
     match call {
         Call::Lock { node, .. } | Call::Unlock { node, .. } | Call::GetLock { node, .. } => Some(node),

@@ -68,7 +68,7 @@ pub fn session() -> Session {
     }
 }
 
-/// Of a client that begins.
+/// Hello of a new client.
 pub fn hello() -> Hello {
     Hello {
         min_version: MAX_VERSION,
@@ -83,7 +83,7 @@ pub fn hello() -> Hello {
     }
 }
 
-/// To a client that begins.
+/// Welcome to a new client.
 pub fn welcome() -> Welcome {
     Welcome {
         version: MAX_VERSION,
@@ -142,7 +142,7 @@ pub fn queries() -> Vec<Call> {
     ]
 }
 
-/// Behind all others, since the seeds of fuzzers count calls.
+/// At the end, since the seeds of fuzzers count calls.
 pub fn later_queries() -> Vec<Call> {
     vec![Call::LookupNumber { ino: id(7).ino }]
 }
