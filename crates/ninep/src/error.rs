@@ -1,4 +1,4 @@
-//! Rules of the protocol that a peer can break.
+//! Protocol violations by a peer.
 
 /// The rule that the peer broke. The session ends with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -25,10 +25,10 @@ pub enum ProtocolError {
     Msize(u32),
 }
 
-/// No smaller message may be agreed on: it holds 16 names of a walk, or a symlink's target.
+/// The smallest message size that may be agreed on: it holds the 16 names of a walk, or a symlink's target.
 pub const LEAST_MSIZE: u32 = 8_192;
 
-/// What a server said of its version, as far as it can be shown.
+/// The version string of a server, as far as it can be shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Spoken {
     bytes: [u8; 16],

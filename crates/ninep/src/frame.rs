@@ -4,7 +4,7 @@ use crate::ProtocolError;
 
 pub const HEADER_BYTES: u32 = 7;
 
-/// One message, its fields not looked at.
+/// One message with undecoded fields.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Frame {
     pub code: u8,
@@ -12,11 +12,11 @@ pub struct Frame {
     pub body: Vec<u8>,
 }
 
-/// Cuts a stream into messages.
+/// Splits a stream into messages.
 #[derive(Clone, Debug)]
 pub struct FrameReader {
     buffer: Vec<u8>,
-    /// Of `buffer` so much is taken.
+    /// The number of consumed bytes in `buffer`.
     taken: usize,
     msize: u32,
 }
@@ -28,22 +28,22 @@ impl FrameReader {
         FrameReader { buffer: Vec::new(), taken: 0, msize }
     }
 
-    /// Both sides have agreed on another longest message.
+    /// Changes the longest message, after both sides have agreed on another one.
     pub fn agree(&mut self, msize: u32) {
         self.msize = msize;
     }
 
-    /// Bytes came.
+    /// Takes bytes that arrived.
     pub fn take(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.taken);
         self.taken = 0;
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next message that is there whole.
+    /// Returns the next message that has fully arrived.
     ///
     /// # Errors
-    /// It says that it is longer than may be, or shorter than it can be.
+    /// Its announced size is longer than the limit, or shorter than its header.
     pub fn poll_frame(&mut self) -> Result<Option<Frame>, ProtocolError> {
         let rest = &self.buffer[self.taken..];
         let Some((size, _)) = rest.split_first_chunk::<4>() else { return Ok(None) };

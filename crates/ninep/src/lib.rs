@@ -1,11 +1,12 @@
 //! 9P2000.L, as Linux and diod speak it, without I/O (docs/decisions/0018-ninep.md).
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `wire`, `values`, `message`, `frame`, `listing` | the messages, both ways, and how a stream of bytes is cut into them |
-//! | `session` | the client's end: a remote as any other |
-//! | `session/calls` | calls as messages, a room for each kind of call |
-//! | `session/{desk, fids, nodes, files, reach}` | what calls share: tags, fids, how nodes are reached |
+//! | `wire`, `values`, `message`, `frame`, `listing` | the messages of both directions, and how a stream of bytes is
+//! split into them |
+//! | `session` | the client's end: a remote like any other |
+//! | `session/calls` | calls as messages, a module for each kind of call |
+//! | `session/{desk, fids, nodes, files, reach}` | shared by all calls: tags, fids, how nodes are resolved |
 
 mod error;
 mod frame;
@@ -23,11 +24,11 @@ pub use session::{Config, Session, Times, sessions};
 pub use values::{Attributes, Lock, LockStatus, Qid, QidKind, Space, flags, mask};
 pub use wire::{Data, Few};
 
-/// The version that is spoken.
+/// The protocol version of this client.
 pub const VERSION: &[u8] = b"9P2000.L";
-/// The tag of `Tversion`, which stands outside all others.
+/// The tag of `Tversion`, which is outside the range of all others.
 pub const NO_TAG: u16 = u16::MAX;
-/// No fid: where none is needed to prove who one is.
+/// No fid: as the auth fid if no authentication is needed.
 pub const NO_FID: u32 = u32::MAX;
-/// Names that one `Twalk` may have (`P9_MAXWELEM`).
+/// The most names of one `Twalk` (`P9_MAXWELEM`).
 pub const MOST_NAMES: usize = 16;

@@ -1,4 +1,4 @@
-//! What `Rreaddir` brings.
+//! Decoding of `Rreaddir`.
 
 use crate::ProtocolError;
 use crate::values::Qid;
@@ -8,17 +8,17 @@ use crate::wire::{Data, Reader, Text, Wire};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Dirent {
     pub qid: Qid,
-    /// Where the next `Treaddir` goes on behind this entry. It means nothing but to the server.
+    /// The position behind this entry for the next `Treaddir`. Only the server can interpret it.
     pub offset: u64,
-    /// As `d_type` of readdir(3); 0 where the server does not know.
+    /// As `d_type` of readdir(3); 0 if the server does not know.
     pub kind: u8,
     pub name: Text,
 }
 
-/// All entries of one answer, `.` and `..` with them.
+/// Decodes all entries of one reply, including `.` and `..`.
 ///
 /// # Errors
-/// One is cut short, or holds what no name can.
+/// An entry is cut short, or its name is impossible.
 pub fn dirents(entries: &Data) -> Result<Vec<Dirent>, ProtocolError> {
     let mut from = Reader::new(&entries.0);
     let mut all = Vec::new();

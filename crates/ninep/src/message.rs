@@ -20,7 +20,7 @@ macro_rules! messages {
                 match self { $($direction::$name { .. } => $code,)* }
             }
 
-            /// The type's name with its direction, as it is counted.
+            /// The type's name with its direction, as it is counted in statistics.
             #[must_use]
             pub fn type_name(&self) -> &'static str {
                 match self { $($direction::$name { .. } => concat!(stringify!($direction), stringify!($name)),)* }
@@ -43,7 +43,7 @@ macro_rules! messages {
                 }
             }
 
-            /// The whole message: size, type, tag, fields.
+            /// Encodes the whole message: size, type, tag, fields.
             #[must_use]
             pub fn encode(&self, tag: u16) -> Vec<u8> {
                 let mut bytes = vec![0; 4];
@@ -55,10 +55,10 @@ macro_rules! messages {
                 bytes
             }
 
-            /// What stands behind the header of a message of that type. Nothing may be left over.
+            /// Decodes the body of a message of that type. No bytes may be left over.
             ///
             /// # Errors
-            /// The type is unknown or not of this direction, or the fields are not as they must be.
+            /// The type is unknown or not of this direction, or the fields are malformed.
             pub fn decode(code: u8, body: &[u8]) -> Result<$direction, ProtocolError> {
                 let mut from = Reader::new(body);
                 let message = $direction::of(code, &mut from)?;
@@ -72,12 +72,12 @@ macro_rules! messages {
 }
 
 messages! {
-    /// What a client asks. Modes, flags and masks: [`crate::flags`], [`crate::mask`].
+    /// A client's request. Modes, flags and masks: [`crate::flags`], [`crate::mask`].
     Tmessage {
         Statfs = 8 { fid: u32 }
-        /// The fid becomes an open file or directory.
+        /// Makes the fid an open file or directory.
         Lopen = 12 { fid: u32, flags: u32 }
-        /// The fid, a directory's, becomes the new file's, open.
+        /// Makes the fid, of a directory, that of the new file, open.
         Lcreate = 14 { fid: u32, name: Text, flags: u32, mode: u32, gid: u32 }
         Symlink = 16 { dir: u32, name: Text, target: Text, gid: u32 }
         Mknod = 18 { dir: u32, name: Text, mode: u32, major: u32, minor: u32, gid: u32 }
@@ -85,9 +85,9 @@ messages! {
         Readlink = 22 { fid: u32 }
         Getattr = 24 { fid: u32, wanted: u64 }
         Setattr = 26 { fid: u32, valid: u32, mode: u32, uid: u32, gid: u32, size: u64, atime: (u64, u64), mtime: (u64, u64) }
-        /// `new` becomes an xattr, to be read; with no name, the list of all.
+        /// Makes `new` an xattr to be read; without a name, the list of all xattrs.
         Xattrwalk = 30 { fid: u32, new: u32, name: Text }
-        /// The fid becomes an xattr, to be written; it takes effect with its clunk.
+        /// Makes the fid an xattr to be written; the write takes effect when the fid is clunked.
         Xattrcreate = 32 { fid: u32, name: Text, size: u64, flags: u32 }
         Readdir = 40 { fid: u32, offset: u64, count: u32 }
         Fsync = 50 { fid: u32, data_only: u32 }
@@ -105,15 +105,15 @@ messages! {
         Read = 116 { fid: u32, offset: u64, count: u32 }
         Write = 118 { fid: u32, offset: u64, data: Data }
         Clunk = 120 { fid: u32 }
-        /// The fid is gone afterwards, also where this fails.
+        /// Clunks the fid also when it fails.
         Remove = 122 { fid: u32 }
     }
 }
 
 messages! {
-    /// What a server answers.
+    /// A server's reply.
     Rmessage {
-        /// An errno of Linux, in the place of whatever was to be answered.
+        /// A Linux errno, in place of any other reply.
         Lerror = 7 { errno: u32 }
         Statfs = 9 { space: Space }
         Lopen = 13 { qid: Qid, iounit: u32 }
@@ -126,7 +126,7 @@ messages! {
         Setattr = 27 {}
         Xattrwalk = 31 { size: u64 }
         Xattrcreate = 33 {}
-        /// [`crate::dirents`]; none at the end.
+        /// [`crate::dirents`]; empty at the end.
         Readdir = 41 { entries: Data }
         Fsync = 51 {}
         Lock = 53 { status: LockStatus }
@@ -139,7 +139,7 @@ messages! {
         Auth = 103 { qid: Qid }
         Attach = 105 { qid: Qid }
         Flush = 109 {}
-        /// As many as there were; with fewer than were asked for nothing was walked.
+        /// The qids of the names that exist; if fewer than requested, no new fid was made.
         Walk = 111 { qids: Few<Qid> }
         Read = 117 { data: Data }
         Write = 119 { count: u32 }
@@ -149,7 +149,7 @@ messages! {
 }
 
 impl Tmessage {
-    /// The fids of which a message speaks, but for one that it makes.
+    /// The fids that a message refers to, except one that it creates.
     #[must_use]
     pub fn fids(&self) -> Vec<u32> {
         match self {

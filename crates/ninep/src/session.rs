@@ -22,19 +22,19 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// How long facts are believed: 9P tells nobody of changes.
+/// How long facts are cached: a 9P server does not notify clients of changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Times {
-    /// What a name leads to.
+    /// Names that exist.
     pub names: Term,
-    /// That a name leads nowhere.
+    /// Names that do not exist.
     pub absent: Term,
     /// Attributes, symlink targets, xattrs, and file data.
     pub attributes: Term,
 }
 
 impl Times {
-    /// A directory's listing says of each name that it is there, and of all others that they are not.
+    /// The time for a listing, which says of each name that it exists, and of all others that they do not.
     #[must_use]
     pub fn listing(&self) -> Term {
         match (self.names, self.absent) {
@@ -44,28 +44,29 @@ impl Times {
     }
 }
 
-/// Whom to attach to, and how.
+/// Settings of a session: what to attach to, and as which user.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
     /// The tree's name at the server.
     pub aname: Vec<u8>,
-    /// How the user is called; most servers go by the number alone.
+    /// The user's name; most servers use only the number.
     pub uname: Vec<u8>,
     pub uid: u32,
     pub gid: u32,
-    /// Each uid that asks is attached; else all calls are made as `uid`.
+    /// Whether each calling uid attaches; else all calls are made as `uid`.
     pub all_users: bool,
-    /// The longest message that is asked for, in bytes; the server may want shorter ones.
+    /// The longest message that is offered, in bytes; the server may choose a smaller one.
     pub msize: u32,
     pub times: Times,
-    /// Durable for server and tree.
+    /// Cookie key, which must be durable for server and tree.
     pub cookie_key: CookieKey,
-    /// A server that tells more names of one directory is not listened to: listing it is `EOVERFLOW`.
+    /// The most names of one directory: a listing with more fails with `EOVERFLOW`.
     pub most_names: u64,
 }
 
 impl Config {
-    /// As the superuser alone, to the server's own tree, with messages that carry what one request of the kernel does.
+    /// Attaches as the superuser alone, to the server's default tree, with messages that carry the data of one kernel
+    /// request.
     #[must_use]
     pub fn new(times: Times, cookie_key: CookieKey) -> Config {
         Config {
@@ -85,19 +86,19 @@ impl Config {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct TaskId(pub u64);
 
-/// Calls that are carried out at one time, and beside them those that wait for locks.
+/// The most calls executed at one time, and besides them those that wait for locks.
 const MOST_TASKS: usize = 512;
 const MOST_LOCK_WAITS: usize = 4_096;
 /// How long a server may be silent at the beginning.
 const GREETING: Span = Span::from_secs(15);
-/// When it was silent for so long although something is asked of it, it is asked whether it is there,
+/// After this silence with a request outstanding, the server is probed,
 const SILENCE: Span = Span::from_secs(20);
-/// and after so long it is not.
+/// and after this silence it counts as dead.
 const DEAD: Span = Span::from_secs(60);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Version, attach and the root's attributes are asked.
+    /// Version, attach and the root's attributes are being requested.
     Greeting,
     Linked,
     Unlinked,
@@ -108,19 +109,19 @@ type Coroutine = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Task {
     coroutine: Coroutine,
-    /// `None`: the beginning, or a sign of life.
+    /// `None`: the handshake, or a probe.
     call: Option<CallId>,
 }
 
-/// The client's end of a mount's session, as the contracts of [`Remote`] and [`Carried`] say. Each call is a coroutine
-/// that makes messages of it.
+/// The client's end of a mount's session, by the contracts of [`Remote`] and [`Carried`]. Each call is a coroutine that
+/// sends messages.
 ///
 /// ```text
 ///            root attached             end of the connection, or silence
 ///  Greeting ───────────────▶ Linked ─────────────────────────────────────▶ Unlinked
 ///      ▲                                                                       │
 ///      └──────────────────────────── handle_connect ───────────────────────────┘
-///  A broken rule, or the end of Greeting before the first root ─▶ Lost.
+///  Protocol error, or the end of Greeting before the first root ─▶ Lost.
 /// ```
 pub struct Session {
     desk: Desk,
@@ -129,25 +130,25 @@ pub struct Session {
     tasks: BTreeMap<TaskId, Task>,
     next_task: u64,
     by_call: BTreeMap<CallId, TaskId>,
-    /// In the order in which they were made; answered ones are gone.
+    /// Calls without a reply, in the order in which they were made.
     unanswered: BTreeMap<CallId, Arc<Request>>,
     waiting: VecDeque<CallId>,
     /// A root was attached before.
     established: bool,
-    /// A new connection stands in the place of one that was lost, and not everything is claimed anew.
+    /// A new connection replaces one that was lost, and the reclaim has not ended.
     reclaiming: bool,
-    /// While reclaiming: made before the connection was there.
+    /// While reclaiming: calls made before the connection existed.
     again: BTreeSet<CallId>,
     why: String,
-    /// That the connection is gone was said, and not that another stands in its place.
+    /// The loss of the connection was reported, and its replacement was not.
     lapsed: bool,
     refusal: Option<String>,
     greeted: Time,
-    /// Of `tasks`, those that may wait for a lock.
+    /// The number of `tasks` that may wait for a lock.
     lock_tasks: usize,
 }
 
-/// What begins sessions of one mount; that an earlier one was lost is nothing to a server.
+/// Returns a factory for one mount's sessions; the loss of an earlier session makes no difference to a server.
 #[must_use]
 pub fn sessions(config: Config) -> Box<dyn Fn(Time, bool) -> Box<dyn Carried> + Send> {
     let numbers = Numbers::default();
@@ -155,7 +156,7 @@ pub fn sessions(config: Config) -> Box<dyn Fn(Time, bool) -> Box<dyn Carried> + 
 }
 
 impl Session {
-    /// A session that says hello at once.
+    /// Creates a session and sends its first message at once.
     #[must_use]
     pub fn new(now: Time, config: Config) -> Session {
         Session::with(now, config, Numbers::default())
@@ -185,7 +186,7 @@ impl Session {
         session
     }
 
-    /// Fids that stand at the server, or are asked for: none is left behind (for tests).
+    /// The number of fids that exist at the server or are requested; none may leak (for tests).
     #[must_use]
     pub fn fids_in_use(&self) -> u32 {
         self.desk.shared().fids.in_use()
@@ -202,7 +203,7 @@ impl Session {
         self.poll(task);
     }
 
-    /// Lets a coroutine go on as far as it can.
+    /// Polls a coroutine.
     fn poll(&mut self, id: TaskId) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let mut context = Context::from_waker(Waker::noop());
@@ -222,7 +223,7 @@ impl Session {
         }
     }
 
-    /// Lets all go on that can, until none can.
+    /// Polls all coroutines that can go on, until none can.
     fn run(&mut self) {
         loop {
             let gone = self.desk.grave.take();
@@ -266,7 +267,8 @@ impl Session {
         }
     }
 
-    /// While claiming only what serves that, and was made since.
+    /// The next call to start. While reclaiming, only a call that serves the reclaim and was made since the connection
+    /// exists.
     fn next_waiting(&self) -> Option<usize> {
         if !self.reclaiming {
             return (!self.waiting.is_empty()).then_some(0);
@@ -325,7 +327,7 @@ impl Remote for Session {
         }
         self.set_now(now);
         if matches!(request.call, Call::Release { .. }) && self.state != State::Linked {
-            // What it names was forgotten with the connection.
+            // The handle that it names was forgotten with the connection.
             return;
         }
         self.unanswered.insert(id, Arc::new(request));
@@ -334,14 +336,14 @@ impl Remote for Session {
         self.run();
     }
 
-    /// What changes something goes on, and is answered when it is done. What waits for a lock sees by itself that it is in
-    /// vain; of all else the messages are called off.
+    /// Cancels a call. A mutation goes on, and gets its reply when it is done. A call that waits for a lock checks
+    /// `given_up` itself. The messages of all other calls are flushed.
     fn handle_cancel(&mut self, now: Time, id: CallId) {
         self.set_now(now);
         let Some(request) = self.unanswered.get(&id) else { return };
         self.desk.shared().given_up.insert(id);
         if self.lapsed {
-            // Nothing is said while the connection is away.
+            // No reply is emitted while the connection is down.
             return;
         }
         let Some(&task) = self.by_call.get(&id) else {
@@ -359,10 +361,10 @@ impl Remote for Session {
         self.run();
     }
 
-    /// Nothing is recalled.
+    /// Does nothing: 9P has no recalls.
     fn handle_acknowledge(&mut self, _: Time, _: RecallId) {}
 
-    /// Grants end by themselves.
+    /// Does nothing: grants end by themselves.
     fn handle_return(&mut self, _: Time, _: Vec<GrantId>) {}
 
     fn handle_reclaimed(&mut self, now: Time) {
@@ -415,7 +417,7 @@ impl Remote for Session {
     }
 }
 
-/// Whether it changes something here: its answer is of a file that is open from then on, or of a lock.
+/// Whether a call changes state of this session: its reply is about a file that is open from then on, or about a lock.
 fn goes_on(call: &Call) -> bool {
     matches!(call, Call::Open { .. } | Call::Reopen { .. } | Call::Lock { .. } | Call::Unlock { .. })
 }

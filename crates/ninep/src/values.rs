@@ -1,9 +1,9 @@
-//! What messages carry: qids, attributes, locks, space.
+//! Values in messages: qids, attributes, locks, space.
 
 use crate::ProtocolError;
 use crate::wire::{Reader, Text, Wire};
 
-/// What a thing is, as its qid tells; of all that is neither, one must ask for the mode.
+/// File type in a qid; all other types are distinguished by the mode.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum QidKind {
     Directory,
@@ -11,8 +11,8 @@ pub enum QidKind {
     Other,
 }
 
-/// The server's name for a thing that exists. Two files with one path are one file; `version` changes with its contents, or is
-/// 0 where the server does not know.
+/// The server's identity of a file. Two files with one path are one file; `version` changes with the contents, or is 0
+/// if the server does not know.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Qid {
     /// Bits: 0x80 a directory, 0x02 a symlink.
@@ -68,7 +68,7 @@ impl Wire for Qid {
 record! {
     /// `Rgetattr`. Seconds and nanoseconds of times; sizes in bytes, `blocks` of 512.
     Attributes {
-        /// Which of these are so: [`mask`].
+        /// Which of these are valid: [`mask`].
         valid: u64,
         qid: Qid,
         mode: u32,
@@ -104,7 +104,7 @@ record! {
 }
 
 record! {
-    /// A lock on bytes, as fcntl(2) has them: `kind` is 0 to read, 1 to write, 2 none; a length of 0 is to the end.
+    /// A byte-range lock, as fcntl(2): `kind` is 0 to read, 1 to write, 2 none; length 0 means to the end.
     Lock {
         kind: u8,
         start: u64,
@@ -114,13 +114,13 @@ record! {
     }
 }
 
-/// What became of a lock that was asked for.
+/// Result of a lock request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockStatus {
     Granted,
     Blocked,
     Refused,
-    /// The server waits for those who held locks before it was started.
+    /// The server waits for clients that held locks before it was started.
     Grace,
 }
 
@@ -157,15 +157,15 @@ impl Wire for (u64, u64) {
     }
 }
 
-/// Which attributes are meant (`P9_STATS_*`).
+/// Attribute masks (`P9_STATS_*`).
 pub mod mask {
-    /// All that stat(2) tells.
+    /// All attributes of stat(2).
     pub const BASIC: u64 = 0x07ff;
     pub const BIRTH: u64 = 0x0800;
     pub const GENERATION: u64 = 0x1000;
     pub const DATA_VERSION: u64 = 0x2000;
 
-    /// To be set (`P9_ATTR_*`); a time is the server's own unless its `SET` is there too.
+    /// Attributes to be set (`P9_ATTR_*`); a time is the server's own unless its `SET` is there too.
     pub const SET_MODE: u32 = 1;
     pub const SET_UID: u32 = 1 << 1;
     pub const SET_GID: u32 = 1 << 2;

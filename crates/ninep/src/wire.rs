@@ -8,7 +8,7 @@ pub(crate) trait Wire: Sized {
     fn parse(from: &mut Reader<'_>) -> Result<Self, ProtocolError>;
 }
 
-/// Takes fields off a message. Nothing is allocated by a length or count that the bytes do not bear out.
+/// Takes fields off a message. No length or count causes an allocation larger than the bytes present justify.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
@@ -55,11 +55,11 @@ macro_rules! numbers {
 
 numbers!(u8, u16, u32, u64);
 
-/// A string: a name, a path, who somebody is. It may hold any bytes; names are checked where they are used.
+/// A string: a name, a path, a user's name. It may hold any bytes; names are checked where they are used.
 pub(crate) type Text = Vec<u8>;
 
 impl Wire for Text {
-    /// Who makes one has seen that it is no longer than the protocol allows.
+    /// Callers make sure that it is no longer than the protocol allows.
     fn put(&self, to: &mut Vec<u8>) {
         u16::try_from(self.len()).expect("a string of ours is shorter than 64 KiB").put(to);
         to.extend_from_slice(self);
@@ -71,7 +71,7 @@ impl Wire for Text {
     }
 }
 
-/// File contents and the like, with four bytes of length.
+/// File contents and other data, with four bytes of length.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Data(pub Vec<u8>);
 
@@ -87,7 +87,7 @@ impl Wire for Data {
     }
 }
 
-/// So many that two bytes count them, and no more than a walk may have.
+/// A sequence with a two-byte count, no longer than a walk may be.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Few<T>(pub Vec<T>);
 

@@ -1,4 +1,4 @@
-//! The remotes' common suite over a server whose fids are inodes, and no fid is left behind.
+//! The remotes' common suite over a server whose fids are inodes; no fid may leak.
 
 mod common;
 

@@ -1,7 +1,7 @@
-//! Replays the fuzzing seeds (`fuzz/corpus-hex`), with the same checks that the fuzzers make, and sees that they come
-//! to what is to be fuzzed.
+//! Replays the fuzzing seeds (`fuzz/corpus-hex`) with the checks of the fuzzers, and checks that the seeds reach the
+//! code that is to be fuzzed.
 //!
-//! `NIGH_REWRITE_GOLDEN=1` makes them anew.
+//! `NIGH_REWRITE_GOLDEN=1` regenerates them.
 
 #[path = "../../../fuzz/src/ninep/mod.rs"]
 mod ninep;
@@ -45,7 +45,7 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let stream = |cut: u8, messages: Vec<Vec<u8>>| [vec![cut], messages.concat()].concat();
     let answers = answers.iter().map(|message| message.encode(1)).collect();
     let requests = requests.iter().map(|message| message.encode(1)).collect();
-    // Attached; then a call of each kind, each of them served.
+    // Attached; then a call of each kind, each of them answered.
     let each: Vec<u8> = (0..24).flat_map(|kind| [6, kind, 0, 5, 6, kind, 0x41, 5]).collect();
     vec![
         ("ninep_codec", "answers", stream(7, answers)),
@@ -58,7 +58,7 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     ]
 }
 
-/// The seeds of a target together come to all of this.
+/// The seeds of a target together reach all of this.
 fn come_to(target: &str, act: fn(&[u8]) -> Reached, all: &[&str]) {
     let mut reached = Reached::new();
     for file in std::fs::read_dir(folder(target)).unwrap() {

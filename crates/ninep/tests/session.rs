@@ -1,4 +1,4 @@
-//! What a session does with a server, message by message and in virtual time.
+//! A session against a server, message by message and in virtual time.
 
 mod common;
 #[path = "common/stage.rs"]
@@ -40,7 +40,7 @@ fn no_fid_is_left_behind() {
     }
 }
 
-/// Nodes of ten thousand files are known, and few of them have fids.
+/// Ten thousand files are known, and few of them have fids.
 #[test]
 fn fids_are_kept_for_those_used_last() {
     let mut stage = Stage::attached();
@@ -96,7 +96,7 @@ fn a_server_that_says_nothing_is_asked_and_then_given_up() {
 
 #[test]
 fn what_nobody_waits_for_is_called_off_and_its_fid_let_go() {
-    // The answer may come before the server sees that, or never.
+    // The reply may come before the server handles the flush, or never.
     for answered in [true, false] {
         let mut stage = Stage::attached();
         let root = stage.root();
@@ -113,7 +113,7 @@ fn what_nobody_waits_for_is_called_off_and_its_fid_let_go() {
             let answer = stage.server.answer(stage.now, &walk);
             stage.answer(walk_tag, &answer);
         }
-        // Its tag is nobody's until the flush is answered.
+        // Its tag is not reused until the flush gets its reply.
         for _ in 0..10 {
             stage.call(Call::GetAttr { node: root.clone() });
         }
@@ -169,7 +169,7 @@ fn more_messages_than_tags_wait_for_one() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let (file, handle) = stage.create(&root, "f");
-    // Each is 256 messages of the least size that can be agreed on.
+    // Each needs 256 messages of the smallest size that can be agreed on.
     let mut stage = {
         stage.server.most = 8_192;
         stage.reconnect();
@@ -191,7 +191,7 @@ fn more_messages_than_tags_wait_for_one() {
     stage.check_fids();
 }
 
-/// Each uid is attached once, and reaches by the path what others have found.
+/// Each uid is attached once, and reaches nodes by paths that other users found.
 #[test]
 fn each_user_has_a_root_of_its_own() {
     let mut stage = Stage::attached();
@@ -235,7 +235,7 @@ fn grants_are_times_and_say_of_what() {
     assert_eq!(covers(&listed), [Covers::Names, Covers::Inode]);
 }
 
-/// A server whose locks are lost while they are made stronger (flock(2)), and another machine takes them.
+/// A server that releases a lock while it is upgraded (flock(2)), and another machine that takes it.
 #[test]
 fn a_lock_that_cannot_be_made_stronger_is_held_as_before() {
     let mut stage = Stage::attached();
@@ -315,7 +315,7 @@ fn open_files_are_read_by_several_messages_in_flight() {
     assert!(opened.result.is_ok() && mask::BASIC == 0x7ff);
 }
 
-/// A file that was kept open without an answer is closed before it is open.
+/// A file that is being kept open without a reply is released before it is open.
 #[test]
 fn what_is_released_while_it_is_kept_is_not_left_open() {
     let mut stage = Stage::attached();
@@ -331,7 +331,7 @@ fn what_is_released_while_it_is_kept_is_not_left_open() {
     assert_eq!(stage.server.fids.len(), before);
 }
 
-/// It says of each name that it is there, and of all others that they are not.
+/// A listing says of each name that it exists, and of all others that they do not.
 #[test]
 fn a_listing_is_believed_no_longer_than_either_of_the_things_it_says() {
     let (short, long) = (Term::Limited(Span::from_millis(300)), Term::Limited(Span::from_secs(7)));
@@ -359,7 +359,7 @@ fn a_listing_is_believed_no_longer_than_either_of_the_things_it_says() {
     }
 }
 
-/// Of such a file its own fid tells, as long as that is still of it.
+/// The attributes of such a file come from its own fid, as long as that is still the file's.
 #[test]
 fn a_file_that_was_moved_and_removed_is_told_of_while_it_is_open() {
     let mut stage = Stage::attached();
@@ -389,7 +389,7 @@ fn a_file_that_was_moved_and_removed_is_told_of_while_it_is_open() {
     assert!(matches!(cut.result, Ok(Reply::Attr(_, attr)) if attr.size == 4), "{cut:?}");
 }
 
-/// All tags may be out, and what is out is called off.
+/// All tags may be in use, and messages in flight are flushed.
 #[test]
 fn what_calls_off_others_does_not_wait_for_their_tags() {
     let mut stage = Stage::attached();

@@ -1,4 +1,4 @@
-//! Servers that do not do as they must: one clear error, no panic, and nothing waits for ever.
+//! Servers that break the protocol: one clear error, no panic, and no endless wait.
 
 mod common;
 #[path = "common/stage.rs"]
@@ -18,7 +18,7 @@ fn nobody_there_is_one_error() {
     assert!(stage.session.is_lost());
 }
 
-/// What each wrong beginning is answered with: one line that says why.
+/// The reaction to each wrong handshake: one line that says why.
 #[test]
 fn servers_of_another_kind_are_refused_in_one_line() {
     let wrong: [(Rmessage, &str); 6] = [
@@ -166,7 +166,7 @@ fn each(root: &Place, file: &Place, dir: &Place, handle: Handle) -> Vec<Call> {
     ]
 }
 
-/// A call of each kind to a server that fails everything: each is answered, and nothing else happens.
+/// A call of each kind to a server that fails everything: each gets a reply, and nothing else happens.
 #[test]
 fn errors_to_everything_are_answers() {
     let mut stage = Stage::attached();
@@ -183,7 +183,7 @@ fn errors_to_everything_are_answers() {
             }
             let response = stage.response(id).unwrap_or_else(|| panic!("no answer to {text} by {errno}"));
             let may = ["Xattrs", "Unlock", "Lookup"];
-            // What is open is told from memory where it has lost its name.
+            // An open file that has lost its name is answered from memory.
             let gone = matches!(errno, 2 | 116);
             let fine = gone || response.result.is_err() || may.iter().any(|kind| text.starts_with(kind));
             assert!(fine, "{text}: {response:?}");
@@ -192,7 +192,7 @@ fn errors_to_everything_are_answers() {
     }
 }
 
-/// Lists the root at a server that has always one more name: told the offset that was asked for, the one after it.
+/// Lists the root at a server that always has one more name, at the offset after the requested one.
 fn list_without_end(stage: &mut Stage, next: impl Fn(u64) -> u64) -> Option<Response> {
     let root = stage.root();
     let id = stage.call(Call::List { dir: root });
@@ -225,7 +225,7 @@ fn a_listing_that_does_not_go_on_ends_the_session() {
 #[test]
 fn a_listing_of_more_names_than_can_be_is_an_error() {
     let mut stage = Stage::attached_with(Config { most_names: 1_000, ..config() });
-    // New offsets for ever, and such as come again.
+    // New offsets for ever, and repeated ones.
     for next in [|offset| offset + 1, |offset| (offset + 1) % 10] {
         let response = list_without_end(&mut stage, next);
         assert_eq!(response.map(|response| response.result), Some(Err(Errno::OVERFLOW)));

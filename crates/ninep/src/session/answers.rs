@@ -1,4 +1,4 @@
-//! What a call comes to, and what may be kept of it.
+//! The result of a call, and the grants that come with it.
 
 use super::desk::Desk;
 use crate::Attributes;
@@ -6,7 +6,7 @@ use nigh_types::{
     Attr, Covers, Entry, Errno, Grant, Kind, Mode, NodeId, Reply, Response, Span, Term, Timestamp,
 };
 
-/// What a call came to.
+/// The reply of a call, with attributes and grants.
 pub(super) struct Answer {
     pub reply: Reply,
     pub after: Vec<(NodeId, Attr)>,
@@ -25,7 +25,7 @@ impl Answer {
         self
     }
 
-    /// Attributes of others, if they could be had.
+    /// Adds attributes of other inodes, if the server sent them.
     pub fn after(mut self, told: impl IntoIterator<Item = Option<(NodeId, Attr)>>) -> Answer {
         for (node, attr) in told.into_iter().flatten() {
             self.grants.push((node, Covers::Inode));
@@ -35,7 +35,7 @@ impl Answer {
     }
 }
 
-/// The end of a kind of facts is the same for all of them: so many grants are one.
+/// Response encoding. All grants of one kind have one term, so duplicates are merged.
 impl Desk {
     pub fn respond(&self, outcome: Outcome, last: bool) -> Response {
         let Answer { reply, after, mut grants } = match outcome {
@@ -65,13 +65,13 @@ impl Desk {
     }
 }
 
-/// A moment of the server's, which are seconds and nanoseconds without a sign.
+/// Converts a server's time, which is unsigned seconds and nanoseconds.
 fn moment((secs, nanos): (u64, u64)) -> Timestamp {
     let nanos = u32::try_from(nanos).ok().filter(|nanos| *nanos < 1_000_000_000).unwrap_or(0);
     Timestamp { secs: secs.cast_signed(), nanos }
 }
 
-/// As Linux has them; `EPROTO` of what Linux does not have.
+/// Converts attributes to those of Linux; `EPROTO` for a file type that Linux does not have.
 pub(super) fn attr(told: &Attributes) -> Result<Attr, Errno> {
     Kind::of_mode(told.mode)?;
     let births = told.valid & crate::mask::BIRTH != 0;
@@ -82,7 +82,7 @@ pub(super) fn attr(told: &Attributes) -> Result<Attr, Errno> {
         nlink: u32::try_from(told.nlink).unwrap_or(u32::MAX),
         uid: told.uid,
         gid: told.gid,
-        // makedev(3) of glibc is `new_encode_dev` where both numbers are as large as that can have them.
+        // makedev(3) of glibc equals `new_encode_dev` as long as both numbers fit into the latter.
         rdev: u32::try_from(told.rdev).unwrap_or(0),
         atime: moment(told.atime),
         mtime: moment(told.mtime),

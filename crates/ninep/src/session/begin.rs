@@ -1,4 +1,4 @@
-//! How a session begins, ends, and goes on over another connection.
+//! How a session begins, ends, and continues over another connection.
 
 use super::desk::Desk;
 use super::{DEAD, SILENCE, Session, State, Times};
@@ -8,18 +8,18 @@ use crate::{ProtocolError, Rmessage, Tmessage, VERSION};
 use nigh_remote::Event;
 use nigh_types::{Attr, Errno, NodeId, Session as Agreed, Span, Term, Time};
 
-/// What came of the beginning.
+/// Result of the handshake.
 pub(super) type Greeting = Result<(NodeId, Attr), Refusal>;
 
-/// Why there is no session.
+/// Why the handshake failed.
 #[derive(Debug)]
 pub(super) enum Refusal {
     Rule(ProtocolError),
-    /// Of the message of that name.
+    /// The error reply to the message of that name.
     Error(&'static str, Errno),
 }
 
-/// Says which version is spoken, attaches, and looks at the root.
+/// Negotiates the version, attaches, and reads the root's attributes.
 async fn greet(desk: &Desk) -> Greeting {
     let (msize, uid) = {
         let shared = desk.shared();
@@ -51,7 +51,7 @@ impl Session {
         self.desk.shared().now = now;
     }
 
-    /// There is a connection.
+    /// Takes a new connection and starts the handshake on it.
     pub(super) fn connect(&mut self, now: Time) {
         if self.state != State::Unlinked {
             return;
@@ -74,7 +74,7 @@ impl Session {
         self.run();
     }
 
-    /// The beginning has come to its end.
+    /// Handles the end of the handshake.
     pub(super) fn take_greeting(&mut self) {
         let greeting = self.desk.shared().greeting.take();
         match greeting {
@@ -100,7 +100,8 @@ impl Session {
             return self.begin_waiting();
         }
         (self.reclaiming, self.lapsed) = (true, false);
-        // Claims of a session before are of no meaning, and what a release names was forgotten with the connection.
+        // Reclaim calls of an earlier session are meaningless, and a release's handle was forgotten with the
+        // connection.
         self.unanswered.retain(|_, request| request.call.is_answered() && !request.call.is_claim());
         self.event(Event::Restored { session, kept: false });
         let given_up = std::mem::take(&mut self.desk.shared().given_up);
@@ -140,7 +141,7 @@ impl Session {
         }
     }
 
-    /// The connection is of no use any more. All that was asked on it is asked again.
+    /// Gives up the connection. All outstanding calls are made again on the next one.
     pub(super) fn unlink(&mut self, why: &str) {
         self.drop_tasks();
         self.state = State::Unlinked;
@@ -175,7 +176,7 @@ impl Session {
         }
     }
 
-    /// A server that says nothing although something is asked of it is asked whether it is there.
+    /// Probes a server that has been silent although a request is outstanding.
     pub(super) fn look_at_silence(&mut self, now: Time) {
         let (waits, heard, probed) = {
             let shared = self.desk.shared();
@@ -214,7 +215,7 @@ fn shown(term: Term) -> String {
     }
 }
 
-/// S9, for people.
+/// Staleness bound (S9), for people.
 fn bound(times: &Times) -> String {
     format!(
         "it tells nobody of changes, so names are believed {}, their absence {}, attributes and data {}",
@@ -224,7 +225,7 @@ fn bound(times: &Times) -> String {
     )
 }
 
-/// What a 9P server cannot give.
+/// The guarantees that a 9P server cannot give.
 fn not_given(times: &Times) -> Vec<(String, String)> {
     let limits = bound(times);
     let all = [

@@ -1,4 +1,4 @@
-//! Calls as messages: one room for each kind of call.
+//! Calls as messages: one module for each kind of call.
 
 mod attrs;
 mod data;
@@ -19,7 +19,7 @@ use nigh_remote::{Event, Output};
 use nigh_types::{Call, CallId, Errno, Reply, Request};
 use std::sync::Arc;
 
-/// Carries a call out and answers it.
+/// Executes a call and emits its reply.
 pub(super) async fn carry_out(desk: Desk, id: CallId, request: Arc<Request>) {
     let uid = desk.user(&request.credentials);
     if let Call::List { dir } = &request.call {
@@ -35,7 +35,7 @@ pub(super) async fn carry_out(desk: Desk, id: CallId, request: Arc<Request>) {
     }
 }
 
-/// Whether it may end what a file is still to be opened under.
+/// Whether a call may remove the name under which a file is still to be opened.
 fn takes_names(call: &Call) -> bool {
     matches!(
         call,
@@ -59,7 +59,7 @@ async fn outcome(desk: &Desk, id: CallId, uid: u32, request: &Request) -> Outcom
         Call::GetFlags { .. } | Call::Fallocate { .. } | Call::CopyRange { .. } | Call::Tmpfile { .. } => {
             Err(Errno::OPNOTSUPP)
         }
-        // The protocol has no such message, and the session says so.
+        // The protocol has no message for it, and the session reports that.
         Call::LookupNumber { .. } => Err(Errno::STALE),
         Call::Xattrs { node } => xattrs::list(desk, uid, node).await,
         Call::Xattr { node, name } => xattrs::get(desk, uid, node, name).await,

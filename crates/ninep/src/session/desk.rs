@@ -1,7 +1,7 @@
-//! What all calls of a session share: tags in flight, what is to be sent, and what falls due.
+//! Executor of a session's calls: tags in flight, messages to be sent, and timers.
 //!
-//! A call is a coroutine (`async` without any runtime): it says its next messages and goes on when they are answered. It
-//! never holds the lock while it waits.
+//! A call is a coroutine (`async` without any runtime): it sends its next messages and goes on when their replies have
+//! arrived. It never holds the lock while it waits.
 
 use super::begin::Greeting;
 use super::fids::{Fid, FidState, Fids, Gone, Grave};
@@ -18,41 +18,41 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-/// Tags of ours; the highest number is [`NO_TAG`].
+/// The most requests in flight, each of which may need another tag for its flush; the highest tag is [`NO_TAG`].
 const MOST_TAGS: u16 = 4_096;
 /// No slot has this number.
 const NOBODY: u64 = 0;
 
-/// A message that has no answer yet, or whose answer nobody has taken yet.
+/// A message whose reply has not arrived, or was not yet taken.
 #[derive(Debug)]
 struct Slot {
-    /// `None`: nobody waits for it.
+    /// `None`: no coroutine waits for it.
     task: Option<TaskId>,
     /// `None`: it was not sent yet.
     tag: Option<u16>,
-    /// What answers it, beside an error.
+    /// The type of its reply, other than an error.
     expects: u8,
-    /// The most bytes, or qids, that its answer may speak of.
+    /// The most bytes, or qids, that its reply may carry.
     most: u32,
     fids: Vec<u32>,
-    /// A fid that stands if this is answered without an error.
+    /// A fid that exists if the reply is no error.
     makes: Option<u32>,
-    /// A fid that is gone with the answer, whatever that is.
+    /// A fid that is gone with any reply.
     ends: Option<u32>,
-    /// Of a Tflush: what it calls off, and under which tag that was.
+    /// Of a Tflush: the slot that it flushes, and its tag.
     flushes: Option<(u64, u16)>,
     is_called_off: bool,
     answer: Option<Result<Rmessage, Errno>>,
 }
 
 impl Slot {
-    /// Whether its fid stands by such an answer: a walk that did not come to its end has made none.
+    /// Whether such a reply has made its fid: an incomplete walk makes none.
     fn has_made(&self, answer: &Rmessage) -> bool {
         !matches!(answer, Rmessage::Walk { .. }) || amount(answer) == u64::from(self.most)
     }
 }
 
-/// How many bytes or qids an answer speaks of.
+/// The number of bytes or qids in a reply.
 fn amount(answer: &Rmessage) -> u64 {
     match answer {
         Rmessage::Read { data } | Rmessage::Readdir { entries: data } => data.0.len() as u64,
@@ -62,49 +62,50 @@ fn amount(answer: &Rmessage) -> u64 {
     }
 }
 
-/// What the coroutines of a session share.
+/// State shared by the coroutines of a session.
 pub(crate) struct Shared {
     pub config: Config,
     pub now: Time,
-    /// Counts connections: what belongs to an earlier one is nobody's.
+    /// Counts connections: the fids of an earlier one are void.
     pub epoch: u64,
-    /// Longest message, as agreed.
+    /// The agreed size of the longest message.
     pub msize: u32,
     pub out: VecDeque<Output>,
     pub fids: Fids,
     pub nodes: Nodes,
     pub users: Users,
     pub files: Files,
-    /// Whether the server knows Trenameat and Tunlinkat; it is asked until it says no.
+    /// Whether the server supports Trenameat and Tunlinkat; they are used until it refuses them.
     pub renameat: bool,
     pub unlinkat: bool,
-    /// Calls that nobody waits for any more: they are not made again.
+    /// Calls that were cancelled: they are not made again.
     pub given_up: BTreeSet<CallId>,
-    /// What came of the beginning.
+    /// Result of the handshake.
     pub greeting: Option<Greeting>,
     /// The rule that the server broke.
     pub broken: Option<ProtocolError>,
     pub counters: Counters,
     slots: BTreeMap<u64, Slot>,
-    /// Tags in use. One that was called off and answered stays so (`NOBODY`) until that is answered too.
+    /// Tags in use. The tag of a flushed message that got a reply stays in use, without a slot, until the flush gets
+    /// its reply too.
     tags: BTreeMap<u16, u64>,
-    /// Messages for which there is no tag yet.
+    /// Messages that wait for a tag.
     queue: VecDeque<(u64, Tmessage)>,
-    /// How many messages that have no answer speak of a fid.
+    /// For each fid, the number of messages without a reply that refer to it.
     spoken_of: BTreeMap<u32, u32>,
-    /// Since when a server that says nothing is silent, and whether it was asked since whether it is there.
+    /// When the server was last heard from, and whether it was probed since.
     pub heard: Time,
     pub probed: bool,
     next_slot: u64,
     next_tag: u16,
     ready: BTreeSet<TaskId>,
-    /// These look again whenever anything has happened.
+    /// Coroutines that check their condition again after every event.
     watching: BTreeSet<TaskId>,
     timers: BTreeSet<(Time, TaskId)>,
     next_grant: u64,
 }
 
-/// How a coroutine reaches what is shared.
+/// A coroutine's access to the shared state.
 #[derive(Clone)]
 pub(crate) struct Desk {
     shared: Arc<Mutex<Shared>>,
@@ -146,7 +147,7 @@ impl Desk {
         Desk { shared: Arc::new(Mutex::new(shared)), grave: Grave::default(), task: TaskId(0) }
     }
 
-    /// The same for another coroutine.
+    /// The context of another coroutine.
     pub fn of(&self, task: TaskId) -> Desk {
         Desk { task, ..self.clone() }
     }
@@ -155,19 +156,19 @@ impl Desk {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a message; its answer comes to whoever awaits it, also when that begins later.
+    /// Sends a message; the reply goes to the future that is returned, also if it is awaited later.
     pub fn ask(&self, message: Tmessage) -> Asked {
         let slot = self.shared().send(Some(self.task), message, None);
         Asked { desk: self.clone(), slot, taken: false }
     }
 
-    /// The same of one that makes a fid: that stands once this is answered without an error.
+    /// Sends a message that makes a fid, which exists once the reply is no error.
     pub fn ask_for(&self, message: Tmessage, makes: &Fid) -> Asked {
         let slot = self.shared().send(Some(self.task), message, Some(makes.number()));
         Asked { desk: self.clone(), slot, taken: false }
     }
 
-    /// Waits for so long, unless something is so before, which others bring about.
+    /// Waits for a time span, or until other coroutines have made a condition true.
     pub async fn pause_unless(&self, span: Span, is_so: impl Fn(&Shared) -> bool + Send) {
         let due = {
             let mut shared = self.shared();
@@ -178,7 +179,7 @@ impl Desk {
         self.until_others(move |shared: &Shared| shared.now >= due || is_so(shared)).await;
     }
 
-    /// Waits until something is so, which other coroutines bring about.
+    /// Waits until other coroutines have made a condition true.
     pub async fn until_others(&self, is_so: impl Fn(&Shared) -> bool + Send) {
         std::future::poll_fn(|_: &mut Context<'_>| {
             let mut shared = self.shared();
@@ -192,14 +193,14 @@ impl Desk {
         .await;
     }
 
-    /// The server broke a rule: the session ends with it.
+    /// Notes a protocol error of the server, which ends the session.
     pub fn break_off(&self, error: ProtocolError) -> Errno {
         self.shared().broken.get_or_insert(error);
         Errno::PROTO
     }
 }
 
-/// An answer that is awaited. Who does not wait for it any more has it called off.
+/// A reply that is awaited. If it is dropped before, the message is flushed.
 pub(crate) struct Asked {
     desk: Desk,
     slot: u64,
@@ -261,7 +262,7 @@ impl Shared {
         }
         self.slots.insert(slot, waits);
         match message {
-            // What calls off others is not to wait for their tags.
+            // A flush must not wait for the tags of the messages that it flushes.
             Tmessage::Flush { .. } => self.queue.push_front((slot, message)),
             _ => self.queue.push_back((slot, message)),
         }
@@ -269,7 +270,7 @@ impl Shared {
         slot
     }
 
-    /// Sends what there are tags for, in its order.
+    /// Sends queued messages in their order, as long as there are tags.
     fn send_queued(&mut self) {
         let is_flush = |queued: Option<&(u64, Tmessage)>| matches!(queued, Some((_, Tmessage::Flush { .. })));
         while (self.tags.len() < usize::from(MOST_TAGS) || is_flush(self.queue.front()))
@@ -279,7 +280,7 @@ impl Shared {
             let Some(slot) = self.slots.get_mut(&number) else { continue };
             slot.tag = Some(tag);
             if self.tags.is_empty() {
-                // Whoever was asked nothing was not silent.
+                // The server was not silent while there was no request.
                 (self.heard, self.probed) = (self.now, false);
             }
             self.tags.insert(tag, number);
@@ -290,7 +291,7 @@ impl Shared {
         }
     }
 
-    /// There is one: each message in flight can have one that calls it off.
+    /// Returns a free tag. There is one: each message in flight can have one flush.
     fn free_tag(&mut self) -> u16 {
         const NUMBERS: u16 = 2 * MOST_TAGS + 1;
         while self.tags.contains_key(&self.next_tag) {
@@ -301,12 +302,12 @@ impl Shared {
         tag
     }
 
-    /// Whether so many more calls can have their messages out.
+    /// Whether another call can send its messages.
     pub fn has_tags(&self) -> bool {
         self.tags.len() < usize::from(MOST_TAGS / 2)
     }
 
-    /// Whether anything is out that has no answer.
+    /// Whether a message is without a reply.
     pub fn is_waiting(&self) -> bool {
         !self.tags.is_empty()
     }
@@ -316,7 +317,7 @@ impl Shared {
         self.slots.remove(&slot)?.answer
     }
 
-    /// An answer came. The rule that it breaks, if it does.
+    /// Takes a reply. Returns the rule that it breaks, if it does.
     pub fn take_message(&mut self, tag: u16, message: Rmessage) -> Result<(), ProtocolError> {
         let unknown = ProtocolError::UnknownTag(tag);
         let number = *self.tags.get(&tag).ok_or(unknown)?;
@@ -348,7 +349,7 @@ impl Shared {
                 self.ready.insert(task);
             }
             None => {
-                // Called off, and done all the same.
+                // It was flushed, and executed all the same.
                 self.slots.remove(&number);
                 if let Some(fid) = makes {
                     if stands { self.clunk(fid) } else { self.fids.free(fid) }
@@ -363,7 +364,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What was called off is over: without an answer before, it was never done.
+    /// Ends a flushed message: without a reply before this one, it was never executed.
     fn flushed(&mut self, target: u64, tag: u16) {
         self.tags.remove(&tag);
         if let Some(slot) = self.slots.remove(&target) {
@@ -374,7 +375,7 @@ impl Shared {
         }
     }
 
-    /// A message that spoke of these has its answer. Who is needed no more goes with the last of them.
+    /// Notes the reply of a message that referred to these fids. A deferred fid is clunked with the last such message.
     fn leave_fids(&mut self, fids: &[u32]) {
         for fid in fids {
             let Some(count) = self.spoken_of.get_mut(fid) else { continue };
@@ -388,7 +389,7 @@ impl Shared {
         }
     }
 
-    /// Nobody waits for that answer.
+    /// Abandons a reply: the message is flushed or unsent, and its fid is clunked.
     fn leave(&mut self, slot: u64) {
         let Some(waits) = self.slots.get_mut(&slot) else { return };
         waits.task = None;
@@ -415,7 +416,7 @@ impl Shared {
         }
     }
 
-    /// It was never sent.
+    /// Removes a message that was never sent.
     fn take_back(&mut self, slot: u64) {
         self.queue.retain(|(queued, _)| *queued != slot);
         if let Some(slot) = self.slots.remove(&slot) {
@@ -424,7 +425,7 @@ impl Shared {
         }
     }
 
-    /// A fid is needed no more; it is let go once nothing in flight speaks of it.
+    /// Clunks a fid, once no message in flight refers to it.
     pub fn clunk(&mut self, fid: u32) {
         if self.spoken_of.contains_key(&fid) {
             self.fids.deferred.insert(fid);
@@ -433,14 +434,14 @@ impl Shared {
         }
     }
 
-    /// What coroutines have let go of.
+    /// Releases replies and fids that coroutines have dropped.
     pub fn bury(&mut self, gone: Vec<Gone>) {
         for one in gone {
             match one {
                 Gone::Asked(slot) => self.leave(slot),
                 Gone::Fid { number, epoch, state } if epoch == self.epoch => match state {
                     FidState::Stands => self.clunk(number),
-                    // Whatever is to make it is in flight, and sees to it.
+                    // The message that makes or ends it is in flight, and settles it.
                     FidState::Asked
                         if self
                             .slots
@@ -454,7 +455,7 @@ impl Shared {
         }
     }
 
-    /// The connection is gone, and all that was said on it.
+    /// Forgets the connection with its messages and fids.
     pub fn forget_connection(&mut self) {
         self.epoch += 1;
         self.slots.clear();
@@ -471,7 +472,7 @@ impl Shared {
         self.out.retain(|output| !matches!(output, Output::Transmit(_)));
     }
 
-    /// The coroutines that can go on.
+    /// Returns the coroutines that can go on.
     pub fn take_ready(&mut self) -> BTreeSet<TaskId> {
         while let Some(&(due, task)) = self.timers.first()
             && due <= self.now
@@ -486,7 +487,7 @@ impl Shared {
         !self.ready.is_empty()
     }
 
-    /// Those that look whether something is so by now.
+    /// The coroutines that check their condition after every event.
     pub fn watching(&self) -> Vec<TaskId> {
         self.watching.iter().copied().collect()
     }
@@ -500,14 +501,14 @@ impl Shared {
         GrantId(self.next_grant)
     }
 
-    /// Data that one message can carry.
+    /// The most data that one message can carry.
     pub fn most_data(&self) -> u32 {
         // `Twrite` has a header of 23 bytes, and Linux keeps 24 free (`P9_IOHDRSZ`).
         self.msize - 24
     }
 }
 
-/// What is not counted among requests.
+/// Whether a message is not counted among the requests.
 fn is_service(message: &Tmessage) -> bool {
     matches!(
         message,

@@ -1,25 +1,25 @@
-//! Fids: numbers that stand for things at the server. A fid belongs to who holds it here; nobody any more, and it is clunked.
+//! Fids: numbers that stand for files at the server. A fid is reference-counted; its last drop clunks it.
 
 use super::desk::Desk;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How it is with a fid at the server.
+/// State of a fid at the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FidState {
-    /// The message that makes it was not answered.
+    /// The message that makes it has no reply yet.
     Asked,
     Stands,
-    /// The server has let go of it.
+    /// The server has released it.
     Ended,
 }
 
-/// Numbers of fids: those free, and those that stand.
+/// Allocation of fid numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Fids {
     next: u32,
     spare: BTreeSet<u32>,
-    /// To be clunked once nothing in flight speaks of them.
+    /// Fids to be clunked once no message in flight refers to them.
     pub deferred: BTreeSet<u32>,
 }
 
@@ -41,7 +41,7 @@ impl Fids {
     }
 }
 
-/// What was let go of where the lock may be held.
+/// An object dropped at a place where the lock may be held.
 #[derive(Debug)]
 pub(crate) enum Gone {
     Asked(u64),
@@ -65,7 +65,7 @@ impl Grave {
     }
 }
 
-/// A fid. The last who drops it has it clunked.
+/// A fid. It is clunked when its last reference is dropped.
 #[derive(Debug)]
 pub(crate) struct Fid {
     number: u32,
@@ -75,7 +75,7 @@ pub(crate) struct Fid {
 }
 
 impl Fid {
-    /// A number that nobody uses.
+    /// Allocates an unused number.
     pub fn new(desk: &Desk) -> Arc<Fid> {
         let mut shared = desk.shared();
         let (number, epoch) = (shared.fids.take(), shared.epoch);
@@ -86,12 +86,12 @@ impl Fid {
         self.number
     }
 
-    /// The server has it.
+    /// Notes that the server has it.
     pub fn stands(&self) {
         self.set(FidState::Stands);
     }
 
-    /// The server has let go of it by itself.
+    /// Notes that the server has released it by itself.
     pub fn ended(&self) {
         self.set(FidState::Ended);
     }

@@ -1,4 +1,4 @@
-//! Open files, by the handles that were told of them.
+//! Open files by handle.
 
 use super::calls::FileLocks;
 use super::fids::Fid;
@@ -6,7 +6,7 @@ use nigh_types::{DataStamp, Errno, Handle, NodeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// So many states of a file's data are remembered of those that followed one another by our doing.
+/// The most data versions of a file that are remembered, each made of the one before by own writes.
 const MOST_STATES: usize = 64;
 
 #[derive(Debug)]
@@ -14,34 +14,34 @@ pub(crate) struct OpenFile {
     pub uid: u32,
     pub node: NodeId,
     pub fid: Arc<Fid>,
-    /// The same file, open to append.
+    /// A fid of the file that is open for append.
     pub appends: Option<Arc<Fid>>,
-    /// It, or a directory, was moved: where fids are paths this one serves for its data alone.
+    /// The file, or a directory, was moved: where fids are paths, this fid is usable for data only.
     pub is_moved: bool,
 }
 
 impl OpenFile {
-    /// One that was just opened.
+    /// A file that was just opened.
     pub fn new(uid: u32, node: NodeId, fid: Arc<Fid>) -> OpenFile {
         OpenFile { uid, node, fid, appends: None, is_moved: false }
     }
 }
 
-/// All that are open.
+/// All open files.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     open: BTreeMap<Handle, OpenFile>,
     by_node: BTreeMap<(u32, NodeId), Vec<Handle>>,
     next: u64,
-    /// Handles under which a file is being opened without an answer, and whether they were released meanwhile.
+    /// Handles under which a file is being opened without a reply, and whether they were released meanwhile.
     keeping: BTreeMap<Handle, bool>,
     pub locks: FileLocks,
-    /// States of files' data that own writes made of one another.
+    /// Data versions of files, each made of the one before by own writes.
     own: BTreeMap<NodeId, Vec<DataStamp>>,
 }
 
 impl Files {
-    /// A number for a file that was just opened.
+    /// Adds a file that was just opened, and returns its handle.
     pub fn add(&mut self, file: OpenFile) -> Handle {
         loop {
             self.next += 1;
@@ -57,22 +57,22 @@ impl Files {
         self.open.contains_key(&handle)
     }
 
-    /// Whether files are being opened so: what takes names away waits for them.
+    /// Whether files are being opened without a reply: calls that remove names wait for them.
     pub fn is_keeping(&self) -> bool {
         !self.keeping.is_empty()
     }
 
-    /// A file is being opened under that number, and nobody waits for it.
+    /// Notes that a file is being opened under that handle; no reply will follow.
     pub fn keep_begins(&mut self, handle: Handle) {
         self.keeping.insert(handle, false);
     }
 
-    /// Whether it is still wanted.
+    /// Returns whether the handle is still wanted.
     pub fn keep_ends(&mut self, handle: Handle) -> bool {
         self.keeping.remove(&handle) == Some(false)
     }
 
-    /// Under a number that somebody chose and nobody uses.
+    /// Adds a file under an unused handle that the client chose.
     pub fn add_as(&mut self, handle: Handle, file: OpenFile) {
         self.by_node.entry((file.uid, file.node)).or_default().push(handle);
         self.open.insert(handle, file);
@@ -93,10 +93,10 @@ impl Files {
         Some(file)
     }
 
-    /// The file of a handle; `None`: one that a client chose for a file which could not be opened under it.
+    /// The file of a handle; `None`: the client chose the handle, and the file could not be opened under it.
     ///
     /// # Errors
-    /// `EBADF`: it is another's, or nobody's.
+    /// `EBADF`: the handle is another file's, or unknown.
     pub fn get(&mut self, handle: Handle, node: NodeId) -> Result<Option<&mut OpenFile>, Errno> {
         match self.open.get_mut(&handle) {
             Some(file) if file.node == node => Ok(Some(file)),
@@ -105,38 +105,38 @@ impl Files {
         }
     }
 
-    /// The fid of a handle, if more than data may be asked of it.
+    /// The fid of a handle, if it is usable for more than data.
     pub fn fid(&mut self, handle: Handle, node: NodeId) -> Option<Arc<Fid>> {
         let file = self.get(handle, node).ok().flatten().filter(|file| !file.is_moved);
         file.map(|file| Arc::clone(&file.fid))
     }
 
-    /// A file was moved, or a directory, below which any of them may be.
+    /// Notes that a file was moved, or a directory, below which any open file may be.
     pub fn moved(&mut self, node: NodeId) {
         let is_dir = node.generation == super::reach::DIRECTORY;
         let files = self.open.values_mut().filter(|file| is_dir || file.node == node);
         files.for_each(|file| file.is_moved = true);
     }
 
-    /// Any open file of a node.
+    /// The fid of any open file of a node.
     pub fn any(&self, uid: u32, node: NodeId) -> Option<Arc<Fid>> {
         let mut files = self.by_node.get(&(uid, node))?.iter().filter_map(|handle| self.open.get(handle));
         files.find(|file| !file.is_moved).map(|file| Arc::clone(&file.fid))
     }
 
-    /// Any of them, also such of which no more than data may be asked unless its qid is seen to be the node's.
+    /// The fid of any open file of a node, also if it is usable for data only unless its qid proves to be the node's.
     pub fn any_moved(&self, uid: u32, node: NodeId) -> Option<Arc<Fid>> {
         let handle = self.by_node.get(&(uid, node))?.first()?;
         self.open.get(handle).map(|file| Arc::clone(&file.fid))
     }
 
-    /// The fid of a handle, as [`Files::any_moved`] has it; `None`: there is none, as [`Files::get`] says.
+    /// The fid of a handle, as [`Files::any_moved`]; `None`: there is none, as [`Files::get`] says.
     pub fn fid_moved(&mut self, handle: Option<Handle>, node: NodeId) -> Result<Option<Arc<Fid>>, Errno> {
         let Some(handle) = handle else { return Ok(None) };
         Ok(self.get(handle, node)?.map(|file| Arc::clone(&file.fid)))
     }
 
-    /// An own write made one state of a file's data of another.
+    /// Notes that an own write changed a file's data from one version to another.
     pub fn followed(&mut self, node: NodeId, before: DataStamp, after: DataStamp) {
         let states = self.own.entry(node).or_default();
         if states.last() != Some(&before) {
@@ -152,18 +152,18 @@ impl Files {
         }
     }
 
-    /// Whether it is looked at what own writes make of a file: stores into a map of it were written back.
+    /// Whether data versions of a file are tracked, because mmap stores into it were written back.
     pub fn is_followed(&self, node: NodeId) -> bool {
         self.own.contains_key(&node)
     }
 
-    /// Whether only own writes have made `now` of `then`.
+    /// Whether only own writes lie between the versions `then` and `now`.
     pub fn is_own(&self, node: NodeId, then: DataStamp, now: DataStamp) -> bool {
         let states = self.own.get(&node);
         then == now || states.is_some_and(|states| states.last() == Some(&now) && states.contains(&then))
     }
 
-    /// The connection on which they were open is gone.
+    /// Forgets the open files of a connection that is gone.
     pub fn forget_fids(&mut self) {
         self.open.clear();
         self.by_node.clear();

@@ -1,4 +1,4 @@
-//! Nodes and how they are reached: which qid a node is, and by which fid it is known.
+//! Nodes and how they are reached: the mapping from qids to node ids, and the fid of each node.
 
 use super::fids::Fid;
 use crate::values::{Qid, QidKind};
@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{RangeBounds, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Fids that are kept for nodes, of all users together.
+/// The most fids that are kept for nodes, of all users together.
 const MOST_KNOWN: usize = 4_096;
-/// Numbers that a kernel or nigh gives another meaning are those of nobody (docs/decisions/0001-node-ids.md).
+/// Numbers from here on have another meaning to a kernel or to nigh, and are no inode numbers
+/// (docs/decisions/0001-node-ids.md).
 const FIRST_FOREIGN: u64 = 1 << 62;
 const FIRST_MAPPED: u64 = 1 << 63;
 
@@ -17,21 +18,21 @@ const FIRST_MAPPED: u64 = 1 << 63;
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub fid: Arc<Fid>,
-    /// By which name it was walked to; `None`: the root.
+    /// The name by which it was walked to; `None`: the root.
     pub home: Option<(NodeId, Name)>,
-    /// It is open for reading, so nothing can be walked from it.
+    /// It is open for reading, so no walk can start from it.
     pub open: bool,
     used: u64,
 }
 
-/// A node as a user sees it; those of one node stand together.
+/// A node and a user's uid; the keys of one node are adjacent.
 type Key = (NodeId, u32);
 
 fn all_views(node: NodeId) -> RangeInclusive<Key> {
     (node, 0)..=(node, u32::MAX)
 }
 
-/// Paths that cannot be numbers, and the numbers that stand for them for the life of a mount.
+/// Qid paths that cannot be inode numbers, and the numbers that replace them for the life of a mount.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Numbers(Arc<Mutex<BTreeMap<u64, u64>>>);
 
@@ -43,7 +44,7 @@ impl Numbers {
     }
 }
 
-/// What is known of nodes.
+/// State of all known nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Nodes {
     root: Option<NodeId>,
@@ -51,11 +52,11 @@ pub(crate) struct Nodes {
     order: BTreeMap<u64, Key>,
     uses: u64,
     numbers: Numbers,
-    /// The latest attributes of those that are known: what was read after them is of them or later.
+    /// The latest attributes of known nodes: data read after them is of their version or later.
     attrs: BTreeMap<NodeId, Attr>,
-    /// Where nodes were found last, by whomever.
+    /// The latest known name of each node, for any user.
     homes: BTreeMap<NodeId, (NodeId, Name)>,
-    /// Names of those that have several.
+    /// Names of nodes that have several.
     links: BTreeMap<NodeId, BTreeSet<(NodeId, Name)>>,
 }
 
@@ -64,7 +65,7 @@ impl Nodes {
         Nodes { numbers, ..Nodes::default() }
     }
 
-    /// That qid is the root's: another than the one before, if that says so.
+    /// Sets the root's qid, which may differ from that of an earlier connection.
     pub fn set_root(&mut self, qid: Qid) -> NodeId {
         let node = self.node(qid);
         self.root = Some(node);
@@ -76,7 +77,7 @@ impl Nodes {
         self.root
     }
 
-    /// The node that a qid names.
+    /// The node id for a qid.
     pub fn node(&mut self, qid: Qid) -> NodeId {
         let is_free = (2..FIRST_FOREIGN).contains(&qid.path);
         let ino = if is_free { qid.path } else { self.numbers.of(qid.path) };
@@ -98,7 +99,7 @@ impl Nodes {
         Some(known.clone())
     }
 
-    /// It is reached so from now on. Those used least go, and what stood there before is let go of.
+    /// Notes how a node is reached, in place of an earlier way. The least recently used ones are dropped.
     pub fn know(&mut self, uid: u32, node: NodeId, fid: Arc<Fid>, home: Option<(NodeId, Name)>, open: bool) {
         self.forget(uid, node);
         if let Some((dir, name)) = &home {
@@ -115,7 +116,7 @@ impl Nodes {
         }
     }
 
-    /// That is no way to reach it any more.
+    /// Forgets how a user reaches a node.
     pub fn forget(&mut self, uid: u32, node: NodeId) -> Option<Known> {
         let known = self.known.remove(&(node, uid))?;
         self.order.remove(&known.used);
@@ -130,22 +131,23 @@ impl Nodes {
         }
     }
 
-    /// It was just made: what had its number before is gone.
+    /// Resets a node that was just created: the inode that had its number before is gone.
     pub fn born(&mut self, node: NodeId) {
         self.forget_those(all_views(node), |_, _| true);
         self.attrs.remove(&node);
         self.links.remove(&node);
     }
 
-    /// The fid of a node, if nobody else uses it, is taken away: it becomes something else.
+    /// Takes a node's fid if it is not in use elsewhere, because the fid becomes an open file.
     pub fn take_unused(&mut self, uid: u32, node: NodeId) -> Option<Known> {
         let is_unused =
             self.known.get(&(node, uid)).is_some_and(|k| !k.open && Arc::strong_count(&k.fid) == 1);
         if is_unused { self.forget(uid, node) } else { None }
     }
 
-    /// A name does not lead to that node any more: who was reached by it is not. Where a directory was moved, neither is any
-    /// directory that may be below. (There are servers whose fids are paths; of files one sees it by their qids.)
+    /// Notes that a name does not lead to a node any more, and forgets the fids that were reached by it. If a directory
+    /// was moved, those of all directories are forgotten, since they may be below it. (Some servers use paths as fids;
+    /// a file's qid reveals that.)
     pub fn name_left(&mut self, node: NodeId, (dir, name): (NodeId, &Name), is_moved: bool) {
         let was_there = |known: &Known| known.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
         self.forget_those(all_views(node), |_, known| was_there(known));
@@ -161,7 +163,7 @@ impl Nodes {
         }
     }
 
-    /// A name led to that node.
+    /// Notes a name that led to a node.
     pub fn note_home(&mut self, node: NodeId, dir: NodeId, name: &Name) {
         if self.homes.len() > 4 * MOST_KNOWN {
             self.homes.clear();
@@ -169,7 +171,7 @@ impl Nodes {
         self.homes.insert(node, (dir, name.clone()));
     }
 
-    /// The names that led from the root to a node, if they are remembered.
+    /// The path from the root to a node, if it is remembered.
     pub fn path(&self, node: NodeId) -> Option<Vec<Name>> {
         let (mut names, mut at) = (Vec::new(), node);
         while self.root != Some(at) {
@@ -184,7 +186,7 @@ impl Nodes {
         Some(names)
     }
 
-    /// A node of several names has that one.
+    /// Notes a name of a node that has several.
     pub fn note_link(&mut self, node: NodeId, dir: NodeId, name: &Name) {
         if self.links.len() > MOST_KNOWN {
             self.links.clear();
@@ -192,7 +194,7 @@ impl Nodes {
         self.links.entry(node).or_default().insert((dir, name.clone()));
     }
 
-    /// Its names, as far as they are known.
+    /// The known names of a node that has several.
     pub fn links(&self, node: NodeId) -> Vec<(NodeId, Name)> {
         self.links.get(&node).into_iter().flatten().cloned().collect()
     }
@@ -208,7 +210,7 @@ impl Nodes {
         self.attrs.get(&node).copied()
     }
 
-    /// The connection on which fids were given out is gone.
+    /// Forgets the fids of a connection that is gone.
     pub fn forget_fids(&mut self) {
         self.known.clear();
         self.order.clear();

@@ -1,4 +1,4 @@
-//! From a place to a fid.
+//! Resolves a node reference to a fid.
 
 use super::desk::Desk;
 use super::fids::Fid;
@@ -8,14 +8,14 @@ use crate::{MOST_NAMES, Rmessage, Tmessage};
 use nigh_types::{Attr, Errno, Kind, Name, NodeId, Place};
 use std::sync::Arc;
 
-/// A fid, and whether it may stand for something else by now: it was not walked to for this call.
+/// A fid, and whether it was remembered from an earlier call: then it may stand for another file by now.
 pub(super) struct Reached {
     pub fid: Arc<Fid>,
     pub remembered: bool,
 }
 
 impl Desk {
-    /// Walks from a fid to a new one; at most [`MOST_NAMES`] names. Without names: another fid of the same thing.
+    /// Walks from a fid to a new one, over at most [`MOST_NAMES`] names. Without names: another fid of the same node.
     pub async fn walk(&self, from: &Fid, names: &[Name]) -> Result<(Arc<Fid>, Vec<Qid>), Errno> {
         let fid = Fid::new(self);
         let texts: Vec<Vec<u8>> = names.iter().map(|name| name.as_bytes().to_vec()).collect();
@@ -28,7 +28,7 @@ impl Desk {
         Ok((fid, qids.0))
     }
 
-    /// What a name leads to, by a fid of its own.
+    /// Walks one name, and returns the node with a fid of its own.
     pub async fn walk_one(&self, dir: &Fid, name: &Name) -> Result<(Arc<Fid>, NodeId), Errno> {
         let (fid, qids) = self.walk(dir, std::slice::from_ref(name)).await?;
         let qid = *qids.first().ok_or(Errno::PROTO)?;
@@ -36,7 +36,7 @@ impl Desk {
         Ok((fid, node))
     }
 
-    /// Walks from the root, in as few messages as there can be; `ESTALE` where that leads elsewhere.
+    /// Walks from the root, in as few messages as possible; `ESTALE` if the path leads to another node.
     pub async fn walk_far(&self, uid: u32, node: NodeId, names: &[Name]) -> Result<(), Errno> {
         if names.is_empty() {
             return if self.is_root(node) { Ok(()) } else { Err(Errno::STALE) };
@@ -46,7 +46,7 @@ impl Desk {
         Ok(())
     }
 
-    /// A fid of its own for what such names lead to, if it is that node; and its home.
+    /// A fid of its own for the node at a path, if it is that node; and its directory and name.
     async fn walk_path(
         &self,
         uid: u32,
@@ -54,7 +54,7 @@ impl Desk {
         names: &[Name],
     ) -> Result<(Arc<Fid>, Option<(NodeId, Name)>), Errno> {
         let mut at = self.root(uid).await?;
-        // The root, and what each name led to.
+        // The root, and the node that each name led to.
         let mut passed = vec![self.shared().nodes.root()];
         for some in names.chunks(MOST_NAMES) {
             let (fid, qids) = self.walk(&at, some).await.map_err(stale)?;
@@ -80,7 +80,7 @@ impl Desk {
         self.shared().nodes.root() == Some(node)
     }
 
-    /// A fid of a node, which others may use too, and from which nothing may be walked if it is no directory.
+    /// A fid of a node, which may be shared, and from which no walk may start if it is no directory.
     pub async fn reach(&self, uid: u32, place: &Place) -> Result<Reached, Errno> {
         if self.is_root(place.node) {
             return Ok(Reached { fid: self.root(uid).await?, remembered: false });
@@ -96,7 +96,7 @@ impl Desk {
         Ok(Reached { fid: self.reach_by_hint(uid, place).await?, remembered: false })
     }
 
-    /// The fid of a directory in which something is to be found or made.
+    /// The fid of a directory for a lookup or creation in it.
     pub async fn reach_dir(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
         if place.node.generation != DIRECTORY {
             return Err(Errno::NOTDIR);
@@ -104,14 +104,14 @@ impl Desk {
         self.reach(uid, place).await.map(|reached| reached.fid)
     }
 
-    /// By the name under which it was last seen, in a directory of which a fid is known.
+    /// Resolves by the last known name, in a directory whose fid is known.
     pub async fn reach_by_hint(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
         let fid = self.own_by_hint(uid, place).await?;
         self.shared().nodes.know(uid, place.node, Arc::clone(&fid), place.hint.clone(), false);
         Ok(fid)
     }
 
-    /// The same of one whose fid that is remembered leads nowhere any more, or elsewhere.
+    /// Resolves again, after the remembered fid led nowhere or to another node.
     pub async fn reach_anew(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
         self.shared().nodes.forget(uid, place.node);
         self.reach_by_hint(uid, place).await
@@ -133,7 +133,7 @@ impl Desk {
         if node == place.node { Ok(fid) } else { Err(Errno::STALE) }
     }
 
-    /// From the root, as others came there.
+    /// Walks from the root by the remembered path.
     async fn own_by_path(
         &self,
         uid: u32,
@@ -145,7 +145,7 @@ impl Desk {
         self.walk_path(uid, node, &names).await.map(|(fid, _)| fid)
     }
 
-    /// A fid of a node that becomes something else: an open file, say.
+    /// A fid that is not shared, because it becomes another kind of fid, such as an open file.
     pub async fn own_fid(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
         if self.is_root(place.node) {
             let root = self.root(uid).await?;
@@ -169,7 +169,7 @@ impl Desk {
         self.own_by_hint(uid, place).await
     }
 
-    /// Asks something of a node itself. Where a fid that was remembered leads nowhere any more it is reached anew, once.
+    /// Sends a message about a node. If its remembered fid leads nowhere any more, the node is resolved again, once.
     pub async fn ask_of(
         &self,
         uid: u32,
@@ -196,7 +196,7 @@ impl Desk {
         }
     }
 
-    /// Attributes of what a fid stands for.
+    /// Attributes of the node that a fid stands for.
     pub async fn attributes(&self, fid: &Fid) -> Result<(NodeId, Attr), Errno> {
         let Rmessage::Getattr { attributes } = self.ask(getattr(fid.number())).await? else {
             return Err(Errno::PROTO);
@@ -204,7 +204,7 @@ impl Desk {
         self.note(&attributes)
     }
 
-    /// The same of a node by one of its fids; `ESTALE` where that is another's by now, or nobody's.
+    /// Attributes of a node by one of its fids; `ESTALE` if the fid stands for another node by now, or for none.
     pub async fn attributes_by(&self, fid: &Fid, node: NodeId) -> Result<Attr, Errno> {
         match self.attributes(fid).await {
             Ok((told, attr)) if told == node => Ok(attr),
@@ -213,7 +213,7 @@ impl Desk {
         }
     }
 
-    /// Attributes that were asked beside something else, if they could be had.
+    /// Attributes that were requested besides another message, if the server sent them.
     pub fn told(&self, answer: Result<Rmessage, Errno>) -> Option<(NodeId, Attr)> {
         match answer {
             Ok(Rmessage::Getattr { attributes }) => self.note(&attributes).ok(),
@@ -221,7 +221,7 @@ impl Desk {
         }
     }
 
-    /// What was told of attributes.
+    /// Notes attributes from a reply.
     fn note(&self, attributes: &crate::Attributes) -> Result<(NodeId, Attr), Errno> {
         let attr = super::answers::attr(attributes)?;
         let mut shared = self.shared();
@@ -233,7 +233,7 @@ impl Desk {
         Ok((node, attr))
     }
 
-    /// What kind of thing a node is; asked where that is not known.
+    /// The file type of a node; requested from the server if it is unknown.
     pub async fn kind(&self, uid: u32, place: &Place) -> Result<Kind, Errno> {
         match place.node.generation {
             DIRECTORY => return Ok(Kind::Directory),
@@ -248,8 +248,8 @@ impl Desk {
         Ok(attr.kind())
     }
 
-    /// Attributes of a node. Of a file that has lost its name and is open some servers tell none: then they are what was known
-    /// of it, and what was done here since.
+    /// Attributes of a node. Some servers return none for an unlinked open file: then they are the last known ones,
+    /// with later local changes.
     pub async fn attributes_of(&self, uid: u32, place: &Place) -> Result<(NodeId, Attr), Errno> {
         let answer = self.ask_of(uid, place, getattr).await;
         if answer.as_ref().err() == Some(&Errno::STALE) {
@@ -268,7 +268,7 @@ impl Desk {
         self.note(&attributes)
     }
 
-    /// The attributes of an open file of which the server tells none.
+    /// The attributes of an open file for which the server returns none.
     pub fn left_open(&self, uid: u32, node: NodeId) -> Option<Attr> {
         let shared = self.shared();
         shared.files.any_moved(uid, node)?;
@@ -276,7 +276,7 @@ impl Desk {
         Some(Attr { nlink: if attr.nlink == 1 { 0 } else { attr.nlink }, ..attr })
     }
 
-    /// That a node is a regular file; else why it cannot be opened.
+    /// Checks that a node is a regular file; fails with the errno of open(2) if it is not.
     pub async fn check_file(&self, uid: u32, place: &Place) -> Result<(), Errno> {
         match self.kind(uid, place).await? {
             Kind::File => Ok(()),
@@ -287,12 +287,12 @@ impl Desk {
     }
 }
 
-/// What asks for attributes.
+/// The message that requests attributes.
 pub(super) fn getattr(fid: u32) -> Tmessage {
     Tmessage::Getattr { fid, wanted: crate::mask::BASIC }
 }
 
-/// Of what was asked by a node and not by its name: nothing stands where that was.
+/// Maps the error of a request about a node, not a name: the node is not where it was.
 pub(super) fn stale(errno: Errno) -> Errno {
     match errno {
         Errno::NOENT | Errno::NOTDIR => Errno::STALE,

@@ -1,4 +1,4 @@
-//! Who is attached: the mounting user, and where all users' calls are carried, each of them on first use.
+//! Attached users: the mounting user, or each calling user on first use.
 
 use super::desk::Desk;
 use super::fids::Fid;
@@ -7,7 +7,7 @@ use nigh_types::{Credentials, Errno};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The roots that users have attached.
+/// The root fids of attached users.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
     roots: BTreeMap<u32, Arc<Fid>>,
@@ -24,13 +24,13 @@ impl Users {
 }
 
 impl Desk {
-    /// As whom a call is made.
+    /// The uid with which a call is made.
     pub fn user(&self, credentials: &Credentials) -> u32 {
         let shared = self.shared();
         if shared.config.all_users { credentials.uid } else { shared.config.uid }
     }
 
-    /// The root as that user, attached where it was not.
+    /// The root fid of a user, attached on first use.
     pub async fn root(&self, uid: u32) -> Result<Arc<Fid>, Errno> {
         if let Some(root) = self.shared().users.root(uid) {
             return Ok(root);
@@ -38,7 +38,7 @@ impl Desk {
         self.attach(uid).await.map(|(root, _)| root)
     }
 
-    /// Attaches.
+    /// Attaches a user.
     pub async fn attach(&self, uid: u32) -> Result<(Arc<Fid>, crate::Qid), Errno> {
         let (user, tree) = {
             let shared = self.shared();

@@ -1,4 +1,4 @@
-//! Each message, and what is answered.
+//! The test server's reply to each message.
 
 use super::{Answered, Opened, Stands, TreeServer};
 use nigh_ninep::{Attributes, Data, Lock, LockStatus, Rmessage, Space, Tmessage, flags, mask};
@@ -189,7 +189,7 @@ impl TreeServer {
         Ok(Rmessage::Write { count })
     }
 
-    /// The server's offsets are no numbers that anybody could compute with.
+    /// The server's offsets are opaque, so that a client cannot compute with them.
     fn list(&mut self, fid: u32, offset: u64, count: u32) -> Answered {
         const SECRET: u64 = 0x5bd1_e995_1b87_3593;
         self.check(matches!(self.stands(fid)?.open, Some(Opened::Directory)), "it is open")?;

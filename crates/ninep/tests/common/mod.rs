@@ -12,7 +12,7 @@ use nigh_types::{
 };
 use std::collections::BTreeMap;
 
-/// What a fid stands for.
+/// The node of a fid.
 #[derive(Clone, Debug)]
 pub struct Stands {
     pub node: NodeId,
@@ -28,15 +28,15 @@ pub enum Opened {
     NewXattr { name: Vec<u8>, size: u64, flags: u32, value: Vec<u8> },
 }
 
-/// The server, and what it saw.
+/// The server, and its statistics.
 pub struct TreeServer {
     pub tree: Tree,
     pub fids: BTreeMap<u32, Stands>,
     /// Messages by their type.
     pub seen: BTreeMap<&'static str, u64>,
-    /// A message that no client may send is a panic, and else an error.
+    /// Whether a message that no client may send is a panic; else it is an error.
     pub is_strict: bool,
-    /// Trenameat and Tunlinkat are not known.
+    /// Trenameat and Tunlinkat are not supported.
     pub is_old: bool,
     pub most: u32,
     locks: Locks,
@@ -61,7 +61,7 @@ impl TreeServer {
         }
     }
 
-    /// Does one message.
+    /// Executes one message.
     pub fn answer(&mut self, now: Time, message: &Tmessage) -> Rmessage {
         self.now = now;
         *self.seen.entry(message.name()).or_default() += 1;
@@ -69,7 +69,7 @@ impl TreeServer {
             .unwrap_or_else(|errno| Rmessage::Lerror { errno: errno.raw().cast_unsigned() })
     }
 
-    /// How often that type was seen.
+    /// How many messages of that type arrived.
     pub fn count(&self, name: &str) -> u64 {
         self.seen.get(name).copied().unwrap_or(0)
     }
@@ -106,7 +106,7 @@ impl TreeServer {
         if is_so { Ok(()) } else { Err(Errno::BADF) }
     }
 
-    /// A fid that nobody has.
+    /// Adds a fid, which must be unused.
     fn put(&mut self, fid: u32, stands: Stands) -> Result<(), Errno> {
         match self.fids.insert(fid, stands) {
             None => Ok(()),
@@ -173,7 +173,7 @@ impl TreeServer {
         Ok(Rmessage::Lcreate { qid: self.qid(entry.id), iounit: 0 })
     }
 
-    /// What was written to an xattr takes effect when its fid goes.
+    /// Removes a fid; a write to an xattr takes effect here.
     fn let_go(&mut self, fid: u32) -> Result<Stands, Errno> {
         let stands = self.fids.remove(&fid).ok_or(Errno::BADF)?;
         match stands.open.clone() {

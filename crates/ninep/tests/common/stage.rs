@@ -1,4 +1,4 @@
-//! A session, and what it has asked and not been answered: message by message and in virtual time.
+//! A session with its unanswered messages: message by message and in virtual time.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -23,7 +23,7 @@ pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// A session, and what it has asked and not been answered.
+/// A session with its unanswered messages.
 pub struct Stage {
     pub session: Session,
     pub frames: FrameReader,
@@ -35,12 +35,12 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Nothing is answered yet.
+    /// A session without any reply yet.
     pub fn silent() -> Stage {
         Stage::with(config())
     }
 
-    /// The same, configured so.
+    /// A session with this configuration, without any reply yet.
     pub fn with(config: Config) -> Stage {
         let now = Time(1_000_000_000);
         let mut stage = Stage {
@@ -56,7 +56,7 @@ impl Stage {
         stage
     }
 
-    /// Attached to the server.
+    /// A session that is attached to the server.
     pub fn attached() -> Stage {
         Stage::attached_with(config())
     }
@@ -90,7 +90,7 @@ impl Stage {
         self.drain();
     }
 
-    /// The server answers one message.
+    /// Lets the server reply to one message.
     pub fn serve_one(&mut self) -> bool {
         let Some((tag, message)) = self.asked.pop_front() else { return false };
         let answer = self.server.answer(self.now, &message);
@@ -137,7 +137,7 @@ impl Stage {
         Place::bare(self.node(self.server.tree.root(), 2))
     }
 
-    /// As the session numbers it.
+    /// The session's node id.
     pub fn node(&self, id: NodeId, generation: u64) -> NodeId {
         let ino = if id.ino == 1 { 1 << 63 } else { id.ino };
         NodeId { ino, generation }
@@ -183,7 +183,7 @@ impl Stage {
         assert!(matches!(self.events.pop_front(), Some(Event::Restored { kept: false, .. })));
     }
 
-    /// The server has as many fids as the session believes.
+    /// Checks that the server has as many fids as the session counts.
     pub fn check_fids(&mut self) {
         self.serve();
         assert_eq!(self.server.fids.len(), self.session.fids_in_use() as usize);

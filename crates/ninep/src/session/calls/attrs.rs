@@ -30,7 +30,7 @@ pub(super) async fn space(desk: &Desk, uid: u32, place: &Place) -> Outcome {
     })))
 }
 
-/// 9P has no holes: all of a file is data.
+/// Finds data or a hole. 9P has no holes: all of a file is data.
 pub(super) async fn seek(desk: &Desk, uid: u32, place: &Place, offset: u64, data: bool) -> Outcome {
     let (_, attr) = desk.attributes_of(uid, place).await?;
     match (offset < attr.size, data) {
@@ -58,7 +58,8 @@ pub(super) async fn set(
     }
     let changed = desk.ask_of(uid, place, |fid| change(fid, set)).await;
     if changed.as_ref().err() == Some(&Errno::STALE) {
-        // It was moved, and has no name by which it is reached: its own fid serves if it is still of this file.
+        // The file was moved, and no name is known for it: the handle's own fid is used if it still refers to this
+        // file.
         let moved = desk.shared().files.fid_moved(handle, place.node).ok().flatten();
         let fid = moved.ok_or(Errno::STALE)?;
         desk.attributes_by(&fid, place.node).await?;

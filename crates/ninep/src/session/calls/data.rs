@@ -1,4 +1,4 @@
-//! File data: several messages in flight for what one cannot carry.
+//! File data: several messages in flight for a request that one message cannot carry.
 
 use super::super::answers::{Answer, Outcome};
 use super::super::desk::Desk;
@@ -9,7 +9,7 @@ use crate::{Data, Rmessage, Tmessage, flags};
 use nigh_types::{Attr, Covers, DataStamp, Errno, Handle, NodeId, Place, Reply, SetAttr, WriteFlags};
 use std::sync::Arc;
 
-/// A fid to read from: of the handle, else one that is kept open for whoever reads.
+/// A fid to read from: that of the handle, else one that is kept open and shared by all readers.
 async fn readable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
     let open = desk.shared().files.fid_moved(handle, place.node)?;
     if let Some(fid) = open {
@@ -33,7 +33,7 @@ pub(super) async fn read(
     (offset, length): (u64, u32),
 ) -> Outcome {
     let fid = readable(desk, uid, place, handle).await?;
-    // What is read is of this state or of a later one.
+    // The data read is of this version or of a later one.
     let before = desk.shared().nodes.attr(place.node);
     let data = match bytes(desk, &fid, (offset, length), before.map(|attr| attr.size)).await {
         Err(Errno::STALE | Errno::BADF | Errno::NOENT) if handle.is_none() => {
@@ -46,7 +46,8 @@ pub(super) async fn read(
     Ok(Answer { after: before.map(|attr| (place.node, attr)).into_iter().collect(), ..answer })
 }
 
-/// So many bytes, fewer only at the end: which is where the server says so, or at `end`, if that is known.
+/// Reads so many bytes; fewer only at the end of the file, which is where the server says so, or at `end` if that is
+/// known.
 pub(super) async fn bytes(
     desk: &Desk,
     fid: &Fid,
@@ -67,7 +68,7 @@ pub(super) async fn bytes(
     let mut is_short = false;
     for (from, answer) in asked {
         let Rmessage::Read { data: Data(part) } = answer.await? else { return Err(Errno::PROTO) };
-        // Behind a short part there may be more, or a hole in what was read.
+        // Behind a short chunk there may be more data, or a hole in the data that was read.
         if !is_short {
             is_short = part.len() < most.min(length - from) as usize;
             data.extend_from_slice(&part);
@@ -111,12 +112,13 @@ pub(super) async fn write(
     }
     let is_followed = desk.shared().files.is_followed(place.node);
     if !is_followed && asks_nothing(flags, before.as_ref()) {
-        // Its attributes are asked by whoever wants them: a message for each write, and a wait, would be more than the writing.
+        // A later call reads the attributes if they are needed: a message for each write, and a wait, would cost more
+        // than the write.
         note_end(desk, place.node, offset + u64::from(count));
         return Ok(Answer::plain(Reply::Written { offset, count: u64::from(count) }));
     }
     let mut attr = match attributes(desk, uid, &fid, place).await {
-        // It was written all the same.
+        // The data was written all the same.
         Err(Errno::STALE) => return Ok(nameless(desk, uid, place.node, (offset, count))),
         told => told?,
     };
@@ -133,13 +135,14 @@ pub(super) async fn write(
     Ok(Answer::plain(reply).after([Some((place.node, attr))]))
 }
 
-/// Whether nothing has to be known of a file that was written so.
+/// Whether a write needs no attributes of the file.
 fn asks_nothing(flags: WriteFlags, known: Option<&Attr>) -> bool {
     let may_have_suid = known.is_none_or(|attr| attr.mode & 0o6000 != 0);
     !(flags.append || flags.flush || flags.kill_suidgid && may_have_suid)
 }
 
-/// A file is as long as that at least. What is noted so is no state that it was in, and is taken for none.
+/// Notes that a file is at least that long. The noted attributes are no data version that the file had, and are never
+/// compared as one.
 fn note_end(desk: &Desk, node: NodeId, end: u64) {
     let mut shared = desk.shared();
     if let Some(attr) = shared.nodes.attr(node).filter(|attr| attr.size < end) {
@@ -147,7 +150,7 @@ fn note_end(desk: &Desk, node: NodeId, end: u64) {
     }
 }
 
-/// Attributes of an open file: by its fid, unless that may be a path to something else; then by its name.
+/// Attributes of an open file: by its fid, unless that may be a path to another file; then by its name.
 pub(super) async fn attributes(desk: &Desk, uid: u32, fid: &Fid, place: &Place) -> Result<Attr, Errno> {
     match desk.attributes_by(fid, place.node).await {
         Err(Errno::STALE) => desk.attributes_of(uid, place).await.map(|(_, attr)| attr),
@@ -155,7 +158,7 @@ pub(super) async fn attributes(desk: &Desk, uid: u32, fid: &Fid, place: &Place) 
     }
 }
 
-/// Where and how much was appended.
+/// Appends, and returns where and how much.
 async fn append(
     desk: &Desk,
     uid: u32,
@@ -164,7 +167,7 @@ async fn append(
     data: &[u8],
 ) -> Result<(u64, u32), Errno> {
     if let Ok(appends) = appending(desk, uid, place, handle).await {
-        // A server that does not heed O_APPEND is to overwrite nothing.
+        // A server that ignores O_APPEND must not overwrite data.
         let known = desk.shared().nodes.attr(place.node).map(|attr| attr.size);
         let end = match known {
             Some(end) => end,
@@ -174,12 +177,13 @@ async fn append(
         let size = attributes(desk, uid, &appends, place).await?.size;
         return Ok((size.saturating_sub(u64::from(count)), count));
     }
-    // It cannot be opened again: it goes to the end that there is.
+    // It cannot be opened again: the data goes to the file's present end.
     let offset = attributes(desk, uid, fid, place).await?.size;
     Ok((offset, put(desk, fid, offset, data, true).await?))
 }
 
-/// A file that has lost its name was written, and the server tells nothing of it: it is as long as that makes it.
+/// The reply to a write to an unlinked file for which the server returns no attributes: its size is derived from the
+/// write.
 fn nameless(desk: &Desk, uid: u32, node: NodeId, (offset, count): (u64, u32)) -> Answer {
     let answer = Answer::plain(Reply::Written { offset, count: u64::from(count) });
     let Some(attr) = desk.left_open(uid, node) else { return answer };
@@ -188,7 +192,7 @@ fn nameless(desk: &Desk, uid: u32, node: NodeId, (offset, count): (u64, u32)) ->
     Answer { after: vec![(node, attr)], ..answer }
 }
 
-/// Stores into a map that were made into another state of the file are written only where they stand already.
+/// Write-back of mmap stores into another version of the file: it succeeds only if the file already holds these bytes.
 async fn same(
     desk: &Desk,
     uid: u32,
@@ -206,7 +210,7 @@ async fn same(
     Ok(Answer::plain(reply).after([Some((place.node, attr))]))
 }
 
-/// What the server's kernel did not do, if it does not take us for an ordinary writer.
+/// Drops setuid and setgid bits that the server's kernel left, if it does not treat the server as an ordinary writer.
 async fn without_suid(desk: &Desk, uid: u32, place: &Place, attr: Attr) -> Result<Attr, Errno> {
     let mut mode = attr.mode & 0o7777;
     mode &= !0o4000;
@@ -229,7 +233,7 @@ async fn writable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) 
     }
 }
 
-/// The same file, open to append: the server finds its end.
+/// A fid of the file that is open for append: the server finds the file's end.
 async fn appending(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
     let open = |desk: &Desk| {
         let mut shared = desk.shared();
@@ -247,7 +251,8 @@ async fn appending(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>)
     Ok(fid)
 }
 
-/// Writes; how much of it was written from its beginning on. What is appended goes one behind the other.
+/// Writes, and returns how much was written from the beginning on. With `in_order`, one message at a time (for
+/// appending).
 async fn put(desk: &Desk, fid: &Fid, offset: u64, data: &[u8], in_order: bool) -> Result<u32, Errno> {
     let most = desk.shared().most_data() as usize;
     let ask = |at: usize, part: &[u8]| {

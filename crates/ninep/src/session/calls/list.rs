@@ -1,4 +1,4 @@
-//! A directory's names: read whole, and put into the order of our cookies.
+//! Directory listings: read whole, and sorted into the order of this mount's cookies.
 
 use super::super::answers::Answer;
 use super::super::desk::Desk;
@@ -9,7 +9,7 @@ use nigh_remote::{Event, Output};
 use nigh_types::{CallId, Cookie, Covers, Errno, Kind, Name, NodeId, Place, Reply};
 use std::collections::BTreeMap;
 
-/// Names in a part of an answer.
+/// The most names in a chunk of a reply.
 const PART: usize = 4_096;
 
 type Found = (Name, NodeId, Option<Kind>);
@@ -47,7 +47,7 @@ pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &Place) {
 
 async fn names(desk: &Desk, uid: u32, dir: &Place) -> Result<Names, Errno> {
     let fid = open::directory(desk, uid, dir).await?;
-    // A server may tell a name twice while others change the directory.
+    // A server may send a name twice while other clients change the directory.
     let mut found = BTreeMap::new();
     let (mut offset, mut told) = (0, 0);
     let (count, most_names) = {
@@ -80,7 +80,7 @@ async fn names(desk: &Desk, uid: u32, dir: &Place) -> Result<Names, Errno> {
     Ok(found.into_iter().map(|(name, (node, kind))| (name, node, kind)).collect())
 }
 
-/// As far as the server says; `kind` is that of readdir(3).
+/// The file type as far as the server says; `kind` is that of readdir(3).
 fn kind_of(qid: Qid, kind: u8) -> Option<Kind> {
     match (qid.kind(), kind) {
         (QidKind::Directory, _) => Some(Kind::Directory),

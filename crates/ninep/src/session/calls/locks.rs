@@ -1,5 +1,6 @@
-//! Locks of files. Servers differ in what they lock (diod: whole files), and none tells when a lock can be had. So ranges are
-//! kept apart here, among the owners of this mount; at the server a file is locked whole, as strongly as any of them has it.
+//! File locks. Servers differ in the ranges that they lock (diod: whole files), and none notifies when a lock is free.
+//! So ranges are managed here, among the owners of this mount. At the server a file is locked whole, in the strongest
+//! mode of any owner.
 
 use super::super::answers::{Answer, Outcome};
 use super::super::desk::Desk;
@@ -11,14 +12,14 @@ use nigh_types::{Call, CallId, Errno, LockInfo, LockKind, NodeId, Place, Reply, 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Between two attempts to get what another machine holds.
+/// Time between two attempts to get a lock that another machine holds.
 const AGAIN: Span = Span::from_millis(100);
-/// As fcntl(2) numbers them in 9P.
+/// As 9P numbers the types of fcntl(2).
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 const NONE: u8 = 2;
 
-/// What is locked by this mount, and how that stands at the server.
+/// The locks of this mount, and their state at the server.
 #[derive(Debug, Default)]
 pub(in super::super) struct FileLocks {
     ranges: Locks,
@@ -40,7 +41,7 @@ pub(super) async fn carry_out(desk: &Desk, id: CallId, uid: u32, call: &Call) ->
         desk.check_file(uid, place).await?;
     }
     match call {
-        // A server remembers no locks of a connection that has ended, and may have given them to others.
+        // A server does not remember locks of a connection that has ended, and may have granted them to other clients.
         Call::Lock { reclaim: true, .. } => Err(Errno::AGAIN),
         Call::Lock { wait, kind, .. } => lock(desk, (id, *wait), uid, (place, *kind), call).await,
         Call::Unlock { .. } => {
@@ -53,7 +54,7 @@ pub(super) async fn carry_out(desk: &Desk, id: CallId, uid: u32, call: &Call) ->
     }
 }
 
-/// The right to change how a file is locked at the server.
+/// Mutual exclusion for changes of a file's lock at the server.
 struct Turn<'a> {
     desk: &'a Desk,
     node: NodeId,
@@ -116,7 +117,7 @@ async fn lock(
     }
 }
 
-/// The same lock without waiting, and the question what is in its way.
+/// The lock call without waiting, and the call that tests for a conflict.
 fn without_wait(call: &Call) -> (Call, Call) {
     let Call::Lock { node, owner, flock, kind, start, end, pid, .. } = call.clone() else {
         return (call.clone(), call.clone());
@@ -126,7 +127,7 @@ fn without_wait(call: &Call) -> (Call, Call) {
     (Call::Lock { node, owner, flock, kind, start, end, wait: false, pid, reclaim: false }, tests)
 }
 
-/// Has the server lock a file so strongly at least; false where another machine is in the way.
+/// Has the server lock a file at least this strongly; returns false if another machine's lock conflicts.
 async fn strengthen(desk: &Desk, uid: u32, place: &Place, kind: LockKind) -> Result<bool, Errno> {
     let held = desk.shared().files.locks.files.get(&place.node).cloned();
     let fid = match &held {
@@ -136,7 +137,7 @@ async fn strengthen(desk: &Desk, uid: u32, place: &Place, kind: LockKind) -> Res
             Err(Errno::ACCES | Errno::PERM | Errno::ROFS) => {
                 open::fresh(desk, uid, place, flags::RDONLY).await?
             }
-            // Without a name it is locked by whatever has it open.
+            // Without a name, it is locked through any fid that has it open.
             Err(Errno::STALE) => {
                 let open = desk.shared().files.any_moved(uid, place.node);
                 open.ok_or(Errno::STALE)?
@@ -153,8 +154,8 @@ async fn strengthen(desk: &Desk, uid: u32, place: &Place, kind: LockKind) -> Res
     granted
 }
 
-/// A server that locks as flock(2) does gives up what was held before it looks whether it can give something else. Should another
-/// machine have got it in between, it is lost.
+/// Takes back the earlier lock. A server that locks as flock(2) does releases it before it checks whether it can grant
+/// the new one. If another machine got a lock in between, this mount's lock is lost.
 async fn retake(desk: &Desk, node: NodeId, fid: &Fid, held: LockKind) {
     if at_server(desk, fid, number(held)).await != Ok(true) {
         let mut shared = desk.shared();
@@ -164,7 +165,7 @@ async fn retake(desk: &Desk, node: NodeId, fid: &Fid, held: LockKind) {
     }
 }
 
-/// Has the server hold no more than is held here.
+/// Weakens the server's lock to the strongest one that is still held here.
 async fn settle(desk: &Desk, node: NodeId) {
     let (held, wanted) = {
         let shared = desk.shared();
@@ -174,7 +175,7 @@ async fn settle(desk: &Desk, node: NodeId) {
     let Some((fid, held)) = held else { return };
     match wanted {
         None => {
-            // With the fid its lock would go too; some servers keep it until they are told.
+            // Clunking the fid would also release its lock; some servers keep it until it is unlocked.
             let _ = at_server(desk, &fid, NONE).await;
             desk.shared().files.locks.files.remove(&node);
         }
@@ -238,6 +239,6 @@ async fn test(desk: &Desk, uid: u32, place: &Place, call: &Call) -> Outcome {
         0 => u64::MAX,
         length => lock.start.saturating_add(length - 1),
     };
-    // The number is of another machine's process.
+    // The pid is of another machine's process.
     Ok(Answer::plain(Reply::Locked(Some(LockInfo { kind, start: lock.start, end, pid: 0 }))))
 }

@@ -8,7 +8,7 @@ use crate::{Rmessage, Tmessage};
 use nigh_types::{Attr, Covers, Errno, Name, NodeId, Place, Reply};
 use std::sync::Arc;
 
-/// A missing name costs one message, one that is there two.
+/// Looks up a name: one message for a missing name, two for one that exists.
 pub(super) async fn look_up(desk: &Desk, uid: u32, dir: &Place, name: &Name) -> Outcome {
     let at = desk.reach_dir(uid, dir).await?;
     let found = match desk.walk_one(&at, name).await {
@@ -25,7 +25,7 @@ pub(super) async fn look_up(desk: &Desk, uid: u32, dir: &Place, name: &Name) -> 
     }
 }
 
-/// A name was walked to: what stands there has that fid from now on, unless it is known by that name already.
+/// Notes the result of a walk: the node is reached by this fid from now on, unless it is known by that name already.
 pub(super) async fn found(
     desk: &Desk,
     uid: u32,
@@ -35,7 +35,7 @@ pub(super) async fn found(
 ) -> Result<(NodeId, Attr), Errno> {
     let (told, attr) = desk.attributes(&fid).await?;
     if told != node {
-        // Another took its place between the two messages: what is told last counts.
+        // Another node replaced it between the two messages: the later reply counts.
         desk.shared().nodes.forget(uid, node);
     }
     let home = Some((dir, name.clone()));
@@ -43,7 +43,7 @@ pub(super) async fn found(
     if attr.nlink > 1 && !attr.is_dir() {
         shared.nodes.note_link(told, dir, name);
     }
-    // The older one may be of a path that leads elsewhere by now; an open one is a file's.
+    // The older fid may be a path that leads elsewhere by now; an open fid stays with its file.
     if shared.nodes.known(uid, told).is_none_or(|known| !known.open || known.home != home) {
         shared.nodes.know(uid, told, fid, home, false);
     }

@@ -1,4 +1,4 @@
-//! What makes a name.
+//! Calls that create a name.
 
 use super::super::answers::{Answer, Outcome, entry};
 use super::super::desk::Desk;
@@ -10,7 +10,7 @@ use crate::{Rmessage, Tmessage, flags};
 use nigh_types::{Access, Call, Covers, Entry, Errno, Kind, Name, Place, Reply};
 use std::sync::Arc;
 
-/// An inode's group is its directory's where that has setgid (as `v9fs_get_fsgid_for_create`).
+/// The group of a new inode: the directory's if that has setgid (as `v9fs_get_fsgid_for_create`).
 async fn group(desk: &Desk, uid: u32, dir: &Place, gid: u32) -> u32 {
     let known = desk.shared().nodes.attr(dir.node);
     let attr = match known {
@@ -20,8 +20,8 @@ async fn group(desk: &Desk, uid: u32, dir: &Place, gid: u32) -> u32 {
     attr.filter(|attr| attr.mode & 0o2000 != 0).map_or(gid, |attr| attr.gid)
 }
 
-/// Asks something of a directory that makes or removes a name in it. `ENOENT` speaks of the directory where the name is not to
-/// be there before.
+/// Sends a message that creates a name in a directory. `ENOENT` then means that the directory is gone, since the name
+/// need not exist.
 async fn in_dir(
     desk: &Desk,
     uid: u32,
@@ -74,7 +74,7 @@ fn text(name: &Name) -> Vec<u8> {
     name.as_bytes().to_vec()
 }
 
-/// What stands at a name that was just made.
+/// The reply for a name that was just created.
 async fn made(
     desk: &Desk,
     uid: u32,
@@ -98,7 +98,7 @@ async fn made(
     let (node, attr) = look::found(desk, uid, (dir.node, name), fid, node).await?;
     let mut entry = entry(node, attr);
     entry.target = target.filter(|_| is_it).map(Into::into);
-    // Others may have put something else there.
+    // Another client may have put another inode there.
     let reply = Reply::Made { entry, handle: None, existed: !is_it };
     let mut grants = vec![(dir.node, Covers::Entry), (node, Covers::Inode)];
     if node.generation == DIRECTORY && is_it {
@@ -115,7 +115,7 @@ struct How {
 }
 
 async fn create(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &How, exclusive: bool) -> Outcome {
-    // One that goes while it is opened is made in its place, and the other way round.
+    // If the file is removed while it is opened, it is created instead, and the other way round.
     for _ in 0..8 {
         match create_new(desk, uid, (dir, name), how).await {
             Err(Errno::EXIST) if !exclusive => {}
@@ -151,7 +151,7 @@ async fn create_new(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &H
     let (fid, answer, at) = match (cloned, first) {
         (Some(fid), Ok(answer)) => (fid, answer, at),
         (_, Err(Errno::NOENT | Errno::STALE)) => {
-            // The directory is not where it was.
+            // The directory was moved or removed.
             let at = if desk.is_root(dir.node) { at } else { desk.reach_anew(uid, dir).await? };
             let fid = desk.walk(&at, &[]).await.map_err(stale)?.0;
             let answer = ask(&fid).await.map_err(stale)?;
@@ -197,10 +197,10 @@ async fn link(desk: &Desk, uid: u32, place: &Place, dir: &Place, name: &Name) ->
     if desk.kind(uid, place).await? == Kind::Directory {
         return Err(Errno::PERM);
     }
-    // What is remembered of it may lead nowhere: it is looked at before it gets another name.
+    // The remembered fid may lead nowhere: it is checked before the file gets another name.
     let fid = match desk.ask_of(uid, place, getattr).await {
         Ok((_, fid)) => fid,
-        // Of what is open without a name some servers tell nothing.
+        // Some servers return no attributes for an open file without a name.
         Err(Errno::STALE) => desk.reach(uid, place).await?.fid,
         Err(errno) => return Err(errno),
     };

@@ -21,13 +21,13 @@ pub(super) fn of_access(access: Access) -> u32 {
     way | truncate | sync
 }
 
-/// Opens a file by a fid that nobody else has.
+/// Opens a file by a fid that is not shared.
 pub(super) async fn fresh(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
     desk.check_file(uid, place).await?;
     opened(desk, uid, place, how).await
 }
 
-/// The same as it is asked for. A file with the append-only flag is written by a fid that appends.
+/// Opens a file for an access. A file with the append-only flag is written by a fid that appends.
 async fn fresh_for(desk: &Desk, uid: u32, place: &Place, access: Access) -> Result<Arc<Fid>, Errno> {
     let how = of_access(access);
     match fresh(desk, uid, place, how).await {
@@ -36,14 +36,14 @@ async fn fresh_for(desk: &Desk, uid: u32, place: &Place, access: Access) -> Resu
     }
 }
 
-/// Opens a directory to be read.
+/// Opens a directory for reading.
 pub(super) async fn directory(desk: &Desk, uid: u32, dir: &Place) -> Result<Arc<Fid>, Errno> {
-    // What is asked of it later is asked by this fid.
+    // Later requests about the directory use this fid.
     desk.reach_dir(uid, dir).await?;
     opened(desk, uid, dir, flags::RDONLY | flags::DIRECTORY).await
 }
 
-/// Where what is remembered leads nowhere it is walked to anew, once.
+/// Opens a node. If its remembered fid leads nowhere, the node is walked to again, once.
 async fn opened(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
     let known = desk.shared().nodes.known(uid, place.node).is_some();
     match open_once(desk, uid, place, how).await {
@@ -90,7 +90,7 @@ pub(super) async fn reopen(desk: &Desk, uid: u32, place: &Place, handle: Handle,
     told(desk, &fid, place.node, handle).await
 }
 
-/// What is told of a file that was opened; without that it is not.
+/// The reply for an opened file; without its attributes it is closed again.
 async fn told(desk: &Desk, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
     match desk.attributes_by(fid, node).await {
         Ok(attr) => {
@@ -104,7 +104,7 @@ async fn told(desk: &Desk, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
     }
 }
 
-/// A file that the client's kernel has open stays readable under a number that the client chose.
+/// Keeps a file readable that the client's kernel has open, under a handle that the client chose.
 pub(super) async fn keep(desk: &Desk, uid: u32, place: &Place, handle: Handle) -> Outcome {
     desk.shared().files.keep_begins(handle);
     let fid = fresh(desk, uid, place, flags::RDONLY).await;
@@ -116,7 +116,7 @@ pub(super) async fn keep(desk: &Desk, uid: u32, place: &Place, handle: Handle) -
     Ok(Answer::plain(Reply::Done))
 }
 
-/// A file about to lose its name is kept open, for writing too where that may be.
+/// Opens a file that is about to be unlinked, also for writing if permitted.
 pub(super) async fn pin(desk: &Desk, uid: u32, fid: &Fid, node: NodeId) -> Option<Handle> {
     let mut access =
         Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };

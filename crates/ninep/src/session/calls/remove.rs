@@ -1,4 +1,4 @@
-//! What takes a name away.
+//! Calls that remove a name.
 
 use super::super::answers::{Answer, Outcome};
 use super::super::desk::Desk;
@@ -9,14 +9,14 @@ use crate::{Tmessage, flags};
 use nigh_types::{Attr, Covers, Errno, Kind, Name, NodeId, Place, Reply};
 use std::sync::Arc;
 
-/// What stands at a name that is to go.
+/// The inode at a name that is about to be removed or replaced.
 pub(super) struct Victim {
     pub fid: Arc<Fid>,
     pub node: NodeId,
     pub attr: Attr,
 }
 
-/// `None`: there is nothing.
+/// Looks up the victim at a name; `None`: there is none.
 pub(super) async fn victim(
     desk: &Desk,
     uid: u32,
@@ -29,7 +29,7 @@ pub(super) async fn victim(
     let Reached { fid: mut at, remembered } = desk.reach(uid, dir).await?;
     let mut walked = desk.walk_one(&at, name).await;
     if matches!(walked, Err(Errno::NOENT | Errno::STALE)) && remembered {
-        // It may be the directory that is not where it was.
+        // The directory itself may have been moved.
         at = desk.reach_anew(uid, dir).await?;
         walked = desk.walk_one(&at, name).await;
     }
@@ -69,7 +69,7 @@ pub(super) async fn rmdir(desk: &Desk, uid: u32, dir: &Place, name: &Name) -> Ou
     removed(desk, uid, (dir, &at, name), &victim, None).await
 }
 
-/// By name where the server can, else what the name led to a moment ago.
+/// Removes by name if the server can, else by the fid that the name led to a moment ago.
 async fn remove(desk: &Desk, at: &Fid, name: &Name, fid: &Fid, how: u32) -> Result<(), Errno> {
     let knows = desk.shared().unlinkat;
     if knows {
@@ -79,7 +79,7 @@ async fn remove(desk: &Desk, at: &Fid, name: &Name, fid: &Fid, how: u32) -> Resu
             other => return other.map(drop),
         }
     }
-    // The server lets go of the fid even if it fails.
+    // The server clunks the fid even if this fails.
     let asked = desk.ask(Tmessage::Remove { fid: fid.number() });
     fid.ended();
     asked.await.map(drop)
@@ -100,8 +100,8 @@ async fn removed(
     Ok(Answer::plain(reply).granting(grants).after([told, Some(left)]))
 }
 
-/// What is left of an inode that has lost a name: its attributes by another name, if one is known. Else nothing is known of it, which
-/// is said as if it were gone.
+/// The attributes of an inode that has lost a name, read by another name if one is known. Else nothing is known of it,
+/// and it is reported as unlinked.
 pub(super) async fn left(
     desk: &Desk,
     uid: u32,
@@ -111,7 +111,7 @@ pub(super) async fn left(
     let others = {
         let mut shared = desk.shared();
         shared.nodes.name_left(victim.node, (dir, name), false);
-        // What is open stays what it was, of one name less, where the server cannot say.
+        // If the server cannot return attributes of an open file, it keeps the known ones with one link less.
         let nlink = victim.attr.nlink.saturating_sub(1);
         shared.nodes.note_attr(victim.node, Attr { nlink, ..victim.attr });
         shared.nodes.links(victim.node)

@@ -76,7 +76,7 @@ async fn move_it(
     desk.ask(message).await.map(drop)
 }
 
-/// What was moved, by its new name.
+/// The attributes of the moved inode, read by its new name.
 async fn now_at(
     desk: &Desk,
     uid: u32,

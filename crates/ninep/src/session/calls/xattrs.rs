@@ -1,4 +1,4 @@
-//! Extended attributes: fids of their own, to be read or written.
+//! Extended attributes: each is read or written through a fid of its own.
 
 use super::super::answers::{Answer, Outcome};
 use super::super::desk::Desk;
@@ -8,12 +8,12 @@ use crate::{Data, Rmessage, Tmessage};
 use nigh_types::{Covers, Errno, Place, Reply, XattrSet};
 use std::sync::Arc;
 
-/// Linux takes no longer value or list (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+/// The longest value or list that Linux takes (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const LONGEST: u64 = 65_536;
-/// `XATTR_REPLACE`: with no value 9P takes it for a removal.
+/// `XATTR_REPLACE`: without a value, 9P interprets it as a removal.
 const REPLACE: u32 = 2;
 
-/// The bytes of one, or with no name of the list of all.
+/// The value of an xattr, or, without a name, the list of all names.
 async fn bytes(desk: &Desk, uid: u32, place: &Place, name: &[u8]) -> Result<Vec<u8>, Errno> {
     let reached = desk.reach(uid, place).await?;
     match bytes_by(desk, &reached.fid, name).await {
@@ -38,10 +38,10 @@ async fn bytes_by(desk: &Desk, at: &Fid, name: &[u8]) -> Result<Vec<u8>, Errno> 
     if bytes.len() == size as usize { Ok(bytes) } else { Err(Errno::IO) }
 }
 
-/// All names; values are asked one by one.
+/// Lists all names; values are read one by one.
 pub(super) async fn list(desk: &Desk, uid: u32, place: &Place) -> Outcome {
     let names = match bytes(desk, uid, place, b"").await {
-        // There are none, and none can be made.
+        // There are none, and none can be created.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Vec::new(),
         names => names?,
     };
@@ -71,7 +71,7 @@ pub(super) async fn set(
     flags: u32,
 ) -> Outcome {
     if value.is_empty() {
-        // To a server that is a removal.
+        // A server would remove the xattr.
         return Err(Errno::OPNOTSUPP);
     }
     change(desk, uid, place, name, value, flags).await
@@ -109,17 +109,17 @@ async fn change_by(
             return Err(Errno::IO);
         }
     }
-    // It takes effect with this, and fails here if it fails.
+    // The change takes effect with the clunk, and an error is reported here.
     let asked = desk.ask(Tmessage::Clunk { fid: fid.number() });
     fid.ended();
     asked.await.map(drop)
 }
 
-/// Another fid of the same thing, which becomes the xattr.
+/// Another fid of the node, which becomes the xattr.
 async fn unopened(desk: &Desk, uid: u32, place: &Place, at: &Arc<Fid>) -> Result<Arc<Fid>, Errno> {
     match desk.walk(at, &[]).await {
         Ok((fid, _)) => Ok(fid),
-        // It is open, and from such a one nothing is walked.
+        // The fid is open, and an open fid cannot be walked from.
         Err(_) => {
             desk.shared().nodes.forget(uid, place.node);
             desk.own_fid(uid, place).await
