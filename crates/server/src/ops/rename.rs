@@ -34,8 +34,7 @@ pub(crate) fn rename(
     let to = parent(cx, names.to, names.new_name)?;
     let moved = cx.reach().child(&from, names.name)?;
     if cx.stake.again && flags.contains(RenameFlags::WHITEOUT) && is_whiteout(&moved) {
-        // The rename was applied before: the moved file is at the new name, and the whiteout left for it would
-        // replace it.
+        // The rename was applied before: the whiteout would replace the moved file at the new name.
         return Err(Fault(Errno::NOENT));
     }
     let replaced = match cx.reach().child(&to, names.new_name) {
