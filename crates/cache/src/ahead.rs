@@ -13,7 +13,8 @@ use crate::flight::{Flight, Purpose, Seen};
 use crate::op::Output;
 use credit::Account;
 use nigh_types::{
-    Call, CallId, Covers, Errno, Grant, Listed, NodeId, OpId, Order, Place, Reply, Response, Step, Time,
+    Call, CallId, Entries, Errno, Grant, LeaseScope, NodeId, NodeRef, OpId, Order, PrefetchedDir, Reply,
+    Response, Time,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -112,11 +113,11 @@ impl Cache {
     }
 
     /// Starts a job at these directories.
-    fn walk(&mut self, now: Time, order: Order, roots: Vec<Place>, window: u64) -> Option<CallId> {
+    fn walk(&mut self, now: Time, order: Order, roots: Vec<NodeRef>, window: u64) -> Option<CallId> {
         self.make_room_for_walk(now);
         let credit = u32::try_from(window).unwrap_or(u32::MAX);
         let dirs: Vec<u64> = roots.iter().map(|place| place.node.ino).collect();
-        let call = self.send(now, None, Purpose::Ahead, Call::Ahead { roots, order, credit });
+        let call = self.send(now, None, Purpose::Ahead, Call::Prefetch { roots, order, credit });
         self.flights.get(&call)?;
         self.counters.ahead_walks += 1;
         let walk = Walk { window, credit: i64::from(credit), last_used: now, ..Walk::default() };
@@ -149,10 +150,10 @@ impl Cache {
     }
 
     /// Grants a job more credit, or asks for one directory before all others.
-    fn steer(&mut self, walk: CallId, credit: u64, want: Option<Place>) {
+    fn steer(&mut self, walk: CallId, credit: u64, want: Option<NodeRef>) {
         let credit = u32::try_from(credit).unwrap_or(u32::MAX);
         self.next_call += 1;
-        let call = Call::Steer { walk, credit, want };
+        let call = Call::PrefetchCredit { walk, credit, want };
         self.out.push_back(Output::Call { id: CallId(self.next_call), caller: None, name: None, call });
     }
 
@@ -168,7 +169,7 @@ impl Cache {
 
     /// Handles a reply of a job.
     pub(crate) fn walked(&mut self, now: Time, call: CallId, flight: Flight, response: Response) {
-        let Ok(Reply::Ahead(steps)) = response.result else {
+        let Ok(Reply::Prefetched(steps)) = response.result else {
             return self.end_walk(now, call);
         };
         if !self.goes_on(call) {
@@ -202,12 +203,19 @@ impl Cache {
         self.want_waited_for(now, call);
     }
 
-    fn step(&mut self, now: Time, walk_call: CallId, step: Step, own: &FxHashMap<NodeId, Vec<Grant>>) {
-        let Step { dir: node, listed, last } = step;
+    fn step(
+        &mut self,
+        now: Time,
+        walk_call: CallId,
+        step: PrefetchedDir,
+        own: &FxHashMap<NodeId, Vec<Grant>>,
+    ) {
+        let PrefetchedDir { dir: node, listed, last } = step;
         let dir = node.ino;
         self.walks.promised.remove(&dir);
         let Some(listed) = listed.filter(|_| self.id_of(dir) == Some(node)) else {
-            let names = own.get(&node).into_iter().flatten().filter(|grant| grant.covers == Covers::Names);
+            let names =
+                own.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
             self.return_unkept(&names.copied().collect::<Vec<_>>());
             return self.told_not(now, walk_call, dir);
         };
@@ -234,7 +242,7 @@ impl Cache {
         self.count_told(now, (walk_call, dir), count, (waited, last));
     }
 
-    fn leave_step(&mut self, walk_call: CallId, step: &Step, own: &FxHashMap<NodeId, Vec<Grant>>) {
+    fn leave_step(&mut self, walk_call: CallId, step: &PrefetchedDir, own: &FxHashMap<NodeId, Vec<Grant>>) {
         let Some(flight) = self.flights.remove(&walk_call) else { return };
         if let Some(listed) = &step.listed {
             let grants = granted_by(step.dir, listed, own);
@@ -351,13 +359,15 @@ impl Cache {
         let is_held = |grant: &&Grant| {
             let (id, inode) = (grant.node, self.inodes.get(&grant.node.ino));
             match grant.covers {
-                Covers::Names => self.dirs.get(&id.ino).is_some_and(|d| d.id == id && d.held.is_some()),
-                Covers::Inode => inode.is_some_and(|inode| inode.id == id && inode.own.is_some()),
+                LeaseScope::Directory => {
+                    self.dirs.get(&id.ino).is_some_and(|d| d.id == id && d.held.is_some())
+                }
+                LeaseScope::Attributes => inode.is_some_and(|inode| inode.id == id && inode.own.is_some()),
                 _ => true,
             }
         };
         let unkept: Vec<&Grant> = grants.iter().filter(|grant| !is_held(grant)).collect();
-        for grant in unkept.iter().filter(|grant| grant.covers == Covers::Names) {
+        for grant in unkept.iter().filter(|grant| grant.covers == LeaseScope::Directory) {
             self.note_returned(grant.node, grant.id);
         }
         if !unkept.is_empty() {
@@ -378,11 +388,11 @@ impl Cache {
 }
 
 /// Returns the grants on a directory's names, and on those of its entries that its directory lease does not cover.
-fn granted_by(node: NodeId, listed: &Listed, own: &FxHashMap<NodeId, Vec<Grant>>) -> Vec<Grant> {
-    let names = own.get(&node).into_iter().flatten().filter(|grant| grant.covers == Covers::Names);
+fn granted_by(node: NodeId, listed: &Entries, own: &FxHashMap<NodeId, Vec<Grant>>) -> Vec<Grant> {
+    let names = own.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
     let of_entries = listed.entries.iter().filter(|(_, e)| !e.attr.covered_by_parent());
     let of_entries = of_entries.filter_map(|(_, e)| own.get(&e.id)).flatten();
-    names.chain(of_entries.filter(|grant| grant.covers == Covers::Inode)).copied().collect()
+    names.chain(of_entries.filter(|grant| grant.covers == LeaseScope::Attributes)).copied().collect()
 }
 
 #[cfg(test)]

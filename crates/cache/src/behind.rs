@@ -147,7 +147,7 @@ impl Cache {
     /// seen by the kernel (`fuse_entry_unlinked`) or by the remote, and files that gain one.
     pub(crate) fn changed_while_asked(&self, purpose: &Purpose, response: &Response) -> Vec<u64> {
         let named = match &response.result {
-            Ok(Reply::Made { entry, .. }) => Some(entry.id.ino),
+            Ok(Reply::Created { entry, .. }) => Some(entry.id.ino),
             Ok(Reply::Removed { node, .. }) => Some(node.ino),
             Ok(Reply::Renamed { replaced, .. }) => replaced.map(|node| node.ino),
             _ => None,

@@ -114,7 +114,7 @@ mod tests {
         let call = ask(cache, Op::Lookup { dir: 1, name: name(text) });
         let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
         let entry = Entry { id, attr, target: None, no_xattrs: true };
-        match answer(cache, call, Reply::Looked(Some(entry))) {
+        match answer(cache, call, Reply::Entry(Some(entry))) {
             Answer::Node(node) => node.number,
             other => panic!("{other:?}"),
         }

@@ -400,8 +400,8 @@ impl Cache {
             Event::Response { call, response } if self.is_early(call) => self.deferred.push((call, response)),
             Event::Response { call, response } => self.handle_response(now, call, response),
             Event::Recall(recall) => self.handle_recall(recall),
-            Event::Hold(hold) => self.handle_hold(now, hold),
-            Event::Commit(commit) => self.handle_commit(now, commit),
+            Event::UpdatePrepare(hold) => self.handle_hold(now, hold),
+            Event::UpdateCommit(commit) => self.handle_commit(now, commit),
             Event::Lost { why } => self.handle_lost(now, &why),
         }
     }

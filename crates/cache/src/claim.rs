@@ -6,7 +6,7 @@ use crate::cache::Cache;
 use crate::flight::{Flight, NewFile, Purpose};
 use crate::op::{Answer, Fh, Op, Output};
 use crate::state::{OpenFile, Stamp};
-use nigh_types::{Access, Call, CallId, Errno, Handle, OpId, Place, Reply, Response, Time};
+use nigh_types::{Access, Call, CallId, Errno, Handle, NodeRef, OpId, Reply, Response, Time};
 
 /// Access mode of a handle that pins an inode: reading.
 const PINNED: Access =
@@ -258,16 +258,16 @@ impl Cache {
 fn opened_as(response: &Response) -> Option<Handle> {
     match &response.result {
         Ok(Reply::Opened { handle, .. }) => Some(*handle),
-        Ok(Reply::Made { handle, .. }) => *handle,
+        Ok(Reply::Created { handle, .. }) => *handle,
         _ => None,
     }
 }
 
 /// Returns that handle with the file's node reference and open parameters.
-fn opened_by(flight: &Flight, response: &Response) -> Option<(Place, Handle, NewFile)> {
+fn opened_by(flight: &Flight, response: &Response) -> Option<(NodeRef, Handle, NewFile)> {
     let handle = opened_as(response)?;
     let made = match &response.result {
-        Ok(Reply::Made { entry, .. }) => Some(entry.id),
+        Ok(Reply::Created { entry, .. }) => Some(entry.id),
         _ => None,
     };
     match (&flight.purpose, &flight.again, made) {
@@ -275,9 +275,9 @@ fn opened_by(flight: &Flight, response: &Response) -> Option<(Place, Handle, New
             Some((node.clone(), handle, *file))
         }
         (Purpose::Make { name, file: Some(file), .. }, Some(Call::Create { dir, .. }), Some(node)) => {
-            Some((Place { node, hint: Some((dir.node, name.clone())) }, handle, *file))
+            Some((NodeRef { node, path_hint: Some((dir.node, name.clone())) }, handle, *file))
         }
-        (Purpose::Tmpfile { file }, _, Some(node)) => Some((Place::bare(node), handle, *file)),
+        (Purpose::Tmpfile { file }, _, Some(node)) => Some((NodeRef::bare(node), handle, *file)),
         _ => None,
     }
 }

@@ -52,7 +52,7 @@ pub struct Config {
     /// Every reader of a listing gets names first, even one that wants attributes or of which few names are to come
     /// (for tests).
     pub names_first: bool,
-    /// Durable identity of this client; see `OpName`.
+    /// Durable identity of this client; see `MutationId`.
     pub client: u64,
     /// Random number of this start.
     pub incarnation: u64,

@@ -196,7 +196,7 @@ impl Cache {
         let place = self.place(ino)?;
         self.leave_dirents(now, fh);
         let (purpose, what) =
-            (Purpose::Dirents { dir: ino, fh }, Call::Dirents { dir: place, after: offset });
+            (Purpose::Dirents { dir: ino, fh }, Call::ListNames { dir: place, after: offset });
         let call = self.send(now, None, purpose, what);
         let (parts, state) = (VecDeque::new(), State::Comes);
         let stream = Stream { dir: ino, call, after: offset, parts, bytes: 0, state };

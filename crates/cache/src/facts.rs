@@ -7,7 +7,7 @@ use crate::grants::Held;
 use crate::op::{Answer, Invalidation, Node, Output, Stale};
 use crate::rows::Child;
 use crate::state::{Copies, Directory, Inode};
-use nigh_types::{Attr, Covers, Entry, Grant, Name, NodeId, Reply, Response, Span, Time};
+use nigh_types::{Attr, Entry, Grant, LeaseScope, Name, NodeId, Reply, Response, Span, Time};
 
 impl Cache {
     /// Returns an inode's attributes under a live grant.
@@ -111,7 +111,7 @@ impl Cache {
                 self.drop_foreign_data(now, id, &attr);
             }
         }
-        let fresh = flight.granted(grants, id, Covers::Inode).map(|g| Held::begin(g, flight.sent));
+        let fresh = flight.granted(grants, id, LeaseScope::Attributes).map(|g| Held::begin(g, flight.sent));
         let fresh = fresh.filter(|h| h.lives(now));
         self.note_symlink(id, &attr);
         let mut under = None;
@@ -120,7 +120,7 @@ impl Cache {
             under = Some(held);
         } else if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
             match inode.more_if_any().and_then(|more| more.own.as_mut()) {
-                Some((_, held)) if flight.recalled(id, Covers::Inode) && held.lives(now) => {
+                Some((_, held)) if flight.recalled(id, LeaseScope::Attributes) && held.lives(now) => {
                     if flight.sequence.is_some() {
                         self.doubt_attr(id);
                     }
@@ -156,7 +156,7 @@ impl Cache {
         }
         let (dir, name) = self.inodes.get(&id.ino).filter(|i| i.id == id)?.home.clone()?;
         let dir_id = self.id_of(dir)?;
-        flight.granted(grants, dir_id, Covers::Names)?;
+        flight.granted(grants, dir_id, LeaseScope::Directory)?;
         if flight.seen.name(dir, &name).is_some() {
             return None;
         }
@@ -180,9 +180,11 @@ impl Cache {
             return None;
         }
         let cookie = self.key.cookie(name.as_bytes());
-        let directory = self.dirs.get_mut(dir).filter(|d| !flight.recalled(d.id, Covers::Names))?;
+        let directory = self.dirs.get_mut(dir).filter(|d| !flight.recalled(d.id, LeaseScope::Directory))?;
         let held = directory.held.filter(|h| h.lives(now))?;
-        if flight.sequence.is_none() && crate::grants::on(grants, directory.id, Covers::Names).is_none() {
+        if flight.sequence.is_none()
+            && crate::grants::on(grants, directory.id, LeaseScope::Directory).is_none()
+        {
             return None;
         }
         let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
@@ -196,7 +198,7 @@ impl Cache {
     /// Drops attributes because a recall of them raced with a local change.
     pub(crate) fn doubt_attr(&mut self, id: NodeId) {
         for flight in self.flights.values_mut() {
-            flight.seen.recalled.push((id, Covers::Inode));
+            flight.seen.recalled.push((id, LeaseScope::Attributes));
         }
         self.forget_attr(id.ino);
         if self.config.level.may_keep_pages() {
@@ -359,7 +361,7 @@ impl Cache {
         match &response.result {
             Ok(Reply::Attr(id, _)) => stale.push(Stale::Attr { ino: id.ino }),
             // A further name of an inode that the kernel knows.
-            Ok(Reply::Made { entry, .. }) if self.inodes.contains_key(&entry.id.ino) => {
+            Ok(Reply::Created { entry, .. }) if self.inodes.contains_key(&entry.id.ino) => {
                 stale.push(Stale::Attr { ino: entry.id.ino });
             }
             _ => {}

@@ -7,7 +7,7 @@ use crate::grants::Held;
 use crate::op::{Answer, Caller, Fh, Op, Opened, Output, Stale};
 use crate::state::{OpenFile, Pages, Stamp};
 use nigh_types::{
-    Access, Attr, Call, CallId, Covers, DataStamp, Errno, Handle, NodeId, OpId, Reply, Response, Time,
+    Access, Attr, Call, CallId, DataVersion, Errno, Handle, LeaseScope, NodeId, OpId, Reply, Response, Time,
     WriteFlags,
 };
 
@@ -71,13 +71,13 @@ impl Cache {
             inode.more().data.held = under;
         }
         let mixed = inode.data.pages == Pages::Mixed;
-        let told = lives.filter(|h| h.on.1 == Covers::Data);
+        let told = lives.filter(|h| h.on.1 == LeaseScope::Data);
         // Up to the grant's deadline, pages that may mix with local writes stay; but not beside attributes of another
         // version.
         let hold =
             told.is_some_and(|h| h.tells_of_all() || h.stale || mixed) || same && inode.data.held.is_some();
         if hold && !(mixed && told.is_some_and(|h| !h.tells_of_all())) {
-            self.note_base(now, flight, id.ino, DataStamp::of(attr));
+            self.note_base(now, flight, id.ino, DataVersion::of(attr));
         }
         keeps && hold
     }
@@ -154,7 +154,8 @@ impl Cache {
             self.release_handle(handle);
             return Answer::Done;
         }
-        let data = flight.granted(&response.grants, id, Covers::Data).map(|g| Held::begin(g, flight.sent));
+        let data =
+            flight.granted(&response.grants, id, LeaseScope::Data).map(|g| Held::begin(g, flight.sent));
         let keep = self.pages_hold(now, Some(flight), id, &attr, data.filter(|h| h.lives(now)).or(under));
         self.learn_data_grant(now, flight, id, Some(Stamp::of(&attr)), response);
         Answer::Opened(self.opened_file(id, file, Some(handle), keep))
@@ -186,7 +187,7 @@ impl Cache {
         stamp: Option<Stamp>,
         response: &Response,
     ) {
-        let granted = flight.granted(&response.grants, id, Covers::Data);
+        let granted = flight.granted(&response.grants, id, LeaseScope::Data);
         let fresh = granted.map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
         let inode = self.inode(id);
         let lives = inode.data.held.filter(|h| h.lives(now));
@@ -228,7 +229,7 @@ impl Cache {
     }
 
     /// Returns the reference and handle for an open file; `None` if another inode has its number now.
-    pub(crate) fn reach(&self, ino: u64, fh: Option<Fh>) -> Option<(nigh_types::Place, Option<Handle>)> {
+    pub(crate) fn reach(&self, ino: u64, fh: Option<Fh>) -> Option<(nigh_types::NodeRef, Option<Handle>)> {
         let node = self.place(ino)?;
         let file = fh.and_then(|fh| self.files.get(&fh));
         if file.is_some_and(|file| file.generation != node.node.generation) {
@@ -431,7 +432,7 @@ impl Cache {
                 self.ungranted.remove(&file.ino);
             }
             // The kernel keeps pages for the next open while a data grant lives.
-            let keeps_pages = more.data.held.is_some_and(|h| h.on.1 == Covers::Data && h.lives(now));
+            let keeps_pages = more.data.held.is_some_and(|h| h.on.1 == LeaseScope::Data && h.lives(now));
             if more.opens == 0 {
                 more.base.take_if(|_| !keeps_pages);
                 more.last_told = None;
@@ -440,7 +441,7 @@ impl Cache {
                 more.opens_unpinned -= 1;
             }
             // No timer checks the pages before that grant ends: the next open compares attributes.
-            if more.opens == 0 && more.data.held.is_some_and(|h| h.on.1 != Covers::Data) {
+            if more.opens == 0 && more.data.held.is_some_and(|h| h.on.1 != LeaseScope::Data) {
                 more.data.held = None;
             }
             // A caller that looked up the lost name may be about to open it.

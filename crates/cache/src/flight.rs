@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::locks::{Holder, Range};
 use crate::op::{Answer, Caller, Fh, Op, Output};
 use nigh_types::{
-    Access, Attr, Bug, Call, CallId, Covers, Errno, Grant, Handle, Name, NodeId, OpId, Response, Time,
+    Access, Attr, Bug, Call, CallId, Errno, Grant, Handle, LeaseScope, Name, NodeId, OpId, Response, Time,
     planted,
 };
 
@@ -295,7 +295,7 @@ impl Flight {
     }
 
     /// Returns whether these facts were recalled after the call was sent: the reply may be older than the cache.
-    pub fn recalled(&self, node: NodeId, covers: Covers) -> bool {
+    pub fn recalled(&self, node: NodeId, covers: LeaseScope) -> bool {
         let tainted = self.seen.lapsed || self.seen.recalled.contains(&(node, covers));
         tainted && !planted(Bug::ForgetsRecalls)
     }
@@ -318,11 +318,11 @@ impl Flight {
     /// Returns whether the reply to a change may be older than the directory lease: the lease came after the call was
     /// sent, and the reply carries none.
     pub fn may_precede_names(&self, dir: NodeId, grants: &[Grant]) -> bool {
-        self.seen.granted.contains(&dir.ino) && self.granted(grants, dir, Covers::Names).is_none()
+        self.seen.granted.contains(&dir.ino) && self.granted(grants, dir, LeaseScope::Directory).is_none()
     }
 
     /// Returns the reply's grant on these facts, unless a recall overtook the reply.
-    pub fn granted<'a>(&self, grants: &'a [Grant], node: NodeId, covers: Covers) -> Option<&'a Grant> {
+    pub fn granted<'a>(&self, grants: &'a [Grant], node: NodeId, covers: LeaseScope) -> Option<&'a Grant> {
         if self.recalled(node, covers) { None } else { crate::grants::on(grants, node, covers) }
     }
 }
@@ -342,7 +342,7 @@ impl Cache {
         });
         let handled = match &call {
             Call::Read { handle, .. } | Call::Write { handle, .. } => handle.is_some(),
-            Call::Walk { .. } | Call::Ahead { .. } | Call::Dirents { .. } => true,
+            Call::ResolvePath { .. } | Call::Prefetch { .. } | Call::ListNames { .. } => true,
             _ => false,
         };
         let goes = self.directory_to_go(&purpose);
@@ -484,7 +484,7 @@ impl Cache {
         };
         let Some(names) = names else { return false };
         flight.walks += 1;
-        self.send(now, None, Purpose::Walk { then: id }, Call::Walk { node, names });
+        self.send(now, None, Purpose::Walk { then: id }, Call::ResolvePath { node, names });
         true
     }
 

@@ -184,7 +184,7 @@ mod tests {
     fn looks(cache: &mut Cache, dir: u64, at: &str, id: NodeId) {
         let (call, _) = asks(cache, Op::Lookup { dir, name: name(at) });
         let entry = Entry { id, attr: attr(id), target: None, no_xattrs: true };
-        assert!(matches!(answers(cache, call, Ok(Reply::Looked(Some(entry)))), Some(Answer::Node(_))));
+        assert!(matches!(answers(cache, call, Ok(Reply::Entry(Some(entry)))), Some(Answer::Node(_))));
     }
 
     fn forgotten() -> Cache {
@@ -202,7 +202,7 @@ mod tests {
         let mut cache = forgotten();
         let (call, asked) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
         let Call::GetAttr { node } = asked else { panic!("{asked:?}") };
-        assert_eq!((node.node, node.hint), (FILE, Some((DIRECTORY, name("f")))));
+        assert_eq!((node.node, node.path_hint), (FILE, Some((DIRECTORY, name("f")))));
         assert_eq!(cache.path_to(FILE), Some(vec![name("d"), name("f")]));
         let found = answers(&mut cache, call, Ok(Reply::Attr(FILE, attr(FILE))));
         assert!(matches!(found, Some(Answer::Node(node)) if node.id == FILE && node.number == FILE.ino));
@@ -277,7 +277,7 @@ mod tests {
         assert!(matches!(said, Some(Answer::Node(node)) if node.id == FILE && node.number == FILE.ino));
         let (call, asked) = asks(&mut cache, Op::GetAttr { ino: FILE.ino });
         let Call::GetAttr { node } = asked else { panic!("{asked:?}") };
-        assert_eq!((node.node, node.hint), (FILE, Some((DIRECTORY, name("f")))));
+        assert_eq!((node.node, node.path_hint), (FILE, Some((DIRECTORY, name("f")))));
         answers(&mut cache, call, Ok(Reply::Attr(FILE, attr(FILE))));
         cache.handle_forget(FILE.ino, 1);
         let (_, asked) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });

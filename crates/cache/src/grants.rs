@@ -1,13 +1,13 @@
 //! Live grants.
 
-use nigh_types::{Covers, Grant, GrantId, Mode, NodeId, Term, Time};
+use nigh_types::{Grant, GrantId, LeaseScope, Mode, NodeId, Term, Time};
 
 /// Grant in force: facts under it may be served before `deadline`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Held {
     pub id: GrantId,
     /// Node and scope. A recall of these ends the grant, whatever the grant's id is by then.
-    pub on: (NodeId, Covers),
+    pub on: (NodeId, LeaseScope),
     pub deadline: Time,
     pub recallable: bool,
     /// Other clients may hold it too: see [`nigh_types::Grant::shared`].
@@ -46,12 +46,12 @@ impl Held {
 }
 
 /// Returns the grant on this node and scope.
-pub(crate) fn on(grants: &[Grant], node: NodeId, covers: Covers) -> Option<&Grant> {
+pub(crate) fn on(grants: &[Grant], node: NodeId, covers: LeaseScope) -> Option<&Grant> {
     grants.iter().find(|g| g.node == node && g.covers == covers)
 }
 
 /// Returns a directory grant that no remote gave ([`nigh_types::Bug::KeepsUngranted`]).
 pub(crate) fn made_up(node: NodeId) -> Grant {
-    let (covers, mode, term) = (Covers::Names, Mode::Read, Term::Session);
+    let (covers, mode, term) = (LeaseScope::Directory, Mode::Read, Term::Session);
     Grant { id: GrantId(0), node, covers, mode, term, recallable: true, shared: false }
 }

@@ -28,7 +28,7 @@ impl Cache {
         let caller = Some(file.caller);
         let names = self.path_to(node.node).unwrap_or_default();
         let handle = self.pin(ino);
-        let call = Call::Keep { node, names, handle };
+        let call = Call::PinOpen { node, names, handle };
         self.out.push_back(Output::Call { id: CallId(self.next_call), caller, name: None, call });
     }
 
@@ -132,7 +132,7 @@ impl Cache {
     fn chosen_handle(&self) -> Handle {
         const CALL_BITS: u32 = 48;
         let mount = (self.config.client ^ self.config.incarnation.rotate_left(7)) << CALL_BITS;
-        Handle(Handle::CHOSEN | mount | (self.next_call & ((1 << CALL_BITS) - 1)))
+        Handle(Handle::CLIENT_ASSIGNED | mount | (self.next_call & ((1 << CALL_BITS) - 1)))
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
     use crate::op::Caller;
     use crate::{Config, Fh, Op};
     use nigh_types::{
-        Access, Attr, Covers, Entry, Event, Grant, GrantId, Mode, NodeId, OpId, Reply, Response, SetAttr,
+        Access, Attr, Entry, Event, Grant, GrantId, LeaseScope, Mode, NodeId, OpId, Reply, Response, SetAttr,
         Term,
     };
 
@@ -179,7 +179,7 @@ mod tests {
             let (looked, _) = ask(cache, Op::Lookup { dir: 1, name: name(b"f") });
             let id = NodeId { ino: 7, generation };
             let attr = Attr { mode, nlink: 1, ..Attr::default() };
-            answer(cache, looked, Reply::Looked(Some(Entry { id, attr, target: None, no_xattrs: true })));
+            answer(cache, looked, Reply::Entry(Some(Entry { id, attr, target: None, no_xattrs: true })));
             attr
         };
         let attr = look(&mut cache, 1, 0o100_644);
@@ -220,7 +220,7 @@ mod tests {
         let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
         let (looked, _) = ask(&mut cache, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
         let entry = Entry { id: node, attr, target: None, no_xattrs: true };
-        answer(&mut cache, looked, Reply::Looked(Some(entry)));
+        answer(&mut cache, looked, Reply::Entry(Some(entry)));
         let access =
             Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
@@ -228,7 +228,7 @@ mod tests {
         cache.files.values_mut().for_each(|file| file.handle = None);
         (cache.unpinned, cache.inodes.get_mut(&7).unwrap().more().opens_unpinned) = (1, 1);
         cache.keep_open(7);
-        let Some((_, Call::Keep { handle, .. })) = calls(&mut cache).pop() else { panic!("it is kept") };
+        let Some((_, Call::PinOpen { handle, .. })) = calls(&mut cache).pop() else { panic!("it is kept") };
         (cache, node, attr, handle)
     }
 
@@ -300,14 +300,13 @@ mod tests {
         let mut cache = cache(Config::default());
         let name = |name: &[u8]| Name::new(name).unwrap();
         let node = NodeId { ino: 1, generation: 1 };
-        let (id, covers, mode, term) = (GrantId(1), Covers::Names, Mode::Read, Term::Session);
+        let (id, covers, mode, term) = (GrantId(1), LeaseScope::Directory, Mode::Read, Term::Session);
         let grant = Grant { id, node, covers, mode, term, recallable: true, shared: false };
         for (text, ino) in [(b"f", 7), (b"g", 8)] {
             let (looked, _) = ask(&mut cache, Op::Lookup { dir: 1, name: name(text) });
             let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
             let entry = Entry { id: NodeId { ino, generation: 1 }, attr, target: None, no_xattrs: true };
-            let response =
-                Response { grants: vec![grant], ..Response::plain(Ok(Reply::Looked(Some(entry)))) };
+            let response = Response { grants: vec![grant], ..Response::plain(Ok(Reply::Entry(Some(entry)))) };
             cache.handle_event(T0, Event::Response { call: looked, response });
         }
         assert_eq!(calls(&mut cache), []);

@@ -6,7 +6,7 @@ use crate::grants::Held;
 use crate::op::{Answer, Fh, Op};
 use crate::rows::Child;
 use nigh_types::{
-    Call, CallId, Cookie, Covers, Entry, Errno, Grant, Kind, Name, NodeId, OpId, Reply, Response, Time,
+    Call, CallId, Cookie, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeId, OpId, Reply, Response, Time,
 };
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -141,7 +141,7 @@ impl Cache {
     fn listing_begins(&mut self, now: Time, call: CallId, dir: u64, flight: &mut Flight, grants: &[Grant]) {
         flight.begun = true;
         let Some(id) = self.id_of(dir) else { return };
-        let granted = flight.granted(grants, id, Covers::Names).map(|g| Held::begin(g, flight.sent));
+        let granted = flight.granted(grants, id, LeaseScope::Directory).map(|g| Held::begin(g, flight.sent));
         let current = self.dirs.get(&dir).is_some_and(|directory| directory.listing == Some(call));
         let granted = granted.filter(|h| current && h.lives(now));
         match granted.filter(|h| self.names(now, dir).is_some() || self.may_begin(id, h)) {
@@ -217,7 +217,7 @@ impl Cache {
         last: bool,
     ) {
         let own: FxHashMap<NodeId, &Grant> =
-            grants.iter().filter(|g| g.covers == Covers::Inode).map(|g| (g.node, g)).collect();
+            grants.iter().filter(|g| g.covers == LeaseScope::Attributes).map(|g| (g.node, g)).collect();
         let (from, to) = self.part_range(dir, entries, last);
         let under_way = self.names_under_way(dir);
         let (mut stale, mut all_taken) = (Vec::new(), true);
@@ -301,7 +301,7 @@ impl Cache {
         home: (u64, &Name),
         grant: Option<&Grant>,
     ) {
-        let recalled = flight.recalled(entry.id, Covers::Inode);
+        let recalled = flight.recalled(entry.id, LeaseScope::Attributes);
         self.mark_attr_under_way(entry.id.ino);
         self.drop_foreign_data(now, entry.id, &entry.attr);
         if entry.attr.covered_by_parent() {
@@ -435,7 +435,7 @@ pub(crate) mod tests {
     use crate::Config;
     use crate::lookup::tests::{T0, cache, calls, session};
     use crate::op::{Caller, Op, Opened, Output};
-    use nigh_types::{Attr, CookieKey, Event, GrantId, Listed, Mode, Term};
+    use nigh_types::{Attr, CookieKey, Entries, Event, GrantId, Mode, Term};
 
     /// Chunk of directory 1; the first one carries a grant.
     pub(crate) fn part(names: &[&str], last: bool) -> Response {
@@ -448,10 +448,10 @@ pub(crate) mod tests {
         let mut entries: Vec<(Name, Entry)> = names.iter().enumerate().map(entry).collect();
         entries.sort_by_key(|(name, _)| CookieKey::default().cookie(name.as_bytes()));
         let node = NodeId { ino: 1, generation: 1 };
-        let (id, covers, mode, term) = (GrantId(1), Covers::Names, Mode::Read, Term::Session);
+        let (id, covers, mode, term) = (GrantId(1), LeaseScope::Directory, Mode::Read, Term::Session);
         let grant = Grant { id, node, covers, mode, term, recallable: true, shared: false };
         let grants = if last { Vec::new() } else { vec![grant] };
-        Response { last, grants, ..Response::plain(Ok(Reply::Listed(Listed { entries }))) }
+        Response { last, grants, ..Response::plain(Ok(Reply::Listed(Entries { entries }))) }
     }
 
     /// Returns the replies; invalidations are done at once.
@@ -512,13 +512,13 @@ pub(crate) mod tests {
         let [change] = calls(&mut cache)[..] else { panic!("it is made") };
         let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
         let entry = Entry { id: NodeId { ino: 50, generation: 1 }, attr, target: None, no_xattrs: true };
-        let made = Reply::Made { entry, handle: None, existed: false };
+        let made = Reply::Created { entry, handle: None, existed: false };
         cache.handle_event(T0, Event::Response { call: change, response: Response::plain(Ok(made)) });
         assert!(matches!(answers(&mut cache)[..], [(OpId(2), Answer::Node(_))]));
         let read = Op::ReadDir { ino: 1, fh, offset: Cookie(0), size: 4096, plus: false };
         assert_eq!(cache.handle_op(T0, OpId(3), Caller::default(), read), None);
         let (id, node) = (nigh_types::RecallId(5), NodeId { ino: 1, generation: 1 });
-        let recall = nigh_types::Recall { id, node, covers: Covers::Names, names: Vec::new() };
+        let recall = nigh_types::Recall { id, node, covers: LeaseScope::Directory, names: Vec::new() };
         cache.handle_event(T0, Event::Recall(recall));
         calls(&mut cache);
         cache.handle_event(T0, Event::Response { call, response: part(&names[1..], true) });

@@ -164,7 +164,7 @@ mod tests {
             let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
             let id = NodeId { ino, generation: 1 };
             let entry = Entry { id, attr, target: None, no_xattrs: true };
-            let response = Response::plain(Ok(Reply::Looked(Some(entry))));
+            let response = Response::plain(Ok(Reply::Entry(Some(entry))));
             cache.handle_event(T0, Event::Response { call, response });
         }
         cache

@@ -173,8 +173,8 @@ impl Cache {
     ) -> bool {
         let mut waiters = flight.waiters.clone();
         let looked = match (response.result, self.id_of(dir)) {
-            (Ok(Reply::Looked(entry)), Some(dir_id)) => Ok((entry, dir_id)),
-            (Ok(Reply::Looked(_)), None) => Err(Errno::STALE),
+            (Ok(Reply::Entry(entry)), Some(dir_id)) => Ok((entry, dir_id)),
+            (Ok(Reply::Entry(_)), None) => Err(Errno::STALE),
             (Ok(_), _) => Err(Errno::PROTO),
             (Err(errno), _) => Err(errno),
         };
@@ -284,7 +284,7 @@ impl Cache {
 pub(crate) mod tests {
     use super::*;
     use crate::{Config, OnDisconnect, Op, Output};
-    use nigh_types::{CallId, CookieKey, Covers, Event, Grant, GrantId, Mode, NodeId, Session, Term};
+    use nigh_types::{CallId, CookieKey, Event, Grant, GrantId, LeaseScope, Mode, NodeId, Session, Term};
 
     pub(crate) const T0: Time = Time(1_000_000_000);
 
@@ -296,8 +296,8 @@ pub(crate) mod tests {
             cookie_key: CookieKey::default(),
             term: Term::Session,
             has_acls: false,
-            host_bound: String::new(),
-            not_given: Vec::new(),
+            staleness_bound: String::new(),
+            unsupported_guarantees: Vec::new(),
             acts_as: (0, 0),
             walks_ahead: false,
             tells_dirents: false,
@@ -355,10 +355,10 @@ pub(crate) mod tests {
             cache.handle_op(T0, OpId(id), Caller::default(), Op::Lookup { dir: 1, name })
         };
         let missing = |number| {
-            let (id, covers, mode) = (GrantId(number), Covers::Names, Mode::Read);
+            let (id, covers, mode) = (GrantId(number), LeaseScope::Directory, Mode::Read);
             let grant =
                 Grant { id, node, covers, mode, term: Term::Session, recallable: true, shared: false };
-            Response { grants: vec![grant], ..Response::plain(Ok(Reply::Looked(None))) }
+            Response { grants: vec![grant], ..Response::plain(Ok(Reply::Entry(None))) }
         };
         assert_eq!((look(&mut cache, 1, "x"), look(&mut cache, 2, "y")), (None, None));
         let [late, first] = calls(&mut cache)[..] else { panic!("both are asked") };

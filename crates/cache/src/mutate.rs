@@ -8,8 +8,8 @@ use crate::op::{Answer, Caller, Fh, Op, Stale};
 use crate::rows::Child;
 use crate::state::Stamp;
 use nigh_types::{
-    Attr, Call, Covers, DataStamp, Entry, Errno, Grant, Handle, Kind, Name, NodeId, OpId, Place, Reply,
-    Response, SetAttr, Time,
+    Attr, Call, DataVersion, Entry, Errno, Grant, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, OpId,
+    Reply, Response, SetAttr, Time,
 };
 
 impl Cache {
@@ -23,7 +23,7 @@ impl Cache {
         dir: u64,
         name: Name,
         file: Option<NewFile>,
-        call: impl FnOnce(Place, Name) -> Call,
+        call: impl FnOnce(NodeRef, Name) -> Call,
     ) -> Option<Answer> {
         let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
         let call = call(place, name.clone());
@@ -39,7 +39,7 @@ impl Cache {
         response: &Response,
     ) -> Answer {
         let (entry, handle) = match &response.result {
-            Ok(Reply::Made { entry, handle, existed }) => {
+            Ok(Reply::Created { entry, handle, existed }) => {
                 if !existed && (entry.attr.is_dir() || entry.attr.nlink == 1) {
                     self.born(entry.id);
                 }
@@ -129,7 +129,7 @@ impl Cache {
     /// Begins a new directory's lease if the reply grants it: the directory is known to be empty.
     fn new_directory(&mut self, now: Time, flight: &Flight, entry: &Entry, response: &Response) {
         let granted =
-            flight.granted(&response.grants, entry.id, Covers::Names).filter(|_| entry.attr.is_dir());
+            flight.granted(&response.grants, entry.id, LeaseScope::Directory).filter(|_| entry.attr.is_dir());
         // Another client may have made a name in it by now, or a local caller before the reply to mkdir.
         let ino = entry.id.ino;
         let is_empty = !flight.seen.was_pushed_in(ino) && flight.seen.own_names(ino).next().is_none();
@@ -151,7 +151,7 @@ impl Cache {
         response: &Response,
     ) -> Answer {
         let (entry, handle) = match &response.result {
-            Ok(Reply::Made { entry, handle: Some(handle), .. }) => (entry, *handle),
+            Ok(Reply::Created { entry, handle: Some(handle), .. }) => (entry, *handle),
             Ok(_) => return Answer::Failed(Errno::PROTO),
             Err(errno) => return Answer::Failed(*errno),
         };
@@ -458,7 +458,8 @@ impl Cache {
         self.mark_name(flight, (dir, name), leads_to);
         let pushed = flight.seen.is_pushed(dir, name);
         let crossed = pushed || self.is_change_in_doubt(flight, dir, name, leads_to);
-        if let Some(id) = self.id_of(dir).filter(|id| crossed || flight.recalled(*id, Covers::Names)) {
+        if let Some(id) = self.id_of(dir).filter(|id| crossed || flight.recalled(*id, LeaseScope::Directory))
+        {
             return self.doubt_order(id);
         }
         if let Some(id) = self.id_of(dir) {
@@ -540,7 +541,7 @@ impl Cache {
         let answer = match response.result {
             Ok(Reply::Attr(id, attr)) => {
                 self.wrote(now, ino, response);
-                self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
+                self.note_base(now, Some(flight), ino, DataVersion::of(&attr));
                 let under = self.learn_attr(now, flight, id, attr, &response.grants);
                 Answer::Attr(id, attr, self.tell_attr(now, id.ino, &attr, under))
             }

@@ -8,7 +8,7 @@ use crate::grants::Held;
 use crate::op::Stale;
 use crate::rows::Child;
 use crate::state::Directory;
-use nigh_types::{Bug, Covers, Entry, Grant, Name, NodeId, Time, planted};
+use nigh_types::{Bug, Entry, Grant, LeaseScope, Name, NodeId, Time, planted};
 
 impl Cache {
     /// Returns a directory with its live lease; ends the lease if its deadline has passed.
@@ -50,7 +50,7 @@ impl Cache {
             Some(_) => self.is_change_in_doubt(flight, dir.ino, name, id),
             None => flight.crossed(dir.ino, name, id),
         };
-        if crossed || flight.recalled(dir, Covers::Names) {
+        if crossed || flight.recalled(dir, LeaseScope::Directory) {
             if crossed || flight.sequence.is_some() {
                 self.doubt_order(dir);
             }
@@ -77,7 +77,7 @@ impl Cache {
         (name, id): (&Name, Option<NodeId>),
         grants: &[Grant],
     ) -> Option<Held> {
-        let covers = if id.is_some() { Covers::Entry } else { Covers::Absence };
+        let covers = if id.is_some() { LeaseScope::Dentry } else { LeaseScope::NegativeDentry };
         let fresh = flight.granted(grants, dir, covers).map(|grant| Held::begin(grant, flight.sent));
         let Some(held) = fresh.filter(|held| held.lives(now)) else {
             if let Some(directory) = self.dirs.get_mut(&dir.ino) {
@@ -126,7 +126,7 @@ impl Cache {
         grants: &[Grant],
     ) -> Option<Held> {
         let made_up = planted(Bug::KeepsUngranted).then(|| crate::grants::made_up(dir));
-        let fresh = flight.granted(grants, dir, Covers::Names).or(made_up.as_ref());
+        let fresh = flight.granted(grants, dir, LeaseScope::Directory).or(made_up.as_ref());
         let fresh = fresh.map(|grant| Held::begin(grant, flight.sent));
         let cookie = self.key.cookie(name.as_bytes());
         if self.names(now, dir.ino).is_none() {
@@ -196,7 +196,7 @@ impl Cache {
     /// newer than the change.
     pub(crate) fn doubt_order(&mut self, dir: NodeId) {
         for flight in self.flights.values_mut() {
-            flight.seen.recalled.push((dir, Covers::Names));
+            flight.seen.recalled.push((dir, LeaseScope::Directory));
         }
         self.drop_names(dir, Vec::new());
     }

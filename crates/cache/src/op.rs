@@ -1,8 +1,8 @@
 //! Requests of the kernel, and replies to it.
 
 use nigh_types::{
-    Access, Attr, Call, CallId, Cookie, Errno, GrantId, Kind, LockInfo, LockKind, Name, NodeId, OpId, OpName,
-    RecallId, SetAttr, Space, Span, Time, WriteFlags,
+    Access, Attr, Call, CallId, Cookie, Errno, GrantId, Kind, LockInfo, LockKind, MutationId, Name, NodeId,
+    OpId, RecallId, SetAttr, Space, Span, Time, WriteFlags,
 };
 
 /// Credentials of the calling thread. `pid` is the thread's id, 0 if not visible.
@@ -459,7 +459,7 @@ pub enum Output {
     Call {
         id: CallId,
         caller: Option<Caller>,
-        name: Option<OpName>,
+        name: Option<MutationId>,
         call: Call,
     },
     Cancel(CallId),

@@ -1,7 +1,7 @@
 //! Pending mutations of this client, by operation name. See docs/decisions/0003-operation-names.md and
 //! 0004-facts-and-overlay.md.
 
-use nigh_types::OpName;
+use nigh_types::MutationId;
 use std::collections::BTreeMap;
 
 /// Mutations without a reply. An application waits for each: an acknowledged mutation is in the facts.
@@ -33,7 +33,7 @@ impl Overlay {
     }
 
     /// Names the next mutation, which takes names from these inodes.
-    pub fn begin(&mut self, leaving: [Option<u64>; 2]) -> OpName {
+    pub fn begin(&mut self, leaving: [Option<u64>; 2]) -> MutationId {
         let sequence = self.next;
         self.next += 1;
         let pending = Pending { leaving };
@@ -42,8 +42,8 @@ impl Overlay {
         self.name(sequence)
     }
 
-    pub fn name(&self, sequence: u64) -> OpName {
-        OpName { client: self.client, incarnation: self.incarnation, sequence }
+    pub fn name(&self, sequence: u64) -> MutationId {
+        MutationId { client: self.client, incarnation: self.incarnation, sequence }
     }
 
     /// Ends a mutation: the remote has replied, or never will.

@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::flight::{Flight, Purpose};
 use crate::op::{Op, Stale};
 use crate::state::Inode;
-use nigh_types::{Call, Errno, Name, NodeId, OpId, Place};
+use nigh_types::{Call, Errno, Name, NodeId, NodeRef, OpId};
 
 /// Inode number of no inode.
 const NOBODY: u64 = 0;
@@ -172,13 +172,13 @@ impl Cache {
 
     /// Returns the reference to an inode, with its hint; `None` if the kernel uses a number that no reply gave it, or
     /// that another server gave.
-    pub(crate) fn place(&self, ino: u64) -> Option<Place> {
+    pub(crate) fn place(&self, ino: u64) -> Option<NodeRef> {
         let node = self.id_of(ino)?;
         let id_of = |dir: u64| self.id_of(dir).or_else(|| self.forgotten.id(dir));
         let inode = self.inodes.get(&ino);
         let home = inode.and_then(|i| i.home.as_ref().or(i.linked_from.as_deref()));
         let hint = home.and_then(|(dir, name)| Some((id_of(*dir)?, name.clone())));
-        Some(Place { node, hint })
+        Some(NodeRef { node, path_hint: hint })
     }
 
     /// Returns the directory and name under which the kernel last looked an inode up, if it still knows the inode.
@@ -275,13 +275,13 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
         | Call::Fsync { node, .. } => node.node,
         Call::Link { node, dir, .. } => return [Some(dir.node), Some(node.node)],
         Call::Rename { from, to, .. } => return [Some(to.node), Some(from.node)],
-        Call::Walk { .. }
+        Call::ResolvePath { .. }
         | Call::LookupNumber { .. }
-        | Call::Dirents { .. }
-        | Call::Ahead { .. }
-        | Call::Steer { .. }
+        | Call::ListNames { .. }
+        | Call::Prefetch { .. }
+        | Call::PrefetchCredit { .. }
         | Call::Release { .. }
-        | Call::Keep { .. }
+        | Call::PinOpen { .. }
         | Call::Unlock { .. }
         | Call::Write { .. }
         | Call::CopyRange { .. } => return [None, None],
@@ -307,7 +307,7 @@ mod numbers {
     fn finds(cache: &mut Cache, id: NodeId) -> Option<crate::op::Node> {
         let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
         let entry = Entry { id, attr, target: None, no_xattrs: true };
-        let result = Ok(Reply::Looked(Some(entry)));
+        let result = Ok(Reply::Entry(Some(entry)));
         let response = Response { result, after: Vec::new(), grants: Vec::new(), last: true };
         let call = calls(cache).pop().expect("it is asked");
         cache.handle_event(T0, Event::Response { call, response });
@@ -395,7 +395,7 @@ mod numbers {
         let call = calls(cache).pop().expect("it is asked");
         let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
         let entry = Entry { id, attr, target: None, no_xattrs: true };
-        told(cache, call, granted(Reply::Looked(Some(entry)))).1
+        told(cache, call, granted(Reply::Entry(Some(entry)))).1
     }
 
     /// The server's own disk gives the inode number of one file to another file. The first file's entry lives on for a
@@ -487,8 +487,8 @@ mod tests {
                 cookie_key: CookieKey([key; 16]),
                 term: Term::Limited(Span::ZERO),
                 has_acls: false,
-                host_bound: String::new(),
-                not_given: Vec::new(),
+                staleness_bound: String::new(),
+                unsupported_guarantees: Vec::new(),
                 acts_as: (0, 0),
                 walks_ahead: false,
                 tells_dirents: false,
@@ -521,7 +521,7 @@ mod tests {
         let node = NodeId { ino: 7, generation: 6 << 32 };
         let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
         let entry = Entry { id: node, attr, target: None, no_xattrs: true };
-        let response = Response::plain(Ok(Reply::Looked(Some(entry))));
+        let response = Response::plain(Ok(Reply::Entry(Some(entry))));
         cache.handle_event(Time(3), Event::Response { call: id, response });
         let getattr = Op::GetAttr { ino: 7 };
         assert_eq!(ask(&mut cache, 2, getattr.clone()), None);

@@ -13,7 +13,8 @@ use crate::recall::After;
 use crate::rows::Child;
 use crate::state::Directory;
 use nigh_types::{
-    Attr, Call, Commit, Covers, Entry, Fact, Held, Hold, Name, NodeId, OpId, RecallId, Span, Time,
+    Attr, Call, Entry, LeaseScope, Name, NodeId, OpId, RecallId, Span, Time, UpdateCommit, UpdatePrepare,
+    UpdateScope, UpdatedFact,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +25,7 @@ const LISTINGS_WAIT: Span = Span::from_millis(1_000);
 /// Suspended facts. Several updates may suspend one fact; it is free when all of them are committed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Holds {
-    open: BTreeMap<RecallId, Vec<Held>>,
+    open: BTreeMap<RecallId, Vec<UpdateScope>>,
     names: BTreeMap<u64, BTreeMap<Name, u64>>,
     inodes: BTreeMap<u64, u64>,
     /// Requests for listings, by the directory that they wait for.
@@ -79,30 +80,30 @@ impl Holds {
         }
     }
 
-    fn begin(&mut self, hold: Hold) {
+    fn begin(&mut self, hold: UpdatePrepare) {
         for held in &hold.facts {
             let ino = held.node.ino;
             match held.covers {
-                Covers::Names => {
+                LeaseScope::Directory => {
                     let names = self.names.entry(ino).or_default();
                     held.names.iter().for_each(|name| *names.entry(name.clone()).or_default() += 1);
                 }
-                Covers::Inode => *self.inodes.entry(ino).or_default() += 1,
-                Covers::Data | Covers::Entry | Covers::Absence => {}
+                LeaseScope::Attributes => *self.inodes.entry(ino).or_default() += 1,
+                LeaseScope::Data | LeaseScope::Dentry | LeaseScope::NegativeDentry => {}
             }
         }
         self.open.insert(hold.id, hold.facts);
     }
 
     /// Ends an update. Returns the facts that it suspended; `None`: it is of an earlier session.
-    fn end(&mut self, id: RecallId) -> Option<Vec<Held>> {
+    fn end(&mut self, id: RecallId) -> Option<Vec<UpdateScope>> {
         let facts = self.open.remove(&id)?;
         for held in &facts {
             let ino = held.node.ino;
             match held.covers {
-                Covers::Names => held.names.iter().for_each(|name| self.leave_name(ino, name)),
-                Covers::Inode => leave(&mut self.inodes, &ino),
-                Covers::Data | Covers::Entry | Covers::Absence => {}
+                LeaseScope::Directory => held.names.iter().for_each(|name| self.leave_name(ino, name)),
+                LeaseScope::Attributes => leave(&mut self.inodes, &ino),
+                LeaseScope::Data | LeaseScope::Dentry | LeaseScope::NegativeDentry => {}
             }
         }
         Some(facts)
@@ -166,23 +167,23 @@ fn leave<K: Ord>(counts: &mut BTreeMap<K, u64>, key: &K) {
 impl Cache {
     /// Handles the preparation of a remote change: suspends the facts, and acknowledges once the kernel has none of
     /// them.
-    pub(crate) fn handle_hold(&mut self, now: Time, hold: Hold) {
+    pub(crate) fn handle_hold(&mut self, now: Time, hold: UpdatePrepare) {
         tracing::debug!(target: "nigh::hold", facts = hold.facts.len());
         let id = hold.id;
         let mut stale = Vec::new();
         for held in &hold.facts {
             match held.covers {
-                Covers::Names => {
+                LeaseScope::Directory => {
                     for name in &held.names {
                         self.keep_open_at(held.node.ino, name);
                         stale.extend(self.stale_name(now, held.node, name));
                     }
                 }
-                Covers::Inode => {
+                LeaseScope::Attributes => {
                     self.keep_open(held.node.ino);
                     stale.extend(self.stale_inode(held.node));
                 }
-                Covers::Data | Covers::Entry | Covers::Absence => {}
+                LeaseScope::Data | LeaseScope::Dentry | LeaseScope::NegativeDentry => {}
             }
         }
         self.holds.begin(hold);
@@ -194,7 +195,7 @@ impl Cache {
     fn stale_name(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<Stale> {
         let mut stale = self.stale_row(now, node, name);
         // A data grant may outlive the entry (page 0004, rule 1), so open files are found by their grants.
-        let files = self.open_under((node, Covers::Names)).into_iter();
+        let files = self.open_under((node, LeaseScope::Directory)).into_iter();
         let files: Vec<NodeId> = files.filter(|file| !self.lies_elsewhere(now, *file, node, name)).collect();
         stale.extend(files.into_iter().flat_map(|file| self.recall_data(file)));
         stale
@@ -260,9 +261,9 @@ impl Cache {
     /// Returns what the kernel holds of an inode under its own grant.
     fn stale_inode(&mut self, node: NodeId) -> Vec<Stale> {
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.learns()) {
-            flight.seen.recalled.push((node, Covers::Inode));
+            flight.seen.recalled.push((node, LeaseScope::Attributes));
         }
-        let mut stale = self.stale_pages((node, Covers::Inode));
+        let mut stale = self.stale_pages((node, LeaseScope::Attributes));
         if let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) {
             inode.forget_xattrs();
             stale.extend((inode.lookups > 0).then_some(Stale::Attr { ino: node.ino }));
@@ -271,7 +272,7 @@ impl Cache {
     }
 
     /// Handles a commit: the suspended facts change to these.
-    pub(crate) fn handle_commit(&mut self, now: Time, commit: Commit) {
+    pub(crate) fn handle_commit(&mut self, now: Time, commit: UpdateCommit) {
         let Some(held) = self.holds.end(commit.id) else { return };
         self.counters.updated_in_place += 1;
         let mut left: Vec<(NodeId, Option<Name>)> = facts_of(&held).collect();
@@ -279,20 +280,20 @@ impl Cache {
         let (mut replaced, mut found) = (Vec::new(), BTreeSet::new());
         for fact in commit.facts {
             let of = match &fact {
-                Fact::Name { dir, name, .. } => (*dir, Some(name.clone())),
-                Fact::Attr { node, .. } => (*node, None),
+                UpdatedFact::Name { dir, name, .. } => (*dir, Some(name.clone())),
+                UpdatedFact::Attr { node, .. } => (*node, None),
             };
             // Facts that were not suspended are ignored.
             let Some(at) = left.iter().position(|held| *held == of) else { continue };
             left.swap_remove(at);
             match fact {
-                Fact::Name { dir, name, entry } => {
+                UpdatedFact::Name { dir, name, entry } => {
                     let old = self.commit_name(now, dir, &name, entry.as_ref());
                     pushed.name(dir.ino, &name);
                     found.extend(entry.map(|entry| entry.id));
                     replaced.extend(old.map(|old| (dir.ino, name, old)));
                 }
-                Fact::Attr { node, attr } => {
+                UpdatedFact::Attr { node, attr } => {
                     self.commit_attr(now, node, attr);
                     pushed.attr(node, attr);
                 }
@@ -312,7 +313,7 @@ impl Cache {
                 _ => {}
             }
         }
-        for directory in held.iter().filter(|held| held.covers == Covers::Names) {
+        for directory in held.iter().filter(|held| held.covers == LeaseScope::Directory) {
             if !self.holds.has_names(directory.node.ino) {
                 self.resume_listings(now, directory.node.ino);
             }
@@ -510,10 +511,10 @@ impl Cache {
 }
 
 /// Splits suspended facts into single ones.
-fn facts_of(held: &[Held]) -> impl Iterator<Item = (NodeId, Option<Name>)> + '_ {
+fn facts_of(held: &[UpdateScope]) -> impl Iterator<Item = (NodeId, Option<Name>)> + '_ {
     held.iter().flat_map(|held| {
         let names = held.names.iter().map(|name| (held.node, Some(name.clone())));
-        let whole = (held.covers == Covers::Inode).then_some((held.node, None));
+        let whole = (held.covers == LeaseScope::Attributes).then_some((held.node, None));
         names.chain(whole)
     })
 }

@@ -8,8 +8,8 @@ use crate::kernel::Level;
 use crate::op::{Invalidation, Output, Stale};
 use crate::state::{Data, Inode, OpenFile, Pages, Stamp};
 use nigh_types::{
-    Attr, Bug, Call, Covers, DataStamp, Errno, Grant, GrantId, Name, NodeId, OpId, Recall, RecallId, Reply,
-    Response, Span, Time, planted,
+    Attr, Bug, Call, DataVersion, Errno, Grant, GrantId, LeaseScope, Name, NodeId, OpId, Recall, RecallId,
+    Reply, Response, Span, Time, planted,
 };
 use std::collections::BTreeSet;
 
@@ -35,15 +35,15 @@ impl Cache {
             flight.seen.recalled.push((recall.node, recall.covers));
         }
         let stale = match recall.covers {
-            Covers::Names | Covers::Entry | Covers::Absence => {
+            LeaseScope::Directory | LeaseScope::Dentry | LeaseScope::NegativeDentry => {
                 self.keep_open_below(recall.node.ino);
                 self.recall_names(recall.node)
             }
-            Covers::Inode => {
+            LeaseScope::Attributes => {
                 self.keep_open(recall.node.ino);
                 self.recall_inode(recall.node)
             }
-            Covers::Data => self.recall_data(recall.node),
+            LeaseScope::Data => self.recall_data(recall.node),
         };
         if planted(Bug::AcknowledgesFirst) {
             self.follow(After::Acknowledge(recall.id));
@@ -96,7 +96,7 @@ impl Cache {
     /// Returns what the kernel holds under a directory lease.
     pub(crate) fn stale_names(&mut self, node: NodeId) -> Vec<Stale> {
         let mut stale = self.stale_rows(node);
-        stale.extend(self.stale_pages((node, Covers::Names)));
+        stale.extend(self.stale_pages((node, LeaseScope::Directory)));
         stale
     }
 
@@ -191,12 +191,12 @@ impl Cache {
     }
 
     /// Returns pages of open files that depend on this grant on attributes; closed files have none.
-    pub(crate) fn stale_pages(&mut self, on: (NodeId, Covers)) -> Vec<Stale> {
+    pub(crate) fn stale_pages(&mut self, on: (NodeId, LeaseScope)) -> Vec<Stale> {
         self.open_under(on).into_iter().flat_map(|file| self.recall_data(file)).collect()
     }
 
     /// Returns open files whose pages depend on this grant.
-    pub(crate) fn open_under(&self, on: (NodeId, Covers)) -> Vec<NodeId> {
+    pub(crate) fn open_under(&self, on: (NodeId, LeaseScope)) -> Vec<NodeId> {
         let under = |file: &OpenFile| {
             let inode = self.inodes.get(&file.ino)?;
             inode.data.held.is_some_and(|held| held.on == on).then_some(inode.id)
@@ -211,7 +211,8 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.forget_xattrs();
         let id = inode.id;
-        let names = inode.data.held.map(|held| held.on).filter(|(_, covers)| *covers == Covers::Names);
+        let names =
+            inode.data.held.map(|held| held.on).filter(|(_, covers)| *covers == LeaseScope::Directory);
         if names.is_some_and(|(dir, _)| Some(dir.ino) != still) {
             self.grow_old(ino, false);
             let stale = self.recall_data(id);
@@ -222,7 +223,7 @@ impl Cache {
     }
 
     fn recall_inode(&mut self, node: NodeId) -> Vec<Stale> {
-        let mut stale = self.stale_pages((node, Covers::Inode));
+        let mut stale = self.stale_pages((node, LeaseScope::Attributes));
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else { return Vec::new() };
         inode.forget_own();
         inode.forget_xattrs();
@@ -393,7 +394,7 @@ impl Cache {
         if let Some(held) = fresh {
             inode.more().data.held = Some(held);
             self.watch_data(ino);
-            self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
+            self.note_base(now, Some(flight), ino, DataVersion::of(&attr));
         } else if !same {
             inode.forget_pages();
             self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }, Stale::Attr { ino }], None);
@@ -405,8 +406,8 @@ impl Cache {
     fn granted_anew(&self, flight: &Flight, id: NodeId, attr: &Attr, grants: &[Grant]) -> Option<Held> {
         let home = self.inodes.get(&id.ino).and_then(|i| i.home.as_ref());
         let dir = home.and_then(|(dir, _)| self.id_of(*dir)).filter(|_| attr.covered_by_parent());
-        let own = flight.granted(grants, id, Covers::Inode);
-        let granted = own.or_else(|| flight.granted(grants, dir?, Covers::Names));
+        let own = flight.granted(grants, id, LeaseScope::Attributes);
+        let granted = own.or_else(|| flight.granted(grants, dir?, LeaseScope::Directory));
         granted.map(|grant| Held::begin(grant, flight.sent))
     }
 

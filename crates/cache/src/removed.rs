@@ -85,7 +85,9 @@ mod tests {
     use crate::Config;
     use crate::lookup::tests::{T0, cache};
     use crate::op::{Caller, Output};
-    use nigh_types::{CallId, Covers, Entry, Event, Grant, GrantId, Mode, Name, OpId, Reply, Response, Term};
+    use nigh_types::{
+        CallId, Entry, Event, Grant, GrantId, LeaseScope, Mode, Name, OpId, Reply, Response, Term,
+    };
 
     const OLD: NodeId = NodeId { ino: 7, generation: 1 };
     const NEW: NodeId = NodeId { ino: 7, generation: 2 };
@@ -132,7 +134,7 @@ mod tests {
     fn removed() -> Cache {
         let mut cache = cache(Config::default());
         let call = asks(&mut cache, Op::Lookup { dir: 1, name: name() });
-        assert_eq!(answers(&mut cache, call, Reply::Looked(Some(entry(OLD)))), Some(7));
+        assert_eq!(answers(&mut cache, call, Reply::Entry(Some(entry(OLD)))), Some(7));
         let call = asks(&mut cache, Op::Rmdir { dir: 1, name: name() });
         answers(&mut cache, call, Reply::Removed { node: OLD, kept: None });
         cache
@@ -187,7 +189,7 @@ mod tests {
     fn removed_directory_stays_itself_when_another_takes_its_number() {
         let mut cache = removed();
         let call = asks(&mut cache, Op::Mkdir { dir: 1, name: name(), mode: 0o755, umask: 0 });
-        let made = Reply::Made { entry: entry(NEW), handle: None, existed: false };
+        let made = Reply::Created { entry: entry(NEW), handle: None, existed: false };
         let number = answers(&mut cache, call, made).expect("it is made");
         stays_itself_beside(&mut cache, number);
     }
@@ -199,9 +201,9 @@ mod tests {
             let mut cache = removed();
             let reply = if is_made {
                 let call = asks(&mut cache, Op::Mkdir { dir: 1, name: name(), mode: 0o755, umask: 0 });
-                (call, Reply::Made { entry: entry(OLD), handle: None, existed: false })
+                (call, Reply::Created { entry: entry(OLD), handle: None, existed: false })
             } else {
-                (asks(&mut cache, Op::Lookup { dir: 1, name: name() }), Reply::Looked(Some(entry(OLD))))
+                (asks(&mut cache, Op::Lookup { dir: 1, name: name() }), Reply::Entry(Some(entry(OLD))))
             };
             let number = answers(&mut cache, reply.0, reply.1).expect("it is found");
             stays_itself_beside(&mut cache, number);
@@ -215,7 +217,7 @@ mod tests {
         let grant = |id| Grant {
             id: GrantId(id),
             node: OLD,
-            covers: Covers::Inode,
+            covers: LeaseScope::Attributes,
             mode: Mode::Read,
             term: Term::Session,
             recallable: true,
@@ -226,7 +228,7 @@ mod tests {
             grants: vec![grant(id)],
             ..Response::plain(Ok(reply))
         };
-        let looked = Reply::Looked(Some(entry(OLD)));
+        let looked = Reply::Entry(Some(entry(OLD)));
         let call = asks(&mut cache, Op::Lookup { dir: 1, name: name() });
         let number = answers_all(&mut cache, call, response(looked.clone(), 1, entry(OLD).attr));
         assert_eq!(number, Some(7));

@@ -6,7 +6,7 @@ use crate::grants::Held;
 use crate::listing::Told;
 use crate::op::Stale;
 use crate::rows::Child;
-use nigh_types::{Cookie, Covers, Grant, GrantId, Name, NodeId, Time};
+use nigh_types::{Cookie, Grant, GrantId, LeaseScope, Name, NodeId, Time};
 use rustc_hash::FxHashSet;
 
 /// Most directories with a record of a returned grant.
@@ -60,10 +60,10 @@ impl Cache {
 
     /// Updates grant ids from a reply: the server renumbers a grant with each reply, and ends it by its latest id.
     pub(crate) fn number_anew(&mut self, flight: &Flight, grants: &[Grant]) {
-        for grant in grants.iter().filter(|g| g.covers == Covers::Names) {
+        for grant in grants.iter().filter(|g| g.covers == LeaseScope::Directory) {
             let directory = self.dirs.get_mut(&grant.node.ino).filter(|d| d.id == grant.node);
             let held = directory.and_then(|d| d.held.as_mut());
-            if let Some(held) = held.filter(|_| !flight.recalled(grant.node, Covers::Names)) {
+            if let Some(held) = held.filter(|_| !flight.recalled(grant.node, LeaseScope::Directory)) {
                 held.id = held.id.max(grant.id);
             }
         }

@@ -90,10 +90,10 @@ impl Singles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_types::{Covers, Grant, GrantId, Mode, Span, Term};
+    use nigh_types::{Grant, GrantId, LeaseScope, Mode, Span, Term};
 
     fn held(secs: u64) -> Held {
-        let (node, covers) = (NodeId { ino: 1, generation: 1 }, Covers::Absence);
+        let (node, covers) = (NodeId { ino: 1, generation: 1 }, LeaseScope::NegativeDentry);
         let term = Term::Limited(Span::from_secs(secs));
         let grant =
             Grant { id: GrantId(1), node, covers, mode: Mode::Read, term, recallable: false, shared: false };

@@ -26,23 +26,26 @@ use crate::flight::{Flight, attr_after};
 use crate::grants::Held;
 use crate::locked::Pages;
 use crate::op::{Invalidation, Output, Stale};
-use nigh_types::{Attr, CallId, Covers, DataStamp, Errno, GrantId, NodeId, OpId, Response, Since, Time};
+use nigh_types::{
+    Attr, CallId, DataVersion, Errno, GrantId, LeaseScope, NodeId, OpId, Response, Time,
+    WriteBackPrecondition,
+};
 use std::collections::BTreeSet;
 
 /// Data version of the kernel's pages under a live grant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Base {
-    pub stamp: DataStamp,
+    pub stamp: DataVersion,
     /// Grant of the pages.
-    pub under: (GrantId, Covers),
+    pub under: (GrantId, LeaseScope),
 }
 
 /// Stale pages: the kernel may have pages under a grant that has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Old {
-    pub stamp: DataStamp,
+    pub stamp: DataVersion,
     /// Data version after write-backs of stale pages.
-    tip: DataStamp,
+    tip: DataVersion,
     /// All pages are stale until the kernel has done an invalidation of all pages later than this one.
     all_until: Option<Invalidation>,
     /// Then the pages that it left out: those of these requests, until their replies,
@@ -57,7 +60,7 @@ pub(crate) struct Old {
 
 impl Cache {
     /// Records the data version of a file under a live grant, from the reply to that call or from the cache.
-    pub(crate) fn note_base(&mut self, now: Time, flight: Option<&Flight>, ino: u64, stamp: DataStamp) {
+    pub(crate) fn note_base(&mut self, now: Time, flight: Option<&Flight>, ino: u64, stamp: DataVersion) {
         if !self.config.level.may_keep_pages() {
             return;
         }
@@ -72,7 +75,7 @@ impl Cache {
         // other reply is newer.
         let crossed = flight.is_none_or(|flight| flight.seen.inodes.contains(&ino));
         let is_own = flight.is_some_and(|flight| flight.sequence.is_some());
-        let order = |stamp: DataStamp| (stamp.mtime.pair(), stamp.size);
+        let order = |stamp: DataVersion| (stamp.mtime.pair(), stamp.size);
         match &mut inode.more().base {
             Some(base) if crossed && !(is_own && order(stamp) > order(base.stamp)) => base.under = under,
             base => *base = Some(Base { stamp, under }),
@@ -82,23 +85,27 @@ impl Cache {
     /// Records the data version in a reply to a write or a read.
     pub(crate) fn note_base_after(&mut self, now: Time, flight: &Flight, ino: u64, response: &Response) {
         if let Some(attr) = attr_after(response, ino) {
-            self.note_base(now, Some(flight), ino, DataStamp::of(&attr));
+            self.note_base(now, Some(flight), ino, DataVersion::of(&attr));
         }
     }
 
     /// Returns the precondition of a write-back (offset, length): the oldest version of which the kernel may have pages
     /// there. `EIO`: another client has written the file since.
-    pub(crate) fn since(&self, ino: u64, range: (u64, u64)) -> Result<Option<Since>, Errno> {
+    pub(crate) fn since(&self, ino: u64, range: (u64, u64)) -> Result<Option<WriteBackPrecondition>, Errno> {
         let Some(inode) = self.inodes.get(&ino) else { return Ok(None) };
-        let ungranted: Vec<Since> = self.ungranted_in(inode.id, range).collect();
+        let ungranted: Vec<WriteBackPrecondition> = self.ungranted_in(inode.id, range).collect();
         let kept = match (&inode.old, &inode.base) {
             (Some(old), _) if old.lost => return Err(Errno::IO),
-            (Some(old), _) => Some(Since { stamp: old.stamp, under: None }),
-            (None, base) => base.as_ref().map(|base| Since { stamp: base.stamp, under: Some(base.under) }),
+            (Some(old), _) => Some(WriteBackPrecondition { stamp: old.stamp, under: None }),
+            (None, base) => {
+                base.as_ref().map(|base| WriteBackPrecondition { stamp: base.stamp, under: Some(base.under) })
+            }
         };
         // A file's times may be set back; grant ids on a file ascend.
-        let grant = |since: &Since| since.under.map(|(grant, _)| grant);
-        let before = |since: &&Since| grant(since) < kept.as_ref().and_then(grant) && grant(since).is_some();
+        let grant = |since: &WriteBackPrecondition| since.under.map(|(grant, _)| grant);
+        let before = |since: &&WriteBackPrecondition| {
+            grant(since) < kept.as_ref().and_then(grant) && grant(since).is_some()
+        };
         if let Some(earlier) = ungranted.iter().filter(before).min_by_key(|since| grant(since)) {
             return Ok(Some(*earlier));
         }
@@ -209,14 +216,14 @@ impl Cache {
         (id, attr): (NodeId, &Attr),
         response: &Response,
     ) {
-        let granted = flight.granted(&response.grants, id, Covers::Data);
+        let granted = flight.granted(&response.grants, id, LeaseScope::Data);
         let Some(grant) = granted.filter(|grant| Held::begin(grant, flight.sent).lives(now)) else { return };
-        let stamp = DataStamp::of(attr);
+        let stamp = DataVersion::of(attr);
         let inode = self.inode(id);
         let is_own = |old: &Old| !old.lost && (old.unbroken || old.stamp == stamp || old.tip == stamp);
         if inode.old.as_ref().is_some_and(is_own) {
             inode.more().old = None;
-            inode.more().base = Some(Base { stamp, under: (grant.id, Covers::Data) });
+            inode.more().base = Some(Base { stamp, under: (grant.id, LeaseScope::Data) });
         }
     }
 
@@ -246,7 +253,7 @@ impl Cache {
         if let (Some(old), Some(attr)) = (old, attr_after(response, ino))
             && old.tip.mtime.pair() <= attr.mtime.pair()
         {
-            old.tip = DataStamp::of(&attr);
+            old.tip = DataVersion::of(&attr);
         }
     }
 

@@ -9,7 +9,7 @@ use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, attr_after};
 use crate::op::{Invalidation, Op};
 use crate::recall::meet;
-use nigh_types::{Covers, DataStamp, NodeId, Response, Since};
+use nigh_types::{DataVersion, LeaseScope, NodeId, Response, WriteBackPrecondition};
 use std::collections::BTreeMap;
 
 /// Pages of one reply, until the kernel has dropped them.
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Ungranted {
     node: NodeId,
     range: (u64, u64),
-    since: Since,
+    since: WriteBackPrecondition,
     /// The invalidation that drops the pages: at the time of the reply, and now.
     first: Invalidation,
     until: Invalidation,
@@ -52,9 +52,10 @@ impl Cache {
         if !self.inodes.get(&node.ino).is_some_and(|inode| inode.id == node && inode.writers > 0) {
             return;
         }
-        let grant = crate::grants::on(&response.grants, node, Covers::Data).filter(|grant| grant.recallable);
-        let under = grant.map(|grant| (grant.id, Covers::Data));
-        let since = Since { stamp: DataStamp::of(&attr), under };
+        let grant =
+            crate::grants::on(&response.grants, node, LeaseScope::Data).filter(|grant| grant.recallable);
+        let under = grant.map(|grant| (grant.id, LeaseScope::Data));
+        let since = WriteBackPrecondition { stamp: DataVersion::of(&attr), under };
         self.ungranted.entry(node.ino).or_default().push(Ungranted {
             node,
             range,
@@ -74,7 +75,11 @@ impl Cache {
     }
 
     /// Returns the data versions of such pages that the kernel may have in a range of a file.
-    pub(crate) fn ungranted_in(&self, node: NodeId, range: (u64, u64)) -> impl Iterator<Item = Since> + '_ {
+    pub(crate) fn ungranted_in(
+        &self,
+        node: NodeId,
+        range: (u64, u64),
+    ) -> impl Iterator<Item = WriteBackPrecondition> + '_ {
         let of_file = self.ungranted.get(&node.ino).into_iter().flatten();
         of_file.filter(move |pages| pages.node == node && meet(pages.range, range)).map(|pages| pages.since)
     }

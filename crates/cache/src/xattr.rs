@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::flight::{Flight, Purpose, Want};
 use crate::grants::Held;
 use crate::op::{Answer, Caller};
-use nigh_types::{Call, Covers, Entry, Errno, NodeId, OpId, Reply, Response, Time, XattrSet};
+use nigh_types::{Call, Entry, Errno, LeaseScope, NodeId, OpId, Reply, Response, Time, XattrSet};
 
 const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 /// Namespaces that every filesystem with xattrs handles.
@@ -108,7 +108,7 @@ impl Cache {
         let ino = entry.id.ino;
         let changed = flight.seen.inodes.contains(&ino)
             || flight.seen.told.contains(&ino)
-            || flight.recalled(entry.id, Covers::Inode);
+            || flight.recalled(entry.id, LeaseScope::Attributes);
         if changed || !entry.no_xattrs || self.holds.has_inode(ino) {
             return;
         }
@@ -185,7 +185,9 @@ impl Cache {
             && let Some(inode) = self.inodes.get_mut(&ino)
         {
             // The attributes may be of a later call, and be valid for longer.
-            let own = flight.granted(&grants, id, Covers::Inode).map(|grant| Held::begin(grant, flight.sent));
+            let own = flight
+                .granted(&grants, id, LeaseScope::Attributes)
+                .map(|grant| Held::begin(grant, flight.sent));
             let deadline = own.map_or(held.deadline, |own| own.deadline.min(held.deadline));
             inode.more().xattrs = Some(Box::new((set, deadline)));
         }

@@ -156,7 +156,8 @@ impl Client {
 
     fn call(&mut self, credentials: Credentials, call: Call) -> std::result::Result<Reply, Errno> {
         self.calls += 1;
-        let name = call.is_mutation().then_some(OpName { client: 1, incarnation: 2, sequence: self.calls });
+        let name =
+            call.is_mutation().then_some(MutationId { client: 1, incarnation: 2, sequence: self.calls });
         self.session.handle_call(Time(1), CallId(self.calls), Request { credentials, name, call });
         loop {
             match self.next() {
@@ -190,7 +191,7 @@ impl Client {
         groups: &[u32],
     ) -> std::result::Result<Reply, Errno> {
         let call = Call::Mkdir {
-            dir: Place::bare(root),
+            dir: NodeRef::bare(root),
             name: Name::new(name.as_bytes()).unwrap(),
             mode: 0o755,
             umask: 0,

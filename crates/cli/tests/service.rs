@@ -175,7 +175,8 @@ impl Client {
 
     fn send(&mut self, call: Call) {
         self.calls += 1;
-        let name = call.is_mutation().then_some(OpName { client: 1, incarnation: 2, sequence: self.calls });
+        let name =
+            call.is_mutation().then_some(MutationId { client: 1, incarnation: 2, sequence: self.calls });
         let request = Request { credentials: Credentials::default(), name, call };
         self.session.handle_call(Time(1), CallId(self.calls), request);
         while let Output::Transmit(bytes) = self.session.poll_output() {
@@ -202,10 +203,10 @@ fn one_who_waits(house: &House) -> (Client, Client) {
         Client::attach(unix::connect(&house.path("s.sock")).unwrap(), "x", incarnation).unwrap()
     };
     let ((mut holder, session), (mut waiter, _)) = (attach(11), attach(12));
-    holder.send(Call::List { dir: Place::bare(session.root) });
+    holder.send(Call::List { dir: NodeRef::bare(session.root) });
     assert!(matches!(holder.next(), Event::Response { .. }));
     let name = Name::new(b"new").unwrap();
-    waiter.send(Call::Mkdir { dir: Place::bare(session.root), name, mode: 0o700, umask: 0 });
+    waiter.send(Call::Mkdir { dir: NodeRef::bare(session.root), name, mode: 0o700, umask: 0 });
     until("parked", || house.status(&["--server"])["totals"]["calls"]["parked"] == 1);
     (holder, waiter)
 }
@@ -573,7 +574,7 @@ fn server_that_runs_takes_exports_and_listeners_of_another_serve_while_that_live
     let before = sessions(&house);
     of_first.link = unix::connect(&house.path("s.sock")).unwrap();
     of_first.session.handle_connect(Time(3));
-    of_first.send(Call::GetAttr { node: Place::bare(session.root) });
+    of_first.send(Call::GetAttr { node: NodeRef::bare(session.root) });
     while !matches!(of_first.next(), Event::Response { .. }) {}
     assert_eq!(sessions(&house), before, "the session goes on");
     first.kill().unwrap();

@@ -177,7 +177,7 @@ pub(crate) fn sees_privileged_xattrs(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_types::{Handle, NodeId, Place};
+    use nigh_types::{Handle, NodeId, NodeRef};
 
     const LOOK: Call = Call::Release { handles: Vec::new() };
 
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!((other.uid, other.gid), (NOBODY, NOBODY));
         assert_eq!(other.privileges, Some(Box::new(Privileges::over_all(CHECKED))), "not of this namespace");
         let handle = Some(Handle(1));
-        let node = Place::bare(NodeId { ino: 1, generation: 1 });
+        let node = NodeRef::bare(NodeId { ino: 1, generation: 1 });
         let write = Call::Fallocate { node, handle, mode: 0, offset: 0, length: 1 };
         assert_eq!(ask(NOT_TOLD, NOT_TOLD, &write).privileges, Some(Box::new(Privileges::over_all(0))));
     }

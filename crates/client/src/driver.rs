@@ -27,7 +27,7 @@ use crate::revalidations::{NameKey, Revalidations};
 use nigh_cache::{Answer, Cache, Caller, Op, Output, Page};
 use nigh_fuse::{Header, Notification, Operation, Transport};
 use nigh_link::Link;
-use nigh_remote::{Carried, Counters, Event, Output as RemoteOutput, Packer};
+use nigh_remote::{Counters, Event, Output as RemoteOutput, Packer, ResumableRemote};
 use nigh_types::{Credentials, Errno, Name, OpId, Request, Span, Time, Timestamp, WriteFlags};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
@@ -52,7 +52,7 @@ pub(crate) struct Outgoing {
 /// State under the one lock.
 pub(crate) struct Core {
     pub cache: Cache,
-    pub remote: Box<dyn Carried>,
+    pub remote: Box<dyn ResumableRemote>,
     /// Requests that wait for a reply.
     pending: BTreeMap<OpId, Pending>,
     /// The link that carries the session, if there is one.
@@ -73,7 +73,7 @@ pub(crate) struct Core {
 
 impl Core {
     /// Replaces a lost session by a new one; the counters of the old session are kept.
-    pub fn adopt(&mut self, remote: Box<dyn Carried>, link: Link) {
+    pub fn adopt(&mut self, remote: Box<dyn ResumableRemote>, link: Link) {
         let old = self.remote_counters();
         self.earlier = old;
         self.remote = remote;
@@ -205,7 +205,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub fn new(
         cache: Cache,
-        (remote, link): (Box<dyn Carried>, Link),
+        (remote, link): (Box<dyn ResumableRemote>, Link),
         transport: Box<dyn Transport>,
         (ids, callers): (IdMap, Callers),
         clock: Clock,

@@ -4,7 +4,7 @@ use crate::clock::boot_time;
 use crate::driver::{Driver, Outgoing};
 use crate::mount::StartError;
 use nigh_link::Link;
-use nigh_remote::{Carried, Event, Output, Session};
+use nigh_remote::{Event, Output, ResumableRemote, Session};
 use nigh_types::Time;
 use std::io;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ pub type Reconnect = Box<dyn Fn() -> io::Result<Link> + Send>;
 
 /// Begins a session at the given time; the flag says whether an earlier session of this mount was lost. This module
 /// does not depend on the kind of remote.
-pub type Begin = Box<dyn Fn(Time, bool) -> Box<dyn Carried> + Send>;
+pub type Begin = Box<dyn Fn(Time, bool) -> Box<dyn ResumableRemote> + Send>;
 
 /// An established session, its parameters, and events that came with the welcome.
-pub(crate) type Greeted = (Box<dyn Carried>, Session, Vec<Event>);
+pub(crate) type Greeted = (Box<dyn ResumableRemote>, Session, Vec<Event>);
 
 /// Sends the hello and waits for the welcome.
-pub(crate) fn greet(link: &Link, mut session: Box<dyn Carried>) -> Result<Greeted, StartError> {
+pub(crate) fn greet(link: &Link, mut session: Box<dyn ResumableRemote>) -> Result<Greeted, StartError> {
     let lost = |error: io::Error| StartError::Lost(error.to_string());
     let mut welcome = None;
     let mut early = Vec::new();

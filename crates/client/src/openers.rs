@@ -40,7 +40,7 @@ impl Openers {
         let Some(credentials) = credentials else { return };
         let opened = match &response.result {
             Ok(Reply::Opened { handle, .. }) => Some(*handle),
-            Ok(Reply::Made { handle, .. }) => *handle,
+            Ok(Reply::Created { handle, .. }) => *handle,
             _ => None,
         };
         self.known.extend(opened);
@@ -68,13 +68,13 @@ impl Openers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_types::{Access, Attr, Errno, NodeId, Place};
+    use nigh_types::{Access, Attr, Errno, NodeId, NodeRef};
 
     #[test]
     fn a_file_is_opened_again_with_the_rights_with_which_it_was_opened() {
         let access =
             Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
-        let node = Place::bare(NodeId { ino: 2, generation: 1 });
+        let node = NodeRef::bare(NodeId { ino: 2, generation: 1 });
         let who = |uid| Credentials { uid, gid: uid, groups: vec![uid], privileges: None };
         let mut openers = Openers::default();
         let open = Call::Open { node: node.clone(), access };
@@ -97,7 +97,7 @@ mod tests {
     fn what_was_not_claimed_again_speaks_for_no_other_file() {
         let access =
             Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
-        let node = Place::bare(NodeId { ino: 2, generation: 1 });
+        let node = NodeRef::bare(NodeId { ino: 2, generation: 1 });
         let who = |uid| Credentials { uid, gid: uid, groups: vec![uid], privileges: None };
         let mut openers = Openers::default();
         let opened = |openers: &mut Openers, call: u64, handle: u64| {

@@ -1,7 +1,7 @@
 //! Test server: the server end of a session over a tree in memory.
 
 use nigh_native::{ServerConfig, ServerConnection, ServerEvent, Session};
-use nigh_remote::tree::{Tree, TreeConfig};
+use nigh_remote::model_fs::{Tree, TreeConfig};
 use nigh_types::{Call, Errno, Request, Response, Time};
 
 type Refuse = Box<dyn Fn(&Call) -> Option<Errno> + Send>;
@@ -41,8 +41,8 @@ impl Server {
                         cookie_key: self.tree.config().cookie_key,
                         term,
                         has_acls: true,
-                        host_bound: String::new(),
-                        not_given: Vec::new(),
+                        staleness_bound: String::new(),
+                        unsupported_guarantees: Vec::new(),
                         walks_ahead: false,
                         tells_dirents: false,
                         takes_privileges: false,

@@ -39,8 +39,8 @@ impl Source {
     /// The guarantees that this remote cannot give, and the bound within which changes on its disk are seen; for
     /// people.
     pub(crate) fn not_given(&self) -> (Vec<&str>, &str) {
-        let names = self.session.not_given.iter().map(|(name, _)| name.as_str());
-        (names.collect(), &self.session.host_bound)
+        let names = self.session.unsupported_guarantees.iter().map(|(name, _)| name.as_str());
+        (names.collect(), &self.session.staleness_bound)
     }
 
     /// One object, as `nigh status --json` prints it.
@@ -164,7 +164,7 @@ impl Source {
         guarantees.insert("S8".into(), json!(true));
         guarantees.insert("S9".into(), self.host_changes(limited));
         guarantees.insert("S10".into(), json!(true));
-        for (name, why) in &self.session.not_given {
+        for (name, why) in &self.session.unsupported_guarantees {
             guarantees.insert(name.clone(), json!(why));
         }
         Value::Object(guarantees)
@@ -172,7 +172,7 @@ impl Source {
 
     /// S9: the server's bound for the whole export, and the terms of the current grants.
     fn host_changes(&self, limited: u64) -> Value {
-        match (self.session.host_bound.as_str(), self.session.term, limited) {
+        match (self.session.staleness_bound.as_str(), self.session.term, limited) {
             ("", Term::Limited(span), 1..) if span != Span::ZERO => {
                 let span_ms = span.as_millis();
                 json!(format!(

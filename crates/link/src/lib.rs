@@ -18,9 +18,8 @@ mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod identity;
-mod known;
+mod known_servers;
 mod link;
-mod lobby;
 mod peer;
 mod preamble;
 mod process;
@@ -29,13 +28,14 @@ pub mod ssh;
 pub mod tcp;
 mod tls;
 mod token;
+mod unauthenticated_limit;
 pub mod unix;
 mod user;
 
 pub use error::LinkError;
 pub use link::{Kind, Link};
-pub use lobby::{Lobby, Ticket};
 pub use nigh_types::Origin;
 pub use peer::{Claims, Peer, Squash};
 pub use token::Token;
+pub use unauthenticated_limit::{Lobby, Ticket};
 pub use user::{credentials_of, own_credentials};

@@ -2,7 +2,7 @@
 
 use crate::error::LinkError;
 use crate::identity::{Identity, NAME, fingerprint, shown};
-use crate::known::KnownServers;
+use crate::known_servers::KnownServers;
 use crate::link::{Kind, Link};
 use crate::preamble;
 use crate::socket::{Bounds, Socket};

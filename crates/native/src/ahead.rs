@@ -4,7 +4,7 @@ use crate::ProtocolError;
 use crate::order::Behind;
 use crate::reply::{put_listed, take_listed};
 use crate::wire::{Reader, Wire, Writer};
-use nigh_types::{Call, CallId, CookieKey, Listed, NodeId, Order, Place, Step};
+use nigh_types::{Call, CallId, CookieKey, Entries, NodeId, NodeRef, Order, PrefetchedDir};
 use std::collections::BTreeSet;
 
 impl Wire for Order {
@@ -37,17 +37,17 @@ impl Wire for CallId {
 }
 
 /// The directories at which a prefetch begins.
-impl Wire for Vec<Place> {
+impl Wire for Vec<NodeRef> {
     fn put(&self, w: &mut Writer) {
         w.sequence(self, |w, place| place.put(w));
     }
 
-    fn parse(r: &mut Reader<'_>) -> Result<Vec<Place>, ProtocolError> {
-        r.bounded((21, Call::MOST_ROOTS), Place::parse)
+    fn parse(r: &mut Reader<'_>) -> Result<Vec<NodeRef>, ProtocolError> {
+        r.bounded((21, Call::MOST_ROOTS), NodeRef::parse)
     }
 }
 
-impl Wire for Step {
+impl Wire for PrefetchedDir {
     fn put(&self, w: &mut Writer) {
         self.dir.put(w);
         w.u8(u8::from(self.last) | u8::from(self.listed.is_some()) << 1);
@@ -56,14 +56,14 @@ impl Wire for Step {
         }
     }
 
-    fn parse(r: &mut Reader<'_>) -> Result<Step, ProtocolError> {
+    fn parse(r: &mut Reader<'_>) -> Result<PrefetchedDir, ProtocolError> {
         let (dir, flags) = (NodeId::parse(r)?, r.u8()?);
         let listed = match flags {
             1 => None,
             2 | 3 => Some(take_listed(r)?),
             _ => return Err(ProtocolError::Malformed("a step of a walk is neither told nor left out")),
         };
-        Ok(Step { dir, listed, last: flags & 1 == 1 })
+        Ok(PrefetchedDir { dir, listed, last: flags & 1 == 1 })
     }
 }
 
@@ -89,12 +89,12 @@ struct Open {
 }
 
 impl Walk {
-    pub(crate) fn new(roots: &[Place], credit: u32) -> Walk {
+    pub(crate) fn new(roots: &[NodeRef], credit: u32) -> Walk {
         let known = roots.iter().map(|place| place.node).collect();
         Walk { credit: i64::from(credit), known, ..Walk::default() }
     }
 
-    pub(crate) fn steer(&mut self, credit: u32, want: Option<&Place>) {
+    pub(crate) fn steer(&mut self, credit: u32, want: Option<&NodeRef>) {
         self.credit = self.credit.saturating_add(i64::from(credit));
         self.wanted.extend(want.map(|place| place.node));
     }
@@ -103,13 +103,13 @@ impl Walk {
     pub(crate) fn check(
         &mut self,
         call: CallId,
-        steps: &[Step],
+        steps: &[PrefetchedDir],
         key: CookieKey,
     ) -> Result<(), ProtocolError> {
         steps.iter().try_for_each(|step| self.step(call, step, key))
     }
 
-    fn step(&mut self, call: CallId, step: &Step, key: CookieKey) -> Result<(), ProtocolError> {
+    fn step(&mut self, call: CallId, step: &PrefetchedDir, key: CookieKey) -> Result<(), ProtocolError> {
         let wrong = |what| Err(ProtocolError::WrongReply { call, what });
         let mut open = match self.open.take() {
             Some(open) if open.dir == step.dir => open,
@@ -144,7 +144,7 @@ impl Walk {
         Ok(())
     }
 
-    fn note(&mut self, listed: &Listed) {
+    fn note(&mut self, listed: &Entries) {
         let dirs = listed.entries.iter().filter(|(_, entry)| entry.attr.is_dir());
         self.known.extend(dirs.map(|(_, entry)| entry.id));
     }

@@ -2,7 +2,7 @@
 
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
-use nigh_types::{Access, Call, Credentials, OpName, Request};
+use nigh_types::{Access, Call, Credentials, MutationId, Request};
 
 /// The longest target of a symlink, in bytes (Linux `PATH_MAX` without its NUL).
 pub(crate) const MAX_TARGET: usize = 4095;
@@ -43,7 +43,7 @@ macro_rules! calls {
 
 calls! {
     1 Lookup { dir, name }
-    2 Walk { node, names }
+    2 ResolvePath { node, names }
     3 GetAttr { node }
     4 List { dir }
     5 ReadLink { node }
@@ -58,11 +58,11 @@ calls! {
     14 Lock { node, owner, flock, kind, start, end, wait, pid, reclaim }
     15 Unlock { node, owner, flock, start, end }
     16 GetLock { node, owner, flock, kind, start, end }
-    17 Keep { node, names, handle }
+    17 PinOpen { node, names, handle }
     18 Reopen { node, handle, access }
-    19 Ahead { roots, order, credit }
-    20 Steer { walk, credit, want }
-    21 Dirents { dir, after }
+    19 Prefetch { roots, order, credit }
+    20 PrefetchCredit { walk, credit, want }
+    21 ListNames { dir, after }
     22 LookupNumber { ino }
     32 Create { dir, name, mode, umask, exclusive, access }
     33 Tmpfile { dir, mode, umask, access }
@@ -92,7 +92,7 @@ impl Wire for Request {
 
     fn parse(r: &mut Reader<'_>) -> Result<Request, ProtocolError> {
         let credentials = Credentials::parse(r)?;
-        let name = Option::<OpName>::parse(r)?;
+        let name = Option::<MutationId>::parse(r)?;
         let tag = r.u8()?;
         let call = take_call(tag, &mut r.record()?)?;
         check(&call)?;
@@ -134,8 +134,8 @@ pub(crate) fn payload_bytes(call: &Call) -> usize {
         Call::SetXattr { value, .. } => value.len(),
         Call::Symlink { target, .. } => target.len(),
         Call::Release { handles } => handles.len() * 8,
-        Call::Ahead { roots, .. } => roots.len() * ROOT_BYTES,
-        Call::Walk { names, .. } | Call::Keep { names, .. } => {
+        Call::Prefetch { roots, .. } => roots.len() * ROOT_BYTES,
+        Call::ResolvePath { names, .. } | Call::PinOpen { names, .. } => {
             names.iter().map(|name| name.as_bytes().len() + 2).sum()
         }
         _ => 0,
@@ -154,11 +154,13 @@ pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
         Call::Lock { start, end, .. }
         | Call::Unlock { start, end, .. }
         | Call::GetLock { start, end, .. } => check_range(*start, *end),
-        Call::Keep { handle, .. } if !handle.is_chosen() => {
+        Call::PinOpen { handle, .. } if !handle.is_chosen() => {
             Err(ProtocolError::Malformed("a chosen handle lacks its mark"))
         }
-        Call::Walk { names, .. } | Call::Keep { names, .. } => check_count(names.len(), Call::MOST_NAMES),
-        Call::Ahead { roots, .. } => check_count(roots.len(), Call::MOST_ROOTS),
+        Call::ResolvePath { names, .. } | Call::PinOpen { names, .. } => {
+            check_count(names.len(), Call::MOST_NAMES)
+        }
+        Call::Prefetch { roots, .. } => check_count(roots.len(), Call::MOST_ROOTS),
         Call::Release { handles } => check_count(handles.len(), Call::MOST_HANDLES),
         _ => Ok(()),
     }

@@ -357,7 +357,7 @@ impl ClientSession {
 
 impl Remote for ClientSession {
     fn handle_call(&mut self, now: Time, id: CallId, request: Request) {
-        if self.established && self.state != State::Lost && matches!(request.call, Call::Keep { .. }) {
+        if self.established && self.state != State::Lost && matches!(request.call, Call::PinOpen { .. }) {
             // It must precede the acknowledgement that follows, which does not wait in this queue either.
             self.send_call(now, id, &request);
         } else if self.state != State::Lost {

@@ -5,7 +5,7 @@ use crate::ahead::Walk;
 use crate::call::CallType;
 use crate::order::Behind;
 use nigh_types::{
-    Call, CallId, Cookie, CookieKey, Entry, Handle, Kind, NodeId, Place, Reply, Response, Time,
+    Call, CallId, Cookie, CookieKey, Entry, Handle, Kind, NodeId, NodeRef, Reply, Response, Time,
 };
 
 /// What the reply to an outstanding call may be.
@@ -80,11 +80,11 @@ impl Expected {
         let (lock_wait, call_type) = (call.waits_for_lock(), CallType::of(call));
         let renews = !call.is_flush();
         let walk = match call {
-            Call::Ahead { roots, credit, .. } => Some(Box::new(Walk::new(roots, *credit))),
+            Call::Prefetch { roots, credit, .. } => Some(Box::new(Walk::new(roots, *credit))),
             _ => None,
         };
         let behind = match call {
-            Call::Dirents { after, .. } => Behind::from(*after),
+            Call::ListNames { after, .. } => Behind::from(*after),
             _ => Behind::default(),
         };
         let seen = None;
@@ -107,7 +107,7 @@ impl Expected {
     }
 
     /// Extends a prefetch.
-    pub(crate) fn steer(&mut self, credit: u32, want: Option<&Place>) {
+    pub(crate) fn steer(&mut self, credit: u32, want: Option<&NodeRef>) {
         if let Some(walk) = &mut self.walk {
             walk.steer(credit, want);
         }
@@ -115,7 +115,7 @@ impl Expected {
 
     /// Whether the call ends with its session: a prefetch, or a names-only listing.
     pub(crate) fn ends_with_session(&self) -> bool {
-        self.walk.is_some() || self.call_type == CallType::Dirents
+        self.walk.is_some() || self.call_type == CallType::ListNames
     }
 
     /// Whether it looks up an inode by its number, which not every server supports.
@@ -144,7 +144,7 @@ impl Expected {
         key: CookieKey,
     ) -> Result<(), ProtocolError> {
         let wrong = |what| Err(ProtocolError::WrongReply { call, what });
-        let parted = matches!(self.call_type, CallType::List | CallType::Dirents | CallType::Ahead);
+        let parted = matches!(self.call_type, CallType::List | CallType::ListNames | CallType::Prefetch);
         if !response.last && (!parted || response.result.is_err()) {
             return wrong("more is to follow");
         }
@@ -153,10 +153,10 @@ impl Expected {
             Ok(Reply::Listed(listed)) if self.call_type == CallType::List => {
                 self.behind.take(call, listed.entries.iter().map(|(name, _)| name), key)
             }
-            Ok(Reply::Dirents(dirents)) if self.call_type == CallType::Dirents => {
+            Ok(Reply::Dirents(dirents)) if self.call_type == CallType::ListNames => {
                 self.behind.take(call, dirents.iter().map(|dirent| &dirent.name), key)
             }
-            Ok(Reply::Ahead(steps)) => match &mut self.walk {
+            Ok(Reply::Prefetched(steps)) => match &mut self.walk {
                 Some(walk) => walk.check(call, steps, key),
                 None => wrong("another kind of reply"),
             },
@@ -168,14 +168,14 @@ impl Expected {
     fn fits(&self, reply: &Reply) -> bool {
         use CallType as C;
         match reply {
-            Reply::Looked(_) => self.call_type == C::Lookup,
+            Reply::Entry(_) => self.call_type == C::Lookup,
             Reply::Attr(..) => matches!(
                 self.call_type,
                 C::GetAttr | C::SetAttr | C::Fallocate | C::SetXattr | C::RemoveXattr
             ),
             Reply::Found { .. } => self.call_type == C::LookupNumber,
             Reply::Listed(_) => self.call_type == C::List,
-            Reply::Names(_) | Reply::Dirents(_) | Reply::Ahead(_) => false,
+            Reply::Names(_) | Reply::Dirents(_) | Reply::Prefetched(_) => false,
             Reply::Target(_) => self.call_type == C::ReadLink,
             Reply::Xattrs(_) => self.call_type == C::Xattrs,
             Reply::Value(_) => self.call_type == C::Xattr,
@@ -184,13 +184,13 @@ impl Expected {
             Reply::Data(_) => self.call_type == C::Read,
             Reply::Offset(_) => self.call_type == C::Seek,
             Reply::Flags(_) => self.call_type == C::GetFlags,
-            Reply::Made { .. } => {
+            Reply::Created { .. } => {
                 matches!(self.call_type, C::Create | C::Tmpfile | C::Mknod | C::Mkdir | C::Symlink | C::Link)
             }
             Reply::Removed { .. } => matches!(self.call_type, C::Unlink | C::Rmdir),
             Reply::Renamed { .. } => self.call_type == C::Rename,
             Reply::Written { .. } => matches!(self.call_type, C::Write | C::CopyRange),
-            Reply::Done => matches!(self.call_type, C::Walk | C::Fsync | C::Lock | C::Unlock),
+            Reply::Done => matches!(self.call_type, C::ResolvePath | C::Fsync | C::Lock | C::Unlock),
             Reply::Locked(_) => self.call_type == C::GetLock,
         }
     }
@@ -205,7 +205,7 @@ impl Expected {
             Reply::Found { node, .. } if self.number != Some(node.ino) => Err("a node of another number"),
             Reply::Data(data) => counted(data.len() as u64),
             Reply::Written { count, .. } => counted(*count),
-            Reply::Made { entry, handle, .. } => self.check_made(entry, handle.is_some()),
+            Reply::Created { entry, handle, .. } => self.check_made(entry, handle.is_some()),
             Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } if kept.is_some() && !self.keep => {
                 Err("a handle that was not asked for")
             }

@@ -28,9 +28,9 @@ pub const COMPRESSED: u64 = 8;
 /// Feature: the term of the hello limits only grants on objects that the server does not watch; others live as long as
 /// the session (docs/decisions/0015-host-watch.md).
 pub const TRUSTS_WATCH: u64 = 32;
-/// Feature: the server prefetches ([`nigh_types::Call::Ahead`]; docs/decisions/0019-walks-ahead.md).
+/// Feature: the server prefetches ([`nigh_types::Call::Prefetch`]; docs/decisions/0019-walks-ahead.md).
 pub const AHEAD: u64 = 64;
-/// Feature: the server lists names without attributes ([`nigh_types::Call::Dirents`];
+/// Feature: the server lists names without attributes ([`nigh_types::Call::ListNames`];
 /// docs/decisions/0023-names-before-attributes.md).
 pub const DIRENTS: u64 = 128;
 /// Features known to a server of this build.
@@ -226,8 +226,8 @@ impl Wire for Session {
             w.raw(&self.cookie_key.0);
             self.term.put(w);
             self.has_acls.put(w);
-            self.host_bound.put(w);
-            w.sequence(&self.not_given, |w, (name, why)| {
+            self.staleness_bound.put(w);
+            w.sequence(&self.unsupported_guarantees, |w, (name, why)| {
                 name.put(w);
                 why.put(w);
             });
@@ -251,8 +251,8 @@ impl Wire for Session {
             cookie_key: CookieKey(r.array()?),
             term: Term::parse(r)?,
             has_acls: bool::parse(r)?,
-            host_bound: String::parse(r)?,
-            not_given: r.sequence(8, |r| Ok((String::parse(r)?, String::parse(r)?)))?,
+            staleness_bound: String::parse(r)?,
+            unsupported_guarantees: r.sequence(8, |r| Ok((String::parse(r)?, String::parse(r)?)))?,
             acts_as: (r.u32()?, r.u32()?),
             // The welcome's features say so.
             walks_ahead: false,

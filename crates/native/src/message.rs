@@ -8,7 +8,9 @@ use crate::push;
 use crate::reply::{ENTRY_BYTES, put_response, size_hint, take_response};
 use crate::values::{put_recall, take_recall};
 use crate::wire::{Reader, Wire, Writer};
-use nigh_types::{CallId, Commit, Entry, GrantId, Hold, Name, Recall, RecallId, Request, Response};
+use nigh_types::{
+    CallId, Entry, GrantId, Name, Recall, RecallId, Request, Response, UpdateCommit, UpdatePrepare,
+};
 
 /// The most grants returned in one message.
 pub(crate) const MOST_RETURNED: u32 = 65_536;
@@ -28,8 +30,8 @@ pub enum Message {
     /// At most 65,536.
     Return(Vec<GrantId>),
     Recall(Recall),
-    Hold(Hold),
-    Commit(Commit),
+    Hold(UpdatePrepare),
+    Commit(UpdateCommit),
     /// Renews the session; the first number comes back in the pong. The second number of both is the count of the
     /// peer's counted frames that the sender has received.
     Ping(u64, u64),

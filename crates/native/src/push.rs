@@ -2,22 +2,28 @@
 
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
-use nigh_types::{Attr, Commit, Covers, Entry, Fact, Held, Hold, Name, NodeId, RecallId};
+use nigh_types::{
+    Attr, Entry, LeaseScope, Name, NodeId, RecallId, UpdateCommit, UpdatePrepare, UpdateScope, UpdatedFact,
+};
 
 /// The shortest update scope in bytes: a node, its lease scope, and no names.
 const HELD_BYTES: u32 = 16 + 1 + 4;
 
-impl Wire for Held {
+impl Wire for UpdateScope {
     fn put(&self, w: &mut Writer) {
         self.node.put(w);
         self.covers.put(w);
         self.names.put(w);
     }
 
-    fn parse(r: &mut Reader<'_>) -> Result<Held, ProtocolError> {
-        let held =
-            Held { node: NodeId::parse(r)?, covers: Covers::parse(r)?, names: r.sequence(3, Name::parse)? };
-        if held.covers == Covers::Data || (held.covers == Covers::Names) == held.names.is_empty() {
+    fn parse(r: &mut Reader<'_>) -> Result<UpdateScope, ProtocolError> {
+        let held = UpdateScope {
+            node: NodeId::parse(r)?,
+            covers: LeaseScope::parse(r)?,
+            names: r.sequence(3, Name::parse)?,
+        };
+        if held.covers == LeaseScope::Data || (held.covers == LeaseScope::Directory) == held.names.is_empty()
+        {
             return Err(ProtocolError::Malformed(
                 "a hold of data, of all names, or of none that carries some",
             ));
@@ -26,10 +32,10 @@ impl Wire for Held {
     }
 }
 
-impl Wire for Fact {
+impl Wire for UpdatedFact {
     fn put(&self, w: &mut Writer) {
         match self {
-            Fact::Name { dir, name, entry } => {
+            UpdatedFact::Name { dir, name, entry } => {
                 w.u8(1);
                 w.record(|w| {
                     dir.put(w);
@@ -37,7 +43,7 @@ impl Wire for Fact {
                     entry.put(w);
                 });
             }
-            Fact::Attr { node, attr } => {
+            UpdatedFact::Attr { node, attr } => {
                 w.u8(2);
                 w.record(|w| {
                     node.put(w);
@@ -47,38 +53,38 @@ impl Wire for Fact {
         }
     }
 
-    fn parse(r: &mut Reader<'_>) -> Result<Fact, ProtocolError> {
+    fn parse(r: &mut Reader<'_>) -> Result<UpdatedFact, ProtocolError> {
         let tag = r.u8()?;
         let r = &mut r.record()?;
         match tag {
-            1 => Ok(Fact::Name {
+            1 => Ok(UpdatedFact::Name {
                 dir: NodeId::parse(r)?,
                 name: Name::parse(r)?,
                 entry: Option::<Entry>::parse(r)?,
             }),
-            2 => Ok(Fact::Attr { node: NodeId::parse(r)?, attr: Attr::parse(r)? }),
+            2 => Ok(UpdatedFact::Attr { node: NodeId::parse(r)?, attr: Attr::parse(r)? }),
             _ => Err(ProtocolError::Malformed("unknown kind of committed fact")),
         }
     }
 }
 
 /// Encodes a prepare without its id, which is in the frame's header; a commit likewise.
-pub(crate) fn put_hold(w: &mut Writer, hold: &Hold) {
+pub(crate) fn put_hold(w: &mut Writer, hold: &UpdatePrepare) {
     w.sequence(&hold.facts, |w, held| held.put(w));
 }
 
-pub(crate) fn take_hold(id: RecallId, r: &mut Reader<'_>) -> Result<Hold, ProtocolError> {
-    let facts = r.sequence(HELD_BYTES, Held::parse)?;
+pub(crate) fn take_hold(id: RecallId, r: &mut Reader<'_>) -> Result<UpdatePrepare, ProtocolError> {
+    let facts = r.sequence(HELD_BYTES, UpdateScope::parse)?;
     if facts.is_empty() {
         return Err(ProtocolError::Malformed("a hold of nothing"));
     }
-    Ok(Hold { id, facts })
+    Ok(UpdatePrepare { id, facts })
 }
 
-pub(crate) fn put_commit(w: &mut Writer, commit: &Commit) {
+pub(crate) fn put_commit(w: &mut Writer, commit: &UpdateCommit) {
     w.sequence(&commit.facts, |w, fact| fact.put(w));
 }
 
-pub(crate) fn take_commit(id: RecallId, r: &mut Reader<'_>) -> Result<Commit, ProtocolError> {
-    Ok(Commit { id, facts: r.sequence(5, Fact::parse)? })
+pub(crate) fn take_commit(id: RecallId, r: &mut Reader<'_>) -> Result<UpdateCommit, ProtocolError> {
+    Ok(UpdateCommit { id, facts: r.sequence(5, UpdatedFact::parse)? })
 }

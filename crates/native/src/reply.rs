@@ -5,8 +5,8 @@ use crate::call::{check_range, check_target, check_xattr};
 use crate::dirents::{put_dirents, take_dirents};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{
-    Attr, Entry, Errno, Grant, Handle, Listed, LockInfo, LockKind, Name, NodeId, Reply, Response, Space,
-    Step, XattrSet,
+    Attr, Entries, Entry, Errno, Grant, Handle, LockInfo, LockKind, Name, NodeId, PrefetchedDir, Reply,
+    Response, Space, XattrSet,
 };
 
 /// The most bytes of an entry in a listing beyond its name and target.
@@ -76,12 +76,12 @@ impl Wire for LockInfo {
 
 fn tag(reply: &Reply) -> u8 {
     match reply {
-        Reply::Looked(_) => 1,
+        Reply::Entry(_) => 1,
         Reply::Attr(..) => 2,
         Reply::Listed(_) => 3,
         // Native servers send attributes; no peer knows this tag.
         Reply::Names(_) => 0,
-        Reply::Ahead(_) => 18,
+        Reply::Prefetched(_) => 18,
         Reply::Dirents(_) => 19,
         Reply::Found { .. } => 20,
         Reply::Target(_) => 4,
@@ -92,7 +92,7 @@ fn tag(reply: &Reply) -> u8 {
         Reply::Data(_) => 9,
         Reply::Offset(_) => 10,
         Reply::Flags(_) => 11,
-        Reply::Made { .. } => 12,
+        Reply::Created { .. } => 12,
         Reply::Removed { .. } => 13,
         Reply::Renamed { .. } => 14,
         Reply::Written { .. } => 15,
@@ -103,7 +103,7 @@ fn tag(reply: &Reply) -> u8 {
 
 fn put_fields(w: &mut Writer, reply: &Reply) {
     match reply {
-        Reply::Looked(entry) => entry.put(w),
+        Reply::Entry(entry) => entry.put(w),
         Reply::Attr(node, attr) => {
             node.put(w);
             attr.put(w);
@@ -118,7 +118,7 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
             }
         }
         Reply::Listed(listed) => put_listed(w, listed),
-        Reply::Ahead(steps) => w.sequence(steps, |w, step| step.put(w)),
+        Reply::Prefetched(steps) => w.sequence(steps, |w, step| step.put(w)),
         Reply::Dirents(dirents) => put_dirents(w, dirents),
         Reply::Names(_) => {}
         Reply::Target(target) => target.put(w),
@@ -134,7 +134,7 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
         }
         Reply::Offset(offset) => offset.put(w),
         Reply::Flags(flags) => flags.put(w),
-        Reply::Made { entry, handle, existed } => {
+        Reply::Created { entry, handle, existed } => {
             entry.put(w);
             handle.put(w);
             existed.put(w);
@@ -163,7 +163,7 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
 
 fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
     Ok(match tag {
-        1 => Reply::Looked(Option::parse(r)?),
+        1 => Reply::Entry(Option::parse(r)?),
         2 => Reply::Attr(NodeId::parse(r)?, Attr::parse(r)?),
         3 => Reply::Listed(take_listed(r)?),
         4 => Reply::Target(take_target(r)?),
@@ -174,7 +174,7 @@ fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
         9 => Reply::Data(Vec::parse(r)?),
         10 => Reply::Offset(r.u64()?),
         11 => Reply::Flags(r.u32()?),
-        12 => Reply::Made { entry: Entry::parse(r)?, handle: Option::parse(r)?, existed: bool::parse(r)? },
+        12 => Reply::Created { entry: Entry::parse(r)?, handle: Option::parse(r)?, existed: bool::parse(r)? },
         13 => Reply::Removed { node: NodeId::parse(r)?, kept: Option::parse(r)? },
         14 => Reply::Renamed {
             moved: NodeId::parse(r)?,
@@ -185,7 +185,7 @@ fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
         15 => Reply::Written { offset: r.u64()?, count: r.u64()? },
         16 => Reply::Done,
         17 => Reply::Locked(Option::parse(r)?),
-        18 => Reply::Ahead(r.sequence(17, Step::parse)?),
+        18 => Reply::Prefetched(r.sequence(17, PrefetchedDir::parse)?),
         19 => Reply::Dirents(take_dirents(r)?),
         20 => Reply::Found {
             node: NodeId::parse(r)?,
@@ -196,15 +196,15 @@ fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
     })
 }
 
-pub(crate) fn put_listed(w: &mut Writer, listed: &Listed) {
+pub(crate) fn put_listed(w: &mut Writer, listed: &Entries) {
     w.sequence(&listed.entries, |w, (name, entry)| {
         name.put(w);
         entry.put(w);
     });
 }
 
-pub(crate) fn take_listed(r: &mut Reader<'_>) -> Result<Listed, ProtocolError> {
-    Ok(Listed { entries: r.sequence(7, |r| Ok((Name::parse(r)?, Entry::parse(r)?)))? })
+pub(crate) fn take_listed(r: &mut Reader<'_>) -> Result<Entries, ProtocolError> {
+    Ok(Entries { entries: r.sequence(7, |r| Ok((Name::parse(r)?, Entry::parse(r)?)))? })
 }
 
 fn take_target(r: &mut Reader<'_>) -> Result<Box<[u8]>, ProtocolError> {
@@ -263,7 +263,7 @@ pub(crate) fn checked_errno(number: u16) -> Result<Errno, ProtocolError> {
     }
 }
 
-fn listed_size(listed: &Listed) -> usize {
+fn listed_size(listed: &Entries) -> usize {
     listed.entries.iter().map(|(name, entry)| crate::message::listed_bytes(name, entry)).sum()
 }
 
@@ -275,7 +275,7 @@ pub(crate) fn size_hint(response: &Response) -> usize {
         Ok(Reply::Dirents(dirents)) => {
             dirents.iter().map(|dirent| crate::dirent_bytes(dirent.name.as_bytes())).sum()
         }
-        Ok(Reply::Ahead(steps)) => {
+        Ok(Reply::Prefetched(steps)) => {
             steps.iter().map(|step| 32 + step.listed.as_ref().map_or(0, listed_size)).sum()
         }
         _ => 256,

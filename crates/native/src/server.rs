@@ -10,7 +10,8 @@ use crate::message::{Message, encode_response};
 use crate::stream::{Incoming, Outgoing};
 use nigh_remote::Session;
 use nigh_types::{
-    CallId, Commit, Errno, GrantId, Hold, Recall, RecallId, Request, Response, Span, Term, Time,
+    CallId, Errno, GrantId, Recall, RecallId, Request, Response, Span, Term, Time, UpdateCommit,
+    UpdatePrepare,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -405,7 +406,7 @@ impl ServerConnection {
     ///
     /// # Panics
     /// If a recall or prepare of this id is outstanding.
-    pub fn hold(&mut self, hold: Hold) {
+    pub fn hold(&mut self, hold: UpdatePrepare) {
         if self.state != State::Attached {
             return;
         }
@@ -414,7 +415,7 @@ impl ServerConnection {
     }
 
     /// Sends the commit of a prepare, acknowledged or not.
-    pub fn commit(&mut self, commit: Commit) {
+    pub fn commit(&mut self, commit: UpdateCommit) {
         if self.state == State::Attached {
             self.outgoing.push(Arc::new(Message::Commit(commit).encode()));
         }

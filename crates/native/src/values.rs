@@ -3,8 +3,9 @@
 use crate::ProtocolError;
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{
-    Access, Call, Covers, Credentials, DataStamp, Grant, GrantId, Handle, IdRange, LockKind, Mode, Name,
-    NodeId, OpName, Place, Privileges, Recall, RecallId, Since, Span, Term, Timestamp, WriteFlags,
+    Access, Call, Credentials, DataVersion, Grant, GrantId, Handle, IdRange, LeaseScope, LockKind, Mode,
+    MutationId, Name, NodeId, NodeRef, Privileges, Recall, RecallId, Span, Term, Timestamp,
+    WriteBackPrecondition, WriteFlags,
 };
 
 /// The most groups that a process can be in (Linux `NGROUPS_MAX`).
@@ -72,26 +73,26 @@ impl Wire for Vec<Name> {
     }
 }
 
-impl Wire for Place {
+impl Wire for NodeRef {
     fn put(&self, w: &mut Writer) {
         w.record(|w| {
             self.node.put(w);
-            self.hint.is_some().put(w);
-            if let Some((parent, name)) = &self.hint {
+            self.path_hint.is_some().put(w);
+            if let Some((parent, name)) = &self.path_hint {
                 parent.put(w);
                 name.put(w);
             }
         });
     }
 
-    fn parse(r: &mut Reader<'_>) -> Result<Place, ProtocolError> {
+    fn parse(r: &mut Reader<'_>) -> Result<NodeRef, ProtocolError> {
         let mut r = r.record()?;
         let node = NodeId::parse(&mut r)?;
         let hint = match bool::parse(&mut r)? {
             true => Some((NodeId::parse(&mut r)?, Name::parse(&mut r)?)),
             false => None,
         };
-        Ok(Place { node, hint })
+        Ok(NodeRef { node, path_hint: hint })
     }
 }
 
@@ -138,7 +139,7 @@ impl Wire for Privileges {
     }
 }
 
-impl Wire for OpName {
+impl Wire for MutationId {
     fn put(&self, w: &mut Writer) {
         w.record(|w| {
             w.u64(self.client);
@@ -147,9 +148,9 @@ impl Wire for OpName {
         });
     }
 
-    fn parse(r: &mut Reader<'_>) -> Result<OpName, ProtocolError> {
+    fn parse(r: &mut Reader<'_>) -> Result<MutationId, ProtocolError> {
         let mut r = r.record()?;
-        Ok(OpName { client: r.u64()?, incarnation: r.u64()?, sequence: r.u64()? })
+        Ok(MutationId { client: r.u64()?, incarnation: r.u64()?, sequence: r.u64()? })
     }
 }
 
@@ -190,12 +191,12 @@ impl Wire for WriteFlags {
 
     fn parse(r: &mut Reader<'_>) -> Result<WriteFlags, ProtocolError> {
         let [append, kill_suidgid, sync, flush, conditional] = flags(r.u8()?)?;
-        let since = if conditional { Some(Since::parse(r)?) } else { None };
+        let since = if conditional { Some(WriteBackPrecondition::parse(r)?) } else { None };
         Ok(WriteFlags { append, kill_suidgid, sync, flush, since })
     }
 }
 
-impl Wire for Since {
+impl Wire for WriteBackPrecondition {
     fn put(&self, w: &mut Writer) {
         w.record(|w| {
             w.u64(self.stamp.size);
@@ -208,33 +209,33 @@ impl Wire for Since {
         });
     }
 
-    fn parse(r: &mut Reader<'_>) -> Result<Since, ProtocolError> {
+    fn parse(r: &mut Reader<'_>) -> Result<WriteBackPrecondition, ProtocolError> {
         let r = &mut r.record()?;
-        let stamp = DataStamp { size: r.u64()?, mtime: Timestamp::parse(r)? };
+        let stamp = DataVersion { size: r.u64()?, mtime: Timestamp::parse(r)? };
         let under = match bool::parse(r)? {
-            true => Some((GrantId(r.u64()?), Covers::parse(r)?)),
+            true => Some((GrantId(r.u64()?), LeaseScope::parse(r)?)),
             false => None,
         };
-        Ok(Since { stamp, under })
+        Ok(WriteBackPrecondition { stamp, under })
     }
 }
 
-impl Wire for Covers {
+impl Wire for LeaseScope {
     fn put(&self, w: &mut Writer) {
         w.u8(match self {
-            Covers::Names => 1,
-            Covers::Inode => 2,
-            Covers::Data => 3,
+            LeaseScope::Directory => 1,
+            LeaseScope::Attributes => 2,
+            LeaseScope::Data => 3,
             // Native servers grant whole directories.
-            Covers::Entry | Covers::Absence => 0,
+            LeaseScope::Dentry | LeaseScope::NegativeDentry => 0,
         });
     }
 
-    fn parse(r: &mut Reader<'_>) -> Result<Covers, ProtocolError> {
+    fn parse(r: &mut Reader<'_>) -> Result<LeaseScope, ProtocolError> {
         match r.u8()? {
-            1 => Ok(Covers::Names),
-            2 => Ok(Covers::Inode),
-            3 => Ok(Covers::Data),
+            1 => Ok(LeaseScope::Directory),
+            2 => Ok(LeaseScope::Attributes),
+            3 => Ok(LeaseScope::Data),
             _ => Err(ProtocolError::Malformed("unknown facts under a grant")),
         }
     }
@@ -309,7 +310,7 @@ impl Wire for Grant {
         Ok(Grant {
             id: GrantId(r.u64()?),
             node: NodeId::parse(r)?,
-            covers: Covers::parse(r)?,
+            covers: LeaseScope::parse(r)?,
             mode: Mode::parse(r)?,
             term: Term::parse(r)?,
             recallable: bool::parse(r)?,
@@ -326,8 +327,8 @@ pub(crate) fn put_recall(w: &mut Writer, recall: &Recall) {
 }
 
 pub(crate) fn take_recall(id: RecallId, r: &mut Reader<'_>) -> Result<Recall, ProtocolError> {
-    let (node, covers, names) = (NodeId::parse(r)?, Covers::parse(r)?, r.sequence(3, Name::parse)?);
-    if covers != Covers::Names && !names.is_empty() {
+    let (node, covers, names) = (NodeId::parse(r)?, LeaseScope::parse(r)?, r.sequence(3, Name::parse)?);
+    if covers != LeaseScope::Directory && !names.is_empty() {
         return Err(ProtocolError::Malformed("a recall that is not of names carries some"));
     }
     Ok(Recall { id, node, covers, names })

@@ -100,7 +100,7 @@ fn a_packed_frame_takes_what_it_says_once_and_gives_it_back() {
     let _alone = ALONE.lock().unwrap();
     // Its count precedes so many names, each with a length and a byte.
     let names = 1_500_000_u32;
-    let call = Call::Walk { node: samples::id(7), names: vec![] };
+    let call = Call::ResolvePath { node: samples::id(7), names: vec![] };
     let mut walk = encode_request(CallId(1), &samples::request(call));
     let (record, count) = (walk.len() - 24, walk.len() - 4);
     walk[count..].copy_from_slice(&names.to_le_bytes());

@@ -138,7 +138,7 @@ fn attached() -> ClientSession {
 
 fn granted(id: u64) -> Response {
     let grant = Grant { id: GrantId(id), ..samples::grant() };
-    Response { grants: vec![grant], ..Response::plain(Ok(Reply::Looked(None))) }
+    Response { grants: vec![grant], ..Response::plain(Ok(Reply::Entry(None))) }
 }
 
 fn look(client: &mut ClientSession, now: Time, id: u64) {
@@ -193,7 +193,8 @@ fn a_server_that_knows_nothing_is_asked_for_everything_anew_but_only_after_the_c
     look(&mut client, T0, 2);
     client.handle_cancel(T0, CallId(2));
     client.handle_input(T0, &encode_response(CallId(2), &granted(5)));
-    let recall = Recall { id: RecallId(7), node: samples::id(1), covers: Covers::Inode, names: vec![] };
+    let recall =
+        Recall { id: RecallId(7), node: samples::id(1), covers: LeaseScope::Attributes, names: vec![] };
     client.handle_input(T0, &Message::Recall(recall.clone()).encode());
     drain(&mut client);
     client.handle_disconnect(later(1), "cut");
@@ -238,7 +239,7 @@ fn a_listing_that_begins_anew_goes_on_where_it_was() {
     names.sort_by_key(|leaf| key.cookie(leaf.as_bytes()));
     let part = |names: &[&str], last| {
         let entries = names.iter().map(|leaf| (samples::name(leaf), samples::entry(0o100_644))).collect();
-        Response { last, ..Response::plain(Ok(Reply::Listed(Listed { entries }))) }
+        Response { last, ..Response::plain(Ok(Reply::Listed(Entries { entries }))) }
     };
     let mut client = attached();
     client.handle_call(T0, CallId(1), samples::request(Call::List { dir: samples::dir() }));
@@ -266,7 +267,7 @@ fn a_listing_that_begins_anew_goes_on_where_it_was() {
 fn names_alone_do_not_go_on_in_another_session() {
     let mut client = attached();
     let after = samples::session().cookie_key.cookie(b"a");
-    client.handle_call(T0, CallId(1), samples::request(Call::Dirents { dir: samples::dir(), after }));
+    client.handle_call(T0, CallId(1), samples::request(Call::ListNames { dir: samples::dir(), after }));
     client.handle_disconnect(T0, "cut");
     client.handle_connect(T0);
     client.handle_input(T0, &welcome(4, None));

@@ -55,7 +55,7 @@ fn claim() -> Call {
 }
 
 fn walk() -> Call {
-    Call::Walk { node: samples::id(1), names: vec![samples::name("x")] }
+    Call::ResolvePath { node: samples::id(1), names: vec![samples::name("x")] }
 }
 
 fn restored() -> Event {

@@ -10,10 +10,10 @@ use nigh_remote::Remote;
 use nigh_types::*;
 
 fn keep(handle: u64) -> Call {
-    Call::Keep { node: samples::place(), names: vec![samples::name("a")], handle: Handle(handle) }
+    Call::PinOpen { node: samples::place(), names: vec![samples::name("a")], handle: Handle(handle) }
 }
 
-const OURS: u64 = Handle::CHOSEN | 3;
+const OURS: u64 = Handle::CLIENT_ASSIGNED | 3;
 
 fn sent(client: &mut ClientSession) -> Vec<Message> {
     drain(client).0
@@ -75,7 +75,9 @@ fn a_muted_session_is_heard_about_it_and_renewed_by_nothing() {
 
 #[test]
 fn a_number_that_the_server_may_have_chosen_breaks_the_protocol() {
-    for (handle, is_good) in [(OURS, true), (u64::MAX, true), (3, false), (Handle::CHOSEN - 1, false)] {
+    for (handle, is_good) in
+        [(OURS, true), (u64::MAX, true), (3, false), (Handle::CLIENT_ASSIGNED - 1, false)]
+    {
         let message = Message::Request(CallId(1), samples::request(keep(handle)));
         assert_eq!(decode(&message.encode()).is_ok(), is_good, "{handle}");
     }

@@ -1,7 +1,7 @@
 //! Memory cost of a grant, and its release.
 
 use nigh_native::lease::{Change, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseTable, Object};
-use nigh_types::{Covers, NodeId, Span, Time};
+use nigh_types::{LeaseScope, NodeId, Span, Time};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -40,7 +40,7 @@ const GRANTS: u64 = 200_000;
 const T0: Time = Time(1_000_000_000);
 
 fn key(ino: u64) -> LeaseKey {
-    LeaseKey { object: Object { filesystem: 8, ino, birth: ino }, covers: Covers::Names }
+    LeaseKey { object: Object { filesystem: 8, ino, birth: ino }, covers: LeaseScope::Directory }
 }
 
 fn grant(table: &mut LeaseTable, holder: Holder, ino: u64) {

@@ -52,8 +52,8 @@ fn entries() -> impl Strategy<Value = Entry> {
     })
 }
 
-fn places() -> impl Strategy<Value = Place> {
-    (ids(), prop::option::of((ids(), names()))).prop_map(|(node, hint)| Place { node, hint })
+fn places() -> impl Strategy<Value = NodeRef> {
+    (ids(), prop::option::of((ids(), names()))).prop_map(|(node, hint)| NodeRef { node, path_hint: hint })
 }
 
 /// Every call, with fields that vary.
@@ -66,7 +66,7 @@ fn calls() -> impl Strategy<Value = Call> {
         let h = h.map(Handle);
         match sample {
             Call::Lookup { .. } => Call::Lookup { dir: place, name: leaf },
-            Call::Walk { .. } => Call::Walk { node: place.node, names: vec![leaf, new] },
+            Call::ResolvePath { .. } => Call::ResolvePath { node: place.node, names: vec![leaf, new] },
             Call::Read { .. } => Call::Read { node: place, handle: h, offset: a, length: c },
             Call::Seek { .. } => Call::Seek { node: place, handle: h, offset: a, data: flag },
             Call::Unlink { .. } => Call::Unlink { dir: place, name: leaf, keep: flag.then_some(other.node) },
@@ -108,14 +108,14 @@ fn results() -> impl Strategy<Value = Result<Reply, Errno>> {
     let errno = 1..4096_i32;
     (prop::sample::select(samples::replies()), fields, bytes, errno, any::<u64>(), any::<bool>()).prop_map(
         |(sample, (entry, attr, id, listed), bytes, errno, number, flag)| match sample {
-            Reply::Looked(_) => Ok(Reply::Looked(flag.then_some(entry))),
+            Reply::Entry(_) => Ok(Reply::Entry(flag.then_some(entry))),
             Reply::Attr(..) => Ok(Reply::Attr(id, attr)),
-            Reply::Listed(_) => Ok(Reply::Listed(Listed { entries: listed })),
+            Reply::Listed(_) => Ok(Reply::Listed(Entries { entries: listed })),
             Reply::Value(_) => Ok(Reply::Value(bytes)),
             Reply::Data(_) => Ok(Reply::Data(bytes)),
             Reply::Opened { .. } => Ok(Reply::Opened { handle: Handle(number), attr }),
-            Reply::Made { .. } => {
-                Ok(Reply::Made { entry, handle: flag.then_some(Handle(number)), existed: !flag })
+            Reply::Created { .. } => {
+                Ok(Reply::Created { entry, handle: flag.then_some(Handle(number)), existed: !flag })
             }
             Reply::Done if flag => Err(Errno::from_raw(errno)),
             other => Ok(other),
@@ -124,7 +124,7 @@ fn results() -> impl Strategy<Value = Result<Reply, Errno>> {
 }
 
 fn grants() -> impl Strategy<Value = Grant> {
-    let covers = prop::sample::select(vec![Covers::Names, Covers::Inode, Covers::Data]);
+    let covers = prop::sample::select(vec![LeaseScope::Directory, LeaseScope::Attributes, LeaseScope::Data]);
     let nanos = 0..=u64::MAX;
     (any::<u64>(), ids(), covers, any::<[bool; 3]>(), nanos).prop_map(
         |(id, node, covers, [write, recallable, shared], n)| {
@@ -144,7 +144,7 @@ fn messages() -> impl Strategy<Value = Message> {
             Privileges { capabilities: sequence, users: vec![range], groups: vec![range; groups.len()] };
         let privileges = (id % 2 == 0).then(|| Box::new(privileged));
         let credentials = Credentials { uid: 1, gid: 2, groups, privileges };
-        let name = call.is_mutation().then_some(OpName { client, incarnation, sequence });
+        let name = call.is_mutation().then_some(MutationId { client, incarnation, sequence });
         Message::Request(CallId(id), Request { credentials, name, call })
     });
     let after = prop::collection::vec((ids(), attrs()), 0..4);
@@ -262,7 +262,7 @@ proptest! {
     #[test]
     fn an_entrys_size_is_bounded_as_said(entry in entries(), name in names()) {
         let bound = listed_bytes(&name, &entry);
-        let response = |entries| Response { result: Ok(Reply::Listed(Listed { entries })), after: vec![], grants: vec![], last: true };
+        let response = |entries| Response { result: Ok(Reply::Listed(Entries { entries })), after: vec![], grants: vec![], last: true };
         let empty = encode_response(CallId(1), &response(vec![])).len();
         let with = encode_response(CallId(1), &response(vec![(name, entry)])).len();
         prop_assert!(with - empty <= bound);
@@ -287,7 +287,7 @@ fn values_that_lead_elsewhere_are_refused() {
     assert!(refused(target(b"a\0b")).contains("target"));
     assert!(refused(target(&[b'x'; 4096])).contains("target"));
     let zero = NodeId { ino: 0, generation: 0 };
-    let getattr = Call::GetAttr { node: Place::bare(zero) };
+    let getattr = Call::GetAttr { node: NodeRef::bare(zero) };
     assert!(refused(Message::Request(CallId(1), samples::request(getattr))).contains("inode number"));
     let dots = [&b"."[..], b"..", b"a/b", b"\0"];
     let lookup = Message::Request(
@@ -313,7 +313,7 @@ fn operation_names_stand_on_mutations_and_on_nothing_else() {
     for call in samples::calls() {
         let mut request = samples::request(call);
         request.name = match request.name {
-            None => Some(OpName { client: 1, incarnation: 1, sequence: 1 }),
+            None => Some(MutationId { client: 1, incarnation: 1, sequence: 1 }),
             Some(_) => None,
         };
         let bytes = Message::Request(CallId(1), request).encode();
@@ -327,7 +327,7 @@ fn open_to_append_is_one_field_more_and_other_opens_are_as_before() {
         let access = Access { append, ..samples::access() };
         let name = Name::new(b"x").unwrap();
         let call = Call::Create { dir: samples::dir(), name, mode: 0, umask: 0, exclusive: true, access };
-        let name = Some(OpName { client: 1, incarnation: 2, sequence: 3 });
+        let name = Some(MutationId { client: 1, incarnation: 2, sequence: 3 });
         Request { credentials: Credentials::default(), name, call }
     };
     let [plain, appends] =
@@ -345,7 +345,7 @@ fn older_server_takes_a_rename_that_leaves_a_whiteout_for_one_with_both_flags() 
         let (from, to, name) = (samples::dir(), samples::dir(), Name::new(b"x").unwrap());
         let new_name = name.clone();
         let call = Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep: None };
-        let name = Some(OpName { client: 1, incarnation: 2, sequence: 3 });
+        let name = Some(MutationId { client: 1, incarnation: 2, sequence: 3 });
         Request { credentials: Credentials::default(), name, call }
     };
     let encode = |flags| nigh_native::encode_request(CallId(7), &request(flags));

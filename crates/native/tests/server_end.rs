@@ -21,7 +21,8 @@ fn a_muted_session_is_answered_what_came_before_and_the_rest_when_it_is_heard_ag
     let (mut server, result) = told(Limits::default(), &[lookup(1)]);
     assert_eq!(result, Ok(()));
     assert!(matches!(server.poll_event(), Some(ServerEvent::Request { call: CallId(1), .. })));
-    let recall = Recall { id: RecallId(6), node: samples::id(1), covers: Covers::Inode, names: vec![] };
+    let recall =
+        Recall { id: RecallId(6), node: samples::id(1), covers: LeaseScope::Attributes, names: vec![] };
     server.recall(recall);
     assert!(server.poll_transmit().is_some());
     server.mute(true);
@@ -130,10 +131,10 @@ fn lists_are_bounded_and_those_of_a_server_are_not_heard() {
     let name = samples::name("a");
     let names = |count: u32| vec![name.clone(); count as usize];
     let handles = |count: u32| vec![Handle(1); count as usize];
-    let walk = |count| Call::Walk { node: samples::id(7), names: names(count) };
+    let walk = |count| Call::ResolvePath { node: samples::id(7), names: names(count) };
     let keep = |count| {
-        let handle = Handle(Handle::CHOSEN | 1);
-        Call::Keep { node: samples::place(), names: names(count), handle }
+        let handle = Handle(Handle::CLIENT_ASSIGNED | 1);
+        Call::PinOpen { node: samples::place(), names: names(count), handle }
     };
     let release = |count| Call::Release { handles: handles(count) };
     let asked = |call| Message::Request(CallId(1), samples::request(call));
@@ -157,14 +158,15 @@ fn lists_are_bounded_and_those_of_a_server_are_not_heard() {
     let (said, events, _) = drain(&mut client);
     let refused = Event::Response { call: CallId(1), response: Response::plain(Err(Errno::INVAL)) };
     assert_eq!((&said[..], &events[..]), (&[][..], &[refused][..]));
-    let recall = Recall { id: RecallId(3), node: samples::id(1), covers: Covers::Names, names: names(9) };
+    let recall =
+        Recall { id: RecallId(3), node: samples::id(1), covers: LeaseScope::Directory, names: names(9) };
     let broken = told(Limits::default(), &[Message::Recall(recall)]).1;
     assert_eq!(broken, Err(ProtocolError::Unexpected(9)));
 }
 
 #[test]
 fn a_name_that_is_waited_for_counts_as_what_it_takes() {
-    let walk = Call::Walk { node: samples::id(7), names: vec![samples::name("a"); 4_096] };
+    let walk = Call::ResolvePath { node: samples::id(7), names: vec![samples::name("a"); 4_096] };
     let (mut server, _) = told(Limits::default(), &[]);
     let before = server.held_bytes();
     server.handle_input(T0, &Message::Request(CallId(1), samples::request(walk)).encode()).unwrap();
@@ -281,7 +283,8 @@ fn a_server_passes_on_what_keeps_the_rules() {
     assert!(matches!(events[3], ServerEvent::Request { call: CallId(2), .. }));
     assert_eq!((events.len(), server.outstanding()), (4, 1));
     server.respond(CallId(1), &Response::plain(Err(Errno::INTR)));
-    let recall = Recall { id: RecallId(3), node: samples::id(1), covers: Covers::Inode, names: vec![] };
+    let recall =
+        Recall { id: RecallId(3), node: samples::id(1), covers: LeaseScope::Attributes, names: vec![] };
     server.recall(recall.clone());
     let sent = transmitted(&mut server);
     let response = Message::Response(CallId(1), Response::plain(Err(Errno::INTR)));

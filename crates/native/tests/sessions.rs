@@ -64,7 +64,7 @@ fn a_reply_about_something_else_loses_the_session() {
     wrong(read.clone(), Reply::Data(vec![0; 4]));
     assert!(matches!(answered(read, &[ok(Reply::Data(vec![0; 3]))])[..], [Event::Response { .. }]));
     let mkdir = Call::Mkdir { dir: samples::dir(), name: samples::name("x"), mode: 0, umask: 0 };
-    let made = |mode, handle| Reply::Made { entry: samples::entry(mode), handle, existed: false };
+    let made = |mode, handle| Reply::Created { entry: samples::entry(mode), handle, existed: false };
     wrong(mkdir.clone(), made(0o100_644, None));
     wrong(mkdir.clone(), made(0o040_755, Some(Handle(1))));
     assert!(matches!(answered(mkdir, &[ok(made(0o040_755, None))])[..], [Event::Response { .. }]));
@@ -74,7 +74,7 @@ fn a_reply_about_something_else_loses_the_session() {
 
 fn part(names: &[&str], last: bool) -> Response {
     let entries = names.iter().map(|leaf| (samples::name(leaf), samples::entry(0o100_644))).collect();
-    Response { last, ..ok(Reply::Listed(Listed { entries })) }
+    Response { last, ..ok(Reply::Listed(Entries { entries })) }
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn names_alone_are_in_cookie_order_and_behind_what_was_asked_or_the_session_is_l
     let mut names = ["a", "b", "c", "d"];
     names.sort_by_key(|leaf| key.cookie(leaf.as_bytes()));
     let [a, b, c, d] = names;
-    let behind = |leaf: &str| Call::Dirents { dir: samples::dir(), after: key.cookie(leaf.as_bytes()) };
+    let behind = |leaf: &str| Call::ListNames { dir: samples::dir(), after: key.cookie(leaf.as_bytes()) };
     let good = answered(behind(a), &[alone(&[b], false), alone(&[], false), alone(&[c, d], true)]);
     assert_eq!(good.len(), 3);
     let bad: [&[Response]; 5] = [
@@ -137,7 +137,7 @@ fn names_alone_are_in_cookie_order_and_behind_what_was_asked_or_the_session_is_l
 #[test]
 fn answers_that_nobody_waits_for_lose_the_session_and_nothing_follows() {
     let lookup = Call::Lookup { dir: samples::dir(), name: samples::name("x") };
-    let events = answered(lookup, &[ok(Reply::Looked(None)), ok(Reply::Looked(None))]);
+    let events = answered(lookup, &[ok(Reply::Entry(None)), ok(Reply::Entry(None))]);
     assert!(lost(&events[1..]).contains("not outstanding"));
     let mut client = attached(Limits::default());
     client.handle_input(T0, &encode_response(CallId(9), &ok(Reply::Done)));
@@ -211,7 +211,7 @@ fn an_idle_session_is_renewed_every_third_of_its_term() {
     client.handle_input(later(5_010), &Message::Pong(1, 0).encode());
     assert_eq!(drain(&mut client).2, (later(10_000), Reason::Renewal));
     client.handle_call(later(9_000), CallId(1), samples::request(samples::queries().remove(0)));
-    client.handle_input(later(9_500), &encode_response(CallId(1), &ok(Reply::Looked(None))));
+    client.handle_input(later(9_500), &encode_response(CallId(1), &ok(Reply::Entry(None))));
     assert_eq!(drain(&mut client).2, (later(14_000), Reason::Renewal));
     assert_eq!((client.counters().renewals, client.counters().requests), (1, 1));
 }
@@ -248,7 +248,7 @@ fn counters_count_what_they_say() {
     let mut now = T0;
     server.carry(now, &mut client);
     assert_eq!(client.counters().requests, 0);
-    let root = Place::bare(server.tree.root());
+    let root = NodeRef::bare(server.tree.root());
     let lookup = Call::Lookup { dir: root.clone(), name: samples::name("x") };
     client.handle_call(now, CallId(1), samples::request(lookup));
     client.handle_call(now, CallId(2), samples::request(Call::List { dir: root }));
@@ -296,14 +296,14 @@ fn text_of_a_server_arrives_as_one_printable_line_of_bounded_length() {
     ended.handle_input(T0, &Message::Bye(hostile.clone()).encode());
     assert!(one_line(lost(&drain(&mut ended).1)));
     let Message::Welcome(mut greeting) = welcome(Limits::default()) else { panic!("no welcome") };
-    greeting.session.host_bound.clone_from(&hostile);
-    greeting.session.not_given = vec![(hostile.clone(), hostile)];
+    greeting.session.staleness_bound.clone_from(&hostile);
+    greeting.session.unsupported_guarantees = vec![(hostile.clone(), hostile)];
     let mut told = client(T0);
     told.handle_input(T0, &Message::Welcome(greeting).encode());
     let events = drain(&mut told).1;
     let [Event::Attached(session)] = &events[..] else { panic!("{events:?}") };
-    let (name, why) = &session.not_given[0];
-    assert!([&session.host_bound, name, why].into_iter().all(|text| one_line(text)));
+    let (name, why) = &session.unsupported_guarantees[0];
+    assert!([&session.staleness_bound, name, why].into_iter().all(|text| one_line(text)));
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn recalls_and_acknowledgements_pass_through_a_client() {
     let recall = Recall {
         id: RecallId(3),
         node: samples::id(1),
-        covers: Covers::Names,
+        covers: LeaseScope::Directory,
         names: vec![samples::name("x")],
     };
     client.handle_input(T0, &Message::Recall(recall.clone()).encode());

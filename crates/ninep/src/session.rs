@@ -13,7 +13,7 @@ mod users;
 use crate::frame::FrameReader;
 use crate::{ProtocolError, Rmessage};
 use desk::Desk;
-use nigh_remote::{Carried, Counters, Event, Output, Reason, Remote};
+use nigh_remote::{Counters, Event, Output, Reason, Remote, ResumableRemote};
 use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
 use nodes::Numbers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -113,7 +113,7 @@ struct Task {
     call: Option<CallId>,
 }
 
-/// The client's end of a mount's session, by the contracts of [`Remote`] and [`Carried`]. Each call is a coroutine that
+/// The client's end of a mount's session, by the contracts of [`Remote`] and [`ResumableRemote`]. Each call is a coroutine that
 /// sends messages.
 ///
 /// ```text
@@ -150,7 +150,7 @@ pub struct Session {
 
 /// Returns a factory for one mount's sessions; the loss of an earlier session makes no difference to a server.
 #[must_use]
-pub fn sessions(config: Config) -> Box<dyn Fn(Time, bool) -> Box<dyn Carried> + Send> {
+pub fn sessions(config: Config) -> Box<dyn Fn(Time, bool) -> Box<dyn ResumableRemote> + Send> {
     let numbers = Numbers::default();
     Box::new(move |now, _| Box::new(Session::with(now, config.clone(), numbers.clone())))
 }
@@ -422,7 +422,7 @@ fn goes_on(call: &Call) -> bool {
     matches!(call, Call::Open { .. } | Call::Reopen { .. } | Call::Lock { .. } | Call::Unlock { .. })
 }
 
-impl Carried for Session {
+impl ResumableRemote for Session {
     fn handle_connect(&mut self, now: Time) {
         self.connect(now);
     }

@@ -5,7 +5,7 @@ mod common;
 use common::TreeServer;
 use nigh_ninep::{Config, FrameReader, Session, Times, Tmessage};
 use nigh_remote::conformance::{Harness, assert_conforms};
-use nigh_remote::tree::Tree;
+use nigh_remote::model_fs::Tree;
 use nigh_remote::{Event, Output, Remote};
 use nigh_types::{CookieKey, Span, Term, Time};
 use std::cell::RefCell;

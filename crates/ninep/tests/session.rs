@@ -5,9 +5,9 @@ mod common;
 mod stage;
 
 use nigh_ninep::{Config, FrameReader, Rmessage, Times, Tmessage, mask};
-use nigh_remote::{Carried, Event, Remote};
+use nigh_remote::{Event, Remote, ResumableRemote};
 use nigh_types::{
-    Access, Call, CallId, Covers, Errno, Handle, LockKind, Place, Reply, Response, SetAttr, Span, Term,
+    Access, Call, CallId, Errno, Handle, LeaseScope, LockKind, NodeRef, Reply, Response, SetAttr, Span, Term,
 };
 use stage::{Stage, config, name, read_write, written};
 
@@ -23,7 +23,7 @@ fn no_fid_is_left_behind() {
         stage.done(written(&file, handle, b"data", round % 2 == 0)).result.unwrap();
         stage.done(Call::Read { node: file.clone(), handle: None, offset: 0, length: 10 }).result.unwrap();
         stage.done(Call::Xattrs { node: file.clone() }).result.unwrap();
-        assert_eq!(stage.look(&dir, "none"), Ok(Reply::Looked(None)));
+        assert_eq!(stage.look(&dir, "none"), Ok(Reply::Entry(None)));
         stage.done(Call::List { dir: dir.clone() }).result.unwrap();
         let link = Call::Link { node: file.clone(), dir: root.clone(), name: name("link") };
         stage.done(link).result.unwrap();
@@ -50,7 +50,7 @@ fn fids_are_kept_for_those_used_last() {
         stage.call(Call::Release { handles: vec![handle] });
     }
     for n in 0..5_000 {
-        assert!(matches!(stage.look(&root, &format!("f{n}")), Ok(Reply::Looked(Some(_)))));
+        assert!(matches!(stage.look(&root, &format!("f{n}")), Ok(Reply::Entry(Some(_)))));
     }
     stage.check_fids();
     assert!(stage.server.fids.len() <= 4_100, "{} fids", stage.server.fids.len());
@@ -155,7 +155,7 @@ fn a_file_is_appended_to_after_a_reconnect() {
     let reopen = Call::Reopen { node: file.clone(), handle, access };
     if stage.done(reopen.clone()).result == Err(Errno::STALE) {
         let names = vec![name("d"), name("log")];
-        assert_eq!(stage.done(Call::Walk { node: file.node, names }).result, Ok(Reply::Done));
+        assert_eq!(stage.done(Call::ResolvePath { node: file.node, names }).result, Ok(Reply::Done));
         stage.done(reopen).result.unwrap();
     }
     stage.session.handle_reclaimed(stage.now);
@@ -216,7 +216,7 @@ fn each_user_has_a_root_of_its_own() {
 fn grants_are_times_and_say_of_what() {
     let mut stage = Stage::attached();
     let root = stage.root();
-    let covers = |response: &Response| -> Vec<Covers> {
+    let covers = |response: &Response| -> Vec<LeaseScope> {
         response
             .grants
             .iter()
@@ -227,12 +227,12 @@ fn grants_are_times_and_say_of_what() {
             .collect()
     };
     let missing = stage.done(Call::Lookup { dir: root.clone(), name: name("x") });
-    assert_eq!(covers(&missing), [Covers::Absence]);
+    assert_eq!(covers(&missing), [LeaseScope::NegativeDentry]);
     stage.mkdir(&root, "d");
     let found = stage.done(Call::Lookup { dir: root.clone(), name: name("d") });
-    assert_eq!(covers(&found), [Covers::Entry, Covers::Inode]);
+    assert_eq!(covers(&found), [LeaseScope::Dentry, LeaseScope::Attributes]);
     let listed = stage.done(Call::List { dir: root });
-    assert_eq!(covers(&listed), [Covers::Names, Covers::Inode]);
+    assert_eq!(covers(&listed), [LeaseScope::Directory, LeaseScope::Attributes]);
 }
 
 /// A server that releases a lock while it is upgraded (flock(2)), and another machine that takes it.
@@ -324,8 +324,8 @@ fn what_is_released_while_it_is_kept_is_not_left_open() {
     stage.call(Call::Release { handles: vec![handle] });
     stage.check_fids();
     let before = stage.server.fids.len();
-    let chosen = Handle(Handle::CHOSEN | 1);
-    stage.call(Call::Keep { node: file.clone(), names: vec![name("f")], handle: chosen });
+    let chosen = Handle(Handle::CLIENT_ASSIGNED | 1);
+    stage.call(Call::PinOpen { node: file.clone(), names: vec![name("f")], handle: chosen });
     stage.call(Call::Release { handles: vec![chosen] });
     stage.check_fids();
     assert_eq!(stage.server.fids.len(), before);
@@ -352,7 +352,7 @@ fn a_listing_is_believed_no_longer_than_either_of_the_things_it_says() {
         let made = stage.done(Call::Mkdir { dir: root.clone(), name: name("d"), mode: 0o755, umask: 0 });
         let listed = stage.done(Call::List { dir: root });
         for (what, response) in [("made", made), ("listed", listed)] {
-            let terms = response.grants.iter().filter(|grant| grant.covers == Covers::Names);
+            let terms = response.grants.iter().filter(|grant| grant.covers == LeaseScope::Directory);
             let terms: Vec<Term> = terms.map(|grant| grant.term).collect();
             assert_eq!(terms, Vec::from_iter(expected), "{what}: names {names:?}, absence {absent:?}");
         }
@@ -379,7 +379,7 @@ fn a_file_that_was_moved_and_removed_is_told_of_while_it_is_open() {
     stage.done(rename).result.unwrap();
     let unlink = Call::Unlink { dir: root.clone(), name: name("g"), keep: None };
     stage.done(unlink).result.unwrap();
-    let bare = Place::bare(file.node);
+    let bare = NodeRef::bare(file.node);
     let Ok(Reply::Attr(_, attr)) = stage.done(Call::GetAttr { node: bare.clone() }).result else {
         panic!("it is open")
     };

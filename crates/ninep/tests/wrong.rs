@@ -5,8 +5,8 @@ mod common;
 mod stage;
 
 use nigh_ninep::{Config, Data, Few, Qid, Rmessage, Tmessage, VERSION};
-use nigh_remote::{Carried, Event, Remote};
-use nigh_types::{Access, Call, Errno, Handle, LockKind, NodeId, Place, Response, Span};
+use nigh_remote::{Event, Remote, ResumableRemote};
+use nigh_types::{Access, Call, Errno, Handle, LockKind, NodeId, NodeRef, Response, Span};
 use stage::{Stage, config, name, written};
 
 #[test]
@@ -102,8 +102,8 @@ fn more_than_was_asked_for_is_no_answer() {
 }
 
 /// A call of each kind.
-fn each(root: &Place, file: &Place, dir: &Place, handle: Handle) -> Vec<Call> {
-    let link = Place { node: NodeId { ino: 77, generation: 3 }, hint: Some((root.node, name("s"))) };
+fn each(root: &NodeRef, file: &NodeRef, dir: &NodeRef, handle: Handle) -> Vec<Call> {
+    let link = NodeRef { node: NodeId { ino: 77, generation: 3 }, path_hint: Some((root.node, name("s"))) };
     let open = Access { read: true, write: true, truncate: true, direct: false, sync: true, append: false };
     let lock = |wait| Call::Lock {
         node: file.clone(),
@@ -118,7 +118,7 @@ fn each(root: &Place, file: &Place, dir: &Place, handle: Handle) -> Vec<Call> {
     };
     vec![
         Call::Lookup { dir: root.clone(), name: name("x") },
-        Call::Walk { node: file.node, names: vec![name("f")] },
+        Call::ResolvePath { node: file.node, names: vec![name("f")] },
         Call::GetAttr { node: file.clone() },
         Call::List { dir: dir.clone() },
         Call::ReadLink { node: link },

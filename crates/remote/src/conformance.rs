@@ -1,7 +1,7 @@
 //! Conformance suite for all kinds of remotes: what each call replies, and how it fails.
 //!
 //! A kind supplies a [`Harness`]. The suite holds for a real Linux filesystem as well as for the in-memory
-//! [`crate::tree`]. A remote need not hand out grants; those that it hands out must concern the nodes of the call.
+//! [`crate::model_fs`]. A remote need not hand out grants; those that it hands out must concern the nodes of the call.
 
 mod ahead;
 mod caller;

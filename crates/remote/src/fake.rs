@@ -5,14 +5,14 @@
 //! after each step.
 
 mod ahead;
-mod away;
 mod core;
+mod disconnect;
 mod pending;
 
-use crate::tree::{Tree, TreeConfig};
+use crate::model_fs::{Tree, TreeConfig};
 use crate::{Event, Output, Reason, Remote, Session};
 use core::Core;
-use nigh_types::{CallId, Covers, Errno, GrantId, Name, NodeId, RecallId, Request, Span, Time};
+use nigh_types::{CallId, Errno, GrantId, LeaseScope, Name, NodeId, RecallId, Request, Span, Time};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -155,7 +155,7 @@ impl Control {
     }
 
     /// Recalls facts from this client. Earlier replies that are held come after the recall.
-    pub fn recall(&self, node: NodeId, covers: Covers, names: &[Name]) -> RecallId {
+    pub fn recall(&self, node: NodeId, covers: LeaseScope, names: &[Name]) -> RecallId {
         self.core.borrow_mut().recall(self.client, node, covers, names.to_vec())
     }
 
@@ -225,7 +225,7 @@ impl Control {
 
     /// Whether the server considers itself bound by a grant to this client.
     #[must_use]
-    pub fn has_granted(&self, node: NodeId, covers: Covers) -> bool {
+    pub fn has_granted(&self, node: NodeId, covers: LeaseScope) -> bool {
         self.core.borrow().holds(self.client, node, covers)
     }
 

@@ -5,15 +5,15 @@
 
 use std::sync::Arc;
 
-pub use carried::{Carried, Counters, Packer};
 use nigh_types::{CallId, GrantId, RecallId, Request, Time};
 pub use nigh_types::{Event, Session};
+pub use resumable::{Counters, Packer, ResumableRemote};
 
-mod carried;
 pub mod conformance;
 pub mod fake;
 pub mod locks;
-pub mod tree;
+pub mod model_fs;
+mod resumable;
 
 /// The client's end of one session with a remote.
 ///
@@ -26,7 +26,7 @@ pub mod tree;
 /// **While the remote is disconnected** (from [`Event::Lapsed`] to [`Event::Restored`]) no event comes. The remote
 /// accepts calls and sends them later. After `Restored { kept: true }` all calls go on unaffected. After `kept: false`:
 ///
-/// 1. The remote sends later `Call::Reopen`, `Call::Lock` with `reclaim` and `Call::Walk` at once, and nothing else.
+/// 1. The remote sends later `Call::Reopen`, `Call::Lock` with `reclaim` and `Call::ResolvePath` at once, and nothing else.
 /// 2. With `handle_reclaimed` the remote sends again every call made before `Restored` and without its last response,
 ///    in the order in which they were made and with their mutation ids. It drops calls of kinds without a reply, reclaim
 ///    calls (`Reopen`, `Lock` with `reclaim`), and calls cancelled by then (`EINTR`, though they may have taken effect
@@ -34,7 +34,7 @@ pub mod tree;
 /// 3. If the session has a different cookie key, all ids differ too: then earlier calls get `EIO` instead.
 /// 4. Recalls and grants of the old session are void: the client acknowledges and returns none of them.
 pub trait Remote {
-    /// Sends a call. Its responses come as [`Event::Response`]; `Call::Release` and `Call::Keep` have none.
+    /// Sends a call. Its responses come as [`Event::Response`]; `Call::Release` and `Call::PinOpen` have none.
     fn handle_call(&mut self, now: Time, id: CallId, request: Request);
 
     /// The caller no longer waits for this call. Its response is still put out if it comes, because a mutation may

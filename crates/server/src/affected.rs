@@ -15,7 +15,7 @@ use crate::stat::{self, Stat};
 use crate::told::{At, Tell};
 use crate::whereabouts::{Told, by_path, told_place};
 use nigh_native::lease::{Change, LeaseKey, Object};
-use nigh_types::{Call, Covers, Errno, Handle, Kind, Name, Place, SetAttr};
+use nigh_types::{Call, Errno, Handle, Kind, LeaseScope, Name, NodeRef, SetAttr};
 use rustix::fs::{Access, AtFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut HeldPlaces<'_>)
 
 /// Waits until other holders have dropped the data leases recalled for this file. Write-back of a shared mapping may
 /// be applied before those holders drop their pages; fsync waits for them.
-fn settle(cx: Context<'_>, place: &Place, handle: Option<Handle>) -> Result<bool, Fault> {
+fn settle(cx: Context<'_>, place: &NodeRef, handle: Option<Handle>) -> Result<bool, Fault> {
     let object = match handle {
         Some(handle) => cx.files.find(handle, place.node)?.object,
         None => cx.reach().node(place, cx.files)?.object,
@@ -145,7 +145,7 @@ impl Look<'_, '_, '_> {
 
     fn create(
         &mut self,
-        dir: &Place,
+        dir: &NodeRef,
         name: &Name,
         exclusive: bool,
         access: nigh_types::Access,
@@ -167,14 +167,19 @@ impl Look<'_, '_, '_> {
             homes.shown(there.object, dir.object);
         }
         if access.truncate {
-            self.push_told(there.object, Covers::Inode, None, At::Before(Arc::clone(&dir.fd), name.clone()));
+            self.push_told(
+                there.object,
+                LeaseScope::Attributes,
+                None,
+                At::Before(Arc::clone(&dir.fd), name.clone()),
+            );
             self.push_written(there.object);
-            self.push_told(dir.object, Covers::Names, Some(name), At::Node(Arc::clone(&dir.fd)));
+            self.push_told(dir.object, LeaseScope::Directory, Some(name), At::Node(Arc::clone(&dir.fd)));
         }
         Ok(())
     }
 
-    fn link(&mut self, place: &Place, dir: &Place, name: &Name) -> Looked<()> {
+    fn link(&mut self, place: &NodeRef, dir: &NodeRef, name: &Name) -> Looked<()> {
         let dir = self.directory(dir)?;
         let node = self.cx.reach().node(place, self.cx.files)?;
         if node.stat.attr.is_dir() || self.there(&dir, name, Errno::EXIST)?.is_some() {
@@ -202,12 +207,12 @@ impl Look<'_, '_, '_> {
         self.name(&from, names.name);
         self.name(&to, names.new_name);
         let at = |dir: &Node, name: &Name| At::Before(Arc::clone(&dir.fd), name.clone());
-        self.push_told(moved.object, Covers::Inode, None, at(&from, names.name));
+        self.push_told(moved.object, LeaseScope::Attributes, None, at(&from, names.name));
         self.moves(&from, names.name, &moved);
         if let Some(there) = there {
             self.take(there.object, Grip::Exclusive)?;
             if exchange {
-                self.push_told(there.object, Covers::Inode, None, at(&to, names.new_name));
+                self.push_told(there.object, LeaseScope::Attributes, None, at(&to, names.new_name));
                 self.moves(&to, names.new_name, &there);
             } else {
                 self.departs(&to, names.new_name, &there);
@@ -218,7 +223,7 @@ impl Look<'_, '_, '_> {
     }
 
     /// Collects a change of an inode itself: its attributes, and with `data` its contents.
-    fn inode(&mut self, place: &Place, handle: Option<Handle>, (data, grip): (bool, Grip)) -> Looked<()> {
+    fn inode(&mut self, place: &NodeRef, handle: Option<Handle>, (data, grip): (bool, Grip)) -> Looked<()> {
         let open = self.cx.files.find_told(handle, place.node)?;
         let object = match open {
             Some(file) => {
@@ -247,13 +252,13 @@ impl Look<'_, '_, '_> {
     }
 
     /// Collects a change of the attributes of an inode that is locked here.
-    fn attributes(&mut self, place: &Place, at: At, object: Object) -> Looked<()> {
+    fn attributes(&mut self, place: &NodeRef, at: At, object: Object) -> Looked<()> {
         let fd = at.fd().ok_or(Fault(Errno::IO))?;
         let stat = stat::of_fd(fd)?;
         let covered = stat.attr.covered_by_parent();
         let hinted = if covered { self.hinted_home(place, &stat) } else { None };
         let told = if covered && hinted.is_none() { self.told_home(fd, &stat) } else { None };
-        self.push_told(object, Covers::Inode, None, at);
+        self.push_told(object, LeaseScope::Attributes, None, at);
         if !covered {
             return Ok(());
         }
@@ -262,20 +267,20 @@ impl Look<'_, '_, '_> {
             if homes.is_stray(object) {
                 homes.shown(object, dir);
             }
-            self.push_told(dir, Covers::Names, Some(&name), At::Node(fd));
+            self.push_told(dir, LeaseScope::Directory, Some(&name), At::Node(fd));
         } else if let Some((dir, name, fd)) = told {
-            self.push_told(dir, Covers::Names, Some(&name), At::Node(fd));
+            self.push_told(dir, LeaseScope::Directory, Some(&name), At::Node(fd));
         } else {
             for dir in homes.of(object) {
-                self.push(dir, Covers::Names, None);
+                self.push(dir, LeaseScope::Directory, None);
             }
         }
         Ok(())
     }
 
     /// Returns the directory in the client's path hint, if the file is there.
-    fn hinted_home(&self, place: &Place, stat: &Stat) -> Option<(Object, Name, Arc<OwnedFd>)> {
-        let (parent, name) = place.hint.as_ref()?;
+    fn hinted_home(&self, place: &NodeRef, stat: &Stat) -> Option<(Object, Name, Arc<OwnedFd>)> {
+        let (parent, name) = place.path_hint.as_ref()?;
         let dir = self.cx.reach().hinted(*parent).ok()?;
         let there = self.cx.reach().look(&dir, name).ok()??;
         there.stat.is_same(stat).then(|| (dir.object, name.clone(), dir.fd))
@@ -298,8 +303,8 @@ impl Look<'_, '_, '_> {
 
     /// Collects the creation or removal of a name, which also changes the directory's times.
     fn name(&mut self, dir: &Node, name: &Name) {
-        self.push_told(dir.object, Covers::Names, Some(name), At::Node(Arc::clone(&dir.fd)));
-        self.push_told(dir.object, Covers::Inode, None, At::Node(Arc::clone(&dir.fd)));
+        self.push_told(dir.object, LeaseScope::Directory, Some(name), At::Node(Arc::clone(&dir.fd)));
+        self.push_told(dir.object, LeaseScope::Attributes, None, At::Node(Arc::clone(&dir.fd)));
     }
 
     /// Collects the loss of a name of an inode that is locked here. If it was the last name, a new inode may get the
@@ -307,18 +312,18 @@ impl Look<'_, '_, '_> {
     fn removed(&mut self, dir: &Node, name: &Name, victim: Found) {
         if victim.stat.attr.nlink > 1 && !victim.stat.attr.is_dir() {
             let at = At::Before(Arc::clone(&dir.fd), name.clone());
-            self.push_told(victim.object, Covers::Inode, None, at);
+            self.push_told(victim.object, LeaseScope::Attributes, None, at);
         } else {
-            self.push(victim.object, Covers::Inode, None);
+            self.push(victim.object, LeaseScope::Attributes, None);
         }
-        let rest = if victim.stat.attr.is_dir() { Covers::Names } else { Covers::Data };
+        let rest = if victim.stat.attr.is_dir() { LeaseScope::Directory } else { LeaseScope::Data };
         self.push(victim.object, rest, None);
         let last = victim.stat.attr.kind() == Kind::File && victim.stat.attr.nlink == 1;
         if last
             && self.cx.files.holding().leases.homes.is_open(victim.object)
             && let Some(top) = self.cx.reach().orphans.needs_folder(self.cx.reach(), dir)
         {
-            self.push(top.object, Covers::Inode, None);
+            self.push(top.object, LeaseScope::Attributes, None);
             self.cx.stake.make_folder();
         }
     }
@@ -348,7 +353,7 @@ impl Look<'_, '_, '_> {
     }
 
     /// Resolves and locks the directory in which a name is to be changed.
-    fn directory(&mut self, place: &Place) -> Looked<Node> {
+    fn directory(&mut self, place: &NodeRef) -> Looked<Node> {
         let dir = self.cx.reach().directory(place, self.cx.files)?;
         self.take(dir.object, Grip::Exclusive)?;
         Ok(dir)
@@ -383,14 +388,14 @@ impl Look<'_, '_, '_> {
         if self.places.take(object, grip) { Ok(()) } else { Err(Halt::Again) }
     }
 
-    fn push(&mut self, object: Object, covers: Covers, name: Option<&Name>) {
+    fn push(&mut self, object: Object, covers: LeaseScope, name: Option<&Name>) {
         let key = LeaseKey { object, covers };
         let names = name.into_iter().cloned().collect();
         self.changes.push(Change { key, names, writes: false, told: false });
     }
 
     /// Adds a change whose result is probed at `at` and sent to the other holders.
-    fn push_told(&mut self, object: Object, covers: Covers, name: Option<&Name>, at: At) {
+    fn push_told(&mut self, object: Object, covers: LeaseScope, name: Option<&Name>, at: At) {
         let key = LeaseKey { object, covers };
         let names = name.into_iter().cloned().collect();
         self.changes.push(Change { key, names, writes: false, told: true });
@@ -400,7 +405,7 @@ impl Look<'_, '_, '_> {
     }
 
     fn push_written(&mut self, object: Object) {
-        let key = LeaseKey { object, covers: Covers::Data };
+        let key = LeaseKey { object, covers: LeaseScope::Data };
         self.changes.push(Change { key, names: Vec::new(), writes: true, told: false });
     }
 }

@@ -21,7 +21,7 @@ use crate::stat::{self, Stat};
 use crate::watch::{Watch, Watched};
 use nigh_native::Session;
 use nigh_native::lease::Object;
-use nigh_types::{Call, CallId, Credentials, Errno, Handle, Name, Place, Request, Response, Span, Term};
+use nigh_types::{Call, CallId, Credentials, Errno, Handle, Name, NodeRef, Request, Response, Span, Term};
 use rustix::fs::{Mode, OFlags};
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
@@ -194,7 +194,7 @@ impl Export {
     /// `files`.
     pub fn session(&self, files: &SessionFiles) -> std::result::Result<Session, Errno> {
         let root = self.reach.root();
-        let place = nigh_types::Place::bare(root);
+        let place = nigh_types::NodeRef::bare(root);
         let node = self.reach.node(&place, files)?;
         self.reach.ids.settle()?;
         Ok(Session {
@@ -203,8 +203,8 @@ impl Export {
             cookie_key: self.reach.ids.cookie_key(),
             term: files.term(),
             has_acls: has_acls(&node),
-            host_bound: self.host_bound(files),
-            not_given: not_given(&self.reach.ids.filesystem(), &self.reach),
+            staleness_bound: self.host_bound(files),
+            unsupported_guarantees: not_given(&self.reach.ids.filesystem(), &self.reach),
             acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             walks_ahead: false,
             tells_dirents: false,
@@ -309,11 +309,11 @@ impl Export {
         };
         match what {
             Call::Release { handles } => files.release(handles),
-            Call::Keep { node, names, handle } => {
+            Call::PinOpen { node, names, handle } => {
                 self.keep(files, &request.credentials, (node, names), *handle);
             }
             // Handled by `Server::request` before.
-            Call::Steer { .. } => {}
+            Call::PrefetchCredit { .. } => {}
             what if ahead::is_in_parts(what) => match ahead::in_parts(cx, what, begun, &mut sink) {
                 Ok(Some(begun)) => return Progress::Pauses(begun),
                 Ok(None) => {}
@@ -341,13 +341,13 @@ impl Export {
         Progress::Answered
     }
 
-    /// Keeps a file open that a client opened without a handle ([`Call::Keep`]). Completes before any later message
+    /// Keeps a file open that a client opened without a handle ([`Call::PinOpen`]). Completes before any later message
     /// of the client is handled.
     pub(crate) fn keep(
         &self,
         files: &SessionFiles,
         who: &Credentials,
-        (node, names): (&Place, &[Name]),
+        (node, names): (&NodeRef, &[Name]),
         handle: Handle,
     ) {
         let stake = Stake::new(files, None, false);
@@ -389,7 +389,7 @@ impl Export {
 fn dispatch(cx: Context<'_>, call: &Call) -> Result<Outcome> {
     match call {
         Call::Lookup { dir, name } => look::lookup(cx, dir, name),
-        Call::Walk { node, names } => {
+        Call::ResolvePath { node, names } => {
             cx.reach().walk(*node, names).map(|()| Outcome::plain(nigh_types::Reply::Done))
         }
         Call::GetAttr { node } => look::getattr(cx, node),

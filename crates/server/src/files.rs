@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(files.insert_again(Handle(9), file(&files, 2)), Err(Fault(Errno::INVAL)));
         assert_eq!((files.insert(file(&files, 3)).unwrap(), files.count()), (Handle(10), 3));
         assert!(files.find(Handle(9), NodeId { ino: 2, generation: 1 }).is_ok());
-        files.insert_again(Handle(Handle::CHOSEN | 7), file(&files, 3)).unwrap();
+        files.insert_again(Handle(Handle::CLIENT_ASSIGNED | 7), file(&files, 3)).unwrap();
         assert_eq!(files.insert(file(&files, 3)).unwrap(), Handle(11), "those that clients choose are apart");
         assert_eq!(files.insert_again(Handle(20), file(&files, 2)), Err(Fault(Errno::NFILE)));
     }

@@ -113,7 +113,7 @@ impl Server {
                 }
                 return None;
             }
-            Call::Keep { node, names, handle } => {
+            Call::PinOpen { node, names, handle } => {
                 let who = session.admit(request.credentials);
                 attached.export.keep(&attached.files, &who, (node, names), *handle);
                 return None;
@@ -123,7 +123,7 @@ impl Server {
                 session.answer(call, Response::plain(result));
                 return None;
             }
-            Call::Steer { .. } => {
+            Call::PrefetchCredit { .. } => {
                 if !session.walks.steer(&request.call) {
                     session.end("more is wanted of a walk ahead than may be");
                     return Some(Ended::Broken);
@@ -144,7 +144,7 @@ impl Server {
             self.locks.expect(session.id, call);
         }
         let begun = match &request.call {
-            Call::Ahead { .. } => session
+            Call::Prefetch { .. } => session
                 .walks
                 .begin(call)
                 .map(|steering| Begun::Walk(Box::new(Ahead::new(steering, &request.call)))),

@@ -5,7 +5,7 @@ use crate::told::Tell;
 use nigh_native::lease::{
     Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, MergeBase, Reading, WroteBack,
 };
-use nigh_types::{Covers, GrantId, NodeId, Span, Term};
+use nigh_types::{GrantId, LeaseScope, NodeId, Span, Term};
 use std::sync::Arc;
 
 /// A pending change in the lease table. Dropping it ends the change.
@@ -39,7 +39,7 @@ impl OpenChange {
     }
 
     /// [`LeaseTable::merge_base`](nigh_native::LeaseTable::merge_base).
-    pub(crate) fn merge_base(&self, under: (GrantId, Covers), range: (u64, u64)) -> Option<MergeBase> {
+    pub(crate) fn merge_base(&self, under: (GrantId, LeaseScope), range: (u64, u64)) -> Option<MergeBase> {
         self.leases.merge_base(self.id, under, range)
     }
 

@@ -4,7 +4,7 @@ use crate::claims::Admission;
 use crate::export::Export;
 use crate::users;
 use nigh_native::{ID_NAMES, Session};
-use nigh_types::{Call, NodeId, Place, Request};
+use nigh_types::{Call, NodeId, NodeRef, Request};
 
 /// Protocol violation that ends the client's session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -35,14 +35,14 @@ pub(crate) fn check(export: &Export, request: &Request) -> Result<(), Broken> {
     }
     bare.map_or(Ok(()), |node| check_id(export, node))?;
     match &request.call {
-        Call::Ahead { roots, .. } => roots.iter().try_for_each(|place| check_place(export, place)),
+        Call::Prefetch { roots, .. } => roots.iter().try_for_each(|place| check_place(export, place)),
         _ => Ok(()),
     }
 }
 
-fn check_place(export: &Export, place: &Place) -> Result<(), Broken> {
+fn check_place(export: &Export, place: &NodeRef) -> Result<(), Broken> {
     check_id(export, place.node)?;
-    place.hint.as_ref().map_or(Ok(()), |(parent, _)| check_id(export, *parent))
+    place.path_hint.as_ref().map_or(Ok(()), |(parent, _)| check_id(export, *parent))
 }
 
 fn check_id(export: &Export, node: NodeId) -> Result<(), Broken> {
@@ -51,18 +51,18 @@ fn check_id(export: &Export, node: NodeId) -> Result<(), Broken> {
 
 /// Returns the node references of a call, and an id without path hint. A handle is meaningful only within its
 /// session.
-fn named(call: &Call) -> ([Option<&Place>; 2], Option<NodeId>) {
+fn named(call: &Call) -> ([Option<&NodeRef>; 2], Option<NodeId>) {
     match call {
         // The caller checks the roots of a prefetch.
-        Call::Release { handles: _ } | Call::Ahead { roots: _, .. } => ([None, None], None),
+        Call::Release { handles: _ } | Call::Prefetch { roots: _, .. } => ([None, None], None),
         // An inode number is not an id: the lookup itself checks the rights to use it.
         Call::LookupNumber { ino: _ } => ([None, None], None),
-        Call::Steer { want, .. } => ([want.as_ref(), None], None),
-        Call::Walk { node, names: _ } => ([None, None], Some(*node)),
-        Call::Keep { node: place, .. }
+        Call::PrefetchCredit { want, .. } => ([want.as_ref(), None], None),
+        Call::ResolvePath { node, names: _ } => ([None, None], Some(*node)),
+        Call::PinOpen { node: place, .. }
         | Call::Lookup { dir: place, .. }
         | Call::List { dir: place }
-        | Call::Dirents { dir: place, .. }
+        | Call::ListNames { dir: place, .. }
         | Call::GetAttr { node: place }
         | Call::ReadLink { node: place }
         | Call::Xattrs { node: place }
@@ -117,7 +117,7 @@ mod tests {
         let real = export.reach().root();
         let forged = NodeId { generation: real.generation ^ 1, ..real };
         let name = || Name::new(b"x").unwrap();
-        let place = |node| Place { node, hint: Some((real, name())) };
+        let place = |node| NodeRef { node, path_hint: Some((real, name())) };
         let rename = |from, to, keep| Call::Rename {
             from,
             name: name(),
@@ -128,37 +128,37 @@ mod tests {
             whiteout: false,
             keep,
         };
-        let ahead = |roots| Call::Ahead { roots, order: Order::Cookie, credit: 1 };
+        let ahead = |roots| Call::Prefetch { roots, order: Order::Cookie, credit: 1 };
         let link = |node, dir| Call::Link { node, dir, name: name() };
         let good = [
-            Call::Walk { node: real, names: vec![] },
+            Call::ResolvePath { node: real, names: vec![] },
             Call::GetAttr { node: place(real) },
-            Call::Dirents { dir: place(real), after: Cookie(0) },
-            link(place(real), Place::bare(real)),
+            Call::ListNames { dir: place(real), after: Cookie(0) },
+            link(place(real), NodeRef::bare(real)),
             rename(place(real), place(real), Some(real)),
             Call::Release { handles: vec![] },
-            ahead(vec![place(real), Place::bare(real)]),
-            Call::Steer { walk: CallId(1), credit: 1, want: Some(place(real)) },
+            ahead(vec![place(real), NodeRef::bare(real)]),
+            Call::PrefetchCredit { walk: CallId(1), credit: 1, want: Some(place(real)) },
         ];
         for call in good {
             assert_eq!(check(&export, &asking(call)), Ok(()));
         }
-        let hinted = Place { node: real, hint: Some((forged, name())) };
+        let hinted = NodeRef { node: real, path_hint: Some((forged, name())) };
         let bad = [
-            Call::Walk { node: forged, names: vec![] },
-            Call::GetAttr { node: Place::bare(forged) },
+            Call::ResolvePath { node: forged, names: vec![] },
+            Call::GetAttr { node: NodeRef::bare(forged) },
             Call::GetAttr { node: hinted.clone() },
-            Call::Dirents { dir: Place::bare(forged), after: Cookie(0) },
-            Call::Dirents { dir: hinted.clone(), after: Cookie(0) },
+            Call::ListNames { dir: NodeRef::bare(forged), after: Cookie(0) },
+            Call::ListNames { dir: hinted.clone(), after: Cookie(0) },
             Call::Unlink { dir: place(real), name: name(), keep: Some(forged) },
             link(place(forged), place(real)),
             link(place(real), hinted),
             rename(place(forged), place(real), None),
             rename(place(real), place(forged), None),
             rename(place(real), place(real), Some(forged)),
-            ahead(vec![place(real), Place::bare(forged)]),
-            ahead(vec![Place { node: real, hint: Some((forged, name())) }]),
-            Call::Steer { walk: CallId(1), credit: 1, want: Some(place(forged)) },
+            ahead(vec![place(real), NodeRef::bare(forged)]),
+            ahead(vec![NodeRef { node: real, path_hint: Some((forged, name())) }]),
+            Call::PrefetchCredit { walk: CallId(1), credit: 1, want: Some(place(forged)) },
         ];
         for call in bad {
             assert_eq!(check(&export, &asking(call.clone())), Err(Broken::ForgedId(forged)), "{call:?}");

@@ -14,7 +14,7 @@ use nigh_native::lease::{
     MergeBase, Parking, Party, Reading, Told, WroteBack,
 };
 use nigh_native::{LeaseTable, NAMES_ALONE, PUSHES, ServerConnection, TRUSTS_WATCH};
-use nigh_types::{CallId, Commit, Covers, Grant, GrantId, NodeId, RecallId, Span, Term, Time};
+use nigh_types::{CallId, Grant, GrantId, LeaseScope, NodeId, RecallId, Span, Term, Time, UpdateCommit};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -330,7 +330,7 @@ impl Leases {
     pub(crate) fn merge_base(
         &self,
         id: ChangeId,
-        under: (GrantId, Covers),
+        under: (GrantId, LeaseScope),
         range: (u64, u64),
     ) -> Option<MergeBase> {
         self.with(|state, now| state.desk.table_mut().merge_base(now, id, under, range))
@@ -505,7 +505,7 @@ impl State {
         let export = session.attached().map(|attached| &attached.export);
         let commit = match (&self.seen, export) {
             (Some(seen), Some(export)) => seen.commit(export, id, told),
-            _ => Commit { id, facts: Vec::new() },
+            _ => UpdateCommit { id, facts: Vec::new() },
         };
         self.say(pending, holder, |connection| connection.commit(commit));
     }

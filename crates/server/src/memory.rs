@@ -5,7 +5,7 @@ use crate::files::{OpenFile, SessionFiles};
 use crate::room;
 use crate::session::{Attached, Session};
 use nigh_link::Peer;
-use nigh_types::{Errno, Handle, OpName, Reply, Response};
+use nigh_types::{Errno, Handle, MutationId, Reply, Response};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -108,7 +108,7 @@ impl Memory {
     }
 
     /// Returns the reply to a resent operation, if it was executed.
-    pub(crate) fn recall(&self, session: &Session, name: OpName) -> Option<Response> {
+    pub(crate) fn recall(&self, session: &Session, name: MutationId) -> Option<Response> {
         let attached = session.attached()?;
         let answers = self.answers_of(session, attached);
         answers.into_iter().find_map(|answers| answers.take(name.sequence, &attached.files))
@@ -173,7 +173,7 @@ fn make_way(all: &mut VecDeque<Left>) -> Option<Left> {
 fn handle(response: &mut Response) -> Option<&mut Handle> {
     match response.result.as_mut().ok()? {
         Reply::Opened { handle, .. } => Some(handle),
-        Reply::Made { handle, .. } => handle.as_mut(),
+        Reply::Created { handle, .. } => handle.as_mut(),
         Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } => kept.as_mut(),
         _ => None,
     }

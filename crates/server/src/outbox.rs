@@ -104,9 +104,11 @@ impl Queue {
     fn may_go(&self, job: &Job) -> bool {
         match job.request.call {
             Call::List { .. } if job.begun.is_none() => self.has_room() && self.listings < Outbox::LISTINGS,
-            Call::Dirents { .. } if job.begun.is_none() => self.has_room() && self.dirents < Outbox::LISTINGS,
-            Call::Ahead { .. } => self.has_room() && !job.begun.as_ref().is_some_and(Begun::waits),
-            Call::List { .. } | Call::Dirents { .. } | Call::Read { .. } => self.has_room(),
+            Call::ListNames { .. } if job.begun.is_none() => {
+                self.has_room() && self.dirents < Outbox::LISTINGS
+            }
+            Call::Prefetch { .. } => self.has_room() && !job.begun.as_ref().is_some_and(Begun::waits),
+            Call::List { .. } | Call::ListNames { .. } | Call::Read { .. } => self.has_room(),
             _ => job.change.is_some() || self.is_confirmed(),
         }
     }
@@ -115,7 +117,7 @@ impl Queue {
     fn begun(&mut self, call: &Call) -> Option<&mut u32> {
         match call {
             Call::List { .. } => Some(&mut self.listings),
-            Call::Dirents { .. } => Some(&mut self.dirents),
+            Call::ListNames { .. } => Some(&mut self.dirents),
             _ => None,
         }
     }
@@ -274,7 +276,7 @@ impl Outbox {
 
     /// Ends the admission of a call that was answered, aborted, or parked elsewhere.
     pub(crate) fn done(&self, call: &Call) {
-        if !matches!(call, Call::List { .. } | Call::Dirents { .. } | Call::Read { .. }) {
+        if !matches!(call, Call::List { .. } | Call::ListNames { .. } | Call::Read { .. }) {
             return;
         }
         let mut queue = self.queue.lock();
@@ -294,7 +296,8 @@ impl Outbox {
     pub(crate) fn drop_walks(&self) {
         let mut queue = self.queue.lock();
         let held = std::mem::take(&mut queue.held);
-        let (walks, held) = held.into_iter().partition(|job| matches!(job.request.call, Call::Ahead { .. }));
+        let (walks, held) =
+            held.into_iter().partition(|job| matches!(job.request.call, Call::Prefetch { .. }));
         queue.held = held;
         drop(queue);
         let walks: VecDeque<Job> = walks;

@@ -441,8 +441,8 @@ fn tells_of_loss(call: &Call) -> bool {
 fn is_long(job: &Job) -> bool {
     match &job.request.call {
         Call::List { .. }
-        | Call::Dirents { .. }
-        | Call::Ahead { .. }
+        | Call::ListNames { .. }
+        | Call::Prefetch { .. }
         // May read the directory that last contained the inode number.
         | Call::LookupNumber { .. }
         | Call::CopyRange { .. }
@@ -463,7 +463,7 @@ mod tests {
     use nigh_link::Peer;
     use nigh_native::lease::LeaseConfig;
     use nigh_native::{ServerConfig, ServerConnection};
-    use nigh_types::{Credentials, NodeId, Place};
+    use nigh_types::{Credentials, NodeId, NodeRef};
     use std::os::unix::net::UnixStream;
 
     /// Factory for calls of one session.
@@ -495,7 +495,7 @@ mod tests {
         let jobs = Jobs::new();
         let mut queues = Queues::default();
         for call in 0..100 {
-            let node = Place::bare(NodeId { ino: 1, generation: 1 });
+            let node = NodeRef::bare(NodeId { ino: 1, generation: 1 });
             queues.short.push(OWN, Box::new(jobs.job(call, Call::GetAttr { node })));
             queues.long.push(OWN, Work::Other(OWN, Box::new(|| ())));
         }
@@ -515,13 +515,13 @@ mod tests {
         let jobs = Jobs::new();
         let is_long = |call: Call| is_long(&jobs.job(1, call));
         assert!(is_long(Call::LookupNumber { ino: 1 }));
-        assert!(!is_long(Call::GetAttr { node: Place::bare(NodeId { ino: 1, generation: 1 }) }));
+        assert!(!is_long(Call::GetAttr { node: NodeRef::bare(NodeId { ino: 1, generation: 1 }) }));
     }
 
     #[test]
     fn calls_that_wait_too_long_for_a_filesystem_fail_but_for_fsync() {
         let jobs = Jobs::new();
-        let node = Place::bare(NodeId { ino: 1, generation: 1 });
+        let node = NodeRef::bare(NodeId { ino: 1, generation: 1 });
         let mut queues = Queues::default();
         let long_ago = Instant::now().checked_sub(lent::LIMIT).unwrap();
         for (number, since) in [(1, long_ago), (2, Instant::now()), (3, long_ago)] {

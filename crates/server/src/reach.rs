@@ -13,7 +13,7 @@ use crate::stat::{self, Dev, Stat};
 use crate::whereabouts;
 use lru::LruCache;
 use nigh_native::lease::Object;
-use nigh_types::{Errno, Kind, Name, NodeId, Place};
+use nigh_types::{Errno, Kind, Name, NodeId, NodeRef};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::num::NonZeroUsize;
@@ -162,11 +162,11 @@ impl Reach {
     }
 
     /// Resolves the inode of a call. Fails with `ESTALE` if neither its path hint nor a cache leads there.
-    pub(crate) fn node(&self, place: &Place, files: &SessionFiles) -> Result<Node> {
+    pub(crate) fn node(&self, place: &NodeRef, files: &SessionFiles) -> Result<Node> {
         if let Some(found) = self.held_directory(place.node)? {
             return Ok(found);
         }
-        if let Some((parent, name)) = &place.hint
+        if let Some((parent, name)) = &place.path_hint
             && let Some(found) = absent_if_stale(self.by_name(place.node, *parent, name))?
         {
             return Ok(found);
@@ -205,13 +205,13 @@ impl Reach {
         }
     }
 
-    fn orphan(&self, place: &Place) -> Result<Node> {
-        let dir = place.hint.as_ref().and_then(|(parent, _)| self.hinted(*parent).ok());
+    fn orphan(&self, place: &NodeRef) -> Result<Node> {
+        let dir = place.path_hint.as_ref().and_then(|(parent, _)| self.hinted(*parent).ok());
         self.orphans.find(self, place.node, dir.as_ref())
     }
 
     /// Resolves a node that must be a directory.
-    pub(crate) fn directory(&self, place: &Place, files: &SessionFiles) -> Result<Node> {
+    pub(crate) fn directory(&self, place: &NodeRef, files: &SessionFiles) -> Result<Node> {
         let found = self.node(place, files)?;
         if found.stat.attr.is_dir() { Ok(found) } else { Err(Fault(Errno::NOTDIR)) }
     }

@@ -15,7 +15,7 @@ use crate::steering::Walks;
 use nigh_link::{Link, Peer};
 use nigh_native::lease::Holder;
 use nigh_native::{COMPRESSED, ProtocolError, ServerConnection, encode_response};
-use nigh_types::{Call, CallId, Credentials, OpName, Origin, Place, Request, Response, Term, Time};
+use nigh_types::{Call, CallId, Credentials, MutationId, NodeRef, Origin, Request, Response, Term, Time};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -421,7 +421,7 @@ impl Session {
     }
 
     /// Answers a lock call, or leaves it waiting.
-    fn lock(&self, call: CallId, request: &Request, node: &Place) {
+    fn lock(&self, call: CallId, request: &Request, node: &NodeRef) {
         let Some(Attached { export, files, locks, .. }) = self.attached() else { return };
         let result = match ops::locks::find(export, files, &request.credentials, (&request.call, node)) {
             Ok(found) => locks.lock(self.id, call, found, &request.call),
@@ -503,7 +503,7 @@ impl Session {
 
     /// Answers a resent call from the replies of the client's discarded sessions, if one of them executed it. The
     /// call counts as running until its reply is sent, or, if this session is discarded by then, stored again.
-    pub(crate) fn answer_again(&self, memory: &Memory, call: CallId, name: OpName) -> bool {
+    pub(crate) fn answer_again(&self, memory: &Memory, call: CallId, name: MutationId) -> bool {
         let known = if self.running.enter() { memory.recall(self, name) } else { None };
         let found = known.is_some();
         if let Some(response) = known {
@@ -521,7 +521,7 @@ impl Session {
         self.answer_named(call, None, response);
     }
 
-    fn answer_named(&self, call: CallId, name: Option<OpName>, mut response: Response) {
+    fn answer_named(&self, call: CallId, name: Option<MutationId>, mut response: Response) {
         let bytes = encode_response(call, &response);
         if response.grants.is_empty() {
             self.transmit(call, name, &response, bytes);
@@ -547,7 +547,7 @@ impl Session {
         self.flush(&mut wire);
     }
 
-    fn transmit(&self, call: CallId, name: Option<OpName>, response: &Response, bytes: Vec<u8>) {
+    fn transmit(&self, call: CallId, name: Option<MutationId>, response: &Response, bytes: Vec<u8>) {
         let mut wire = self.wire.lock();
         if let (Some(late), Some(name), Some(attached)) = (&wire.late, name, self.attached()) {
             late.note(name.sequence, response.clone(), &attached.files);

@@ -4,7 +4,7 @@ use crate::files::SessionFiles;
 use crate::holding::{Holding, OpenChange};
 use crate::told::Tell;
 use nigh_native::lease::{Change, Granted, LeaseKey, MergeBase, Object, WroteBack};
-use nigh_types::{Covers, Grant, GrantId, Mode, NodeId, Span, Term};
+use nigh_types::{Grant, GrantId, LeaseScope, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;
 use std::cell::{Cell, RefCell};
 
@@ -43,7 +43,7 @@ impl<'a> Stake<'a> {
 
     /// Registers a grant. The caller reads the covered facts only *afterwards*. Returns `None` if the call is to be
     /// answered without a grant.
-    pub(crate) fn ask(&self, node: NodeId, object: Object, covers: Covers) -> Option<Grant> {
+    pub(crate) fn ask(&self, node: NodeId, object: Object, covers: LeaseScope) -> Option<Grant> {
         let granted = self.register(node, object, covers)?;
         Some(self.grant(granted, node, covers))
     }
@@ -57,12 +57,12 @@ impl<'a> Stake<'a> {
         object: Object,
         may_list: impl FnOnce() -> bool,
     ) -> Option<(Grant, bool)> {
-        let granted = self.register(node, object, Covers::Names)?;
+        let granted = self.register(node, object, LeaseScope::Directory)?;
         let listed = granted.listed || may_list();
         if listed && !granted.listed {
             self.holding.leases.may_list(self.holding.holder, granted.id);
         }
-        Some((self.grant(granted, node, Covers::Names), listed))
+        Some((self.grant(granted, node, LeaseScope::Directory), listed))
     }
 
     /// Withdraws a grant that no reply will carry.
@@ -71,7 +71,7 @@ impl<'a> Stake<'a> {
         self.holding.leases.withdraw(self.holding.holder, &[grant.id]);
     }
 
-    fn register(&self, node: NodeId, object: Object, covers: Covers) -> Option<Granted> {
+    fn register(&self, node: NodeId, object: Object, covers: LeaseScope) -> Option<Granted> {
         if self.term == Term::Limited(Span::ZERO) {
             return None;
         }
@@ -93,7 +93,7 @@ impl<'a> Stake<'a> {
         if self.term == Term::Limited(Span::ZERO) {
             return true;
         }
-        let key = LeaseKey { object, covers: Covers::Data };
+        let key = LeaseKey { object, covers: LeaseScope::Data };
         let Ok(granted) = self.holding.read(&mut self.change.borrow_mut(), key, node) else { return false };
         if let Some(granted) = granted {
             self.registered.borrow_mut().push(granted.id);
@@ -109,20 +109,20 @@ impl<'a> Stake<'a> {
             change.done(&self.tells.borrow());
             return None;
         }
-        let key = LeaseKey { object, covers: Covers::Data };
+        let key = LeaseKey { object, covers: LeaseScope::Data };
         let granted = change.written(&self.tells.borrow(), (self.holding.holder, key), node)?;
         self.registered.borrow_mut().push(granted.id);
-        Some(self.grant(granted, node, Covers::Data))
+        Some(self.grant(granted, node, LeaseScope::Data))
     }
 
     /// Waits until other holders have returned the recalled leases on this data. Returns true if they have.
     pub(crate) fn settle(&self, object: Object) -> bool {
-        self.holding.settle(&mut self.change.borrow_mut(), LeaseKey { object, covers: Covers::Data })
+        self.holding.settle(&mut self.change.borrow_mut(), LeaseKey { object, covers: LeaseScope::Data })
     }
 
     /// Returns how to merge the pages that this call writes back to this range (offset, length). Returns `None` if
     /// another client may have changed those pages since this grant and the changes are not known.
-    pub(crate) fn merge_base(&self, under: (GrantId, Covers), range: (u64, u64)) -> Option<MergeBase> {
+    pub(crate) fn merge_base(&self, under: (GrantId, LeaseScope), range: (u64, u64)) -> Option<MergeBase> {
         self.change.borrow().as_ref()?.merge_base(under, range)
     }
 
@@ -147,7 +147,7 @@ impl<'a> Stake<'a> {
         self.change.borrow().iter().for_each(|change| change.changed(range));
     }
 
-    fn grant(&self, granted: Granted, node: NodeId, covers: Covers) -> Grant {
+    fn grant(&self, granted: Granted, node: NodeId, covers: LeaseScope) -> Grant {
         Grant {
             id: granted.id,
             node,
@@ -161,7 +161,7 @@ impl<'a> Stake<'a> {
 
     /// Handles a grant on this key whose facts were read only in part: removes it from `grants`, or recalls it if an
     /// earlier part of the reply carried it already.
-    pub(crate) fn forsake(&self, grants: &mut Vec<Grant>, object: Object, covers: Covers) {
+    pub(crate) fn forsake(&self, grants: &mut Vec<Grant>, object: Object, covers: LeaseScope) {
         let before = grants.len();
         grants.retain(|grant| grant.covers != covers);
         if grants.len() == before {

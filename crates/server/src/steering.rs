@@ -1,6 +1,6 @@
 //! Flow control and priorities of prefetch jobs, received while they run.
 
-use nigh_types::{Call, CallId, Place};
+use nigh_types::{Call, CallId, NodeRef};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(crate) struct Steering(Mutex<Said>);
 #[derive(Default)]
 pub(crate) struct Said {
     pub(crate) credit: u64,
-    pub(crate) wants: Vec<Place>,
+    pub(crate) wants: Vec<NodeRef>,
     /// The job is to end.
     pub(crate) ends: bool,
     /// The job sleeps until the next control message.
@@ -41,7 +41,7 @@ impl Walks {
     /// Handles a control message. Returns false if too many directories are requested. A message for an ended job is
     /// ignored.
     pub(crate) fn steer(&self, call: &Call) -> bool {
-        let Call::Steer { walk, credit, want } = call else { return false };
+        let Call::PrefetchCredit { walk, credit, want } = call else { return false };
         let walks = self.0.lock();
         let Some(steering) = walks.get(walk) else { return true };
         let mut said = steering.0.lock();
@@ -97,8 +97,8 @@ mod tests {
     use nigh_types::NodeId;
 
     fn steer(walk: u64, credit: u32, want: bool) -> Call {
-        let place = Place::bare(NodeId { ino: 7, generation: 1 });
-        Call::Steer { walk: CallId(walk), credit, want: want.then_some(place) }
+        let place = NodeRef::bare(NodeId { ino: 7, generation: 1 });
+        Call::PrefetchCredit { walk: CallId(walk), credit, want: want.then_some(place) }
     }
 
     #[test]

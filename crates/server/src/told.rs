@@ -9,7 +9,7 @@ use crate::ops::entry;
 use crate::reach::{Node, hides, open_beneath};
 use crate::stat;
 use nigh_native::lease::{LeaseKey, Looked, Told};
-use nigh_types::{Attr, Commit, Covers, Entry, Errno, Fact, Name, RecallId};
+use nigh_types::{Attr, Entry, Errno, LeaseScope, Name, RecallId, UpdateCommit, UpdatedFact};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -76,9 +76,9 @@ impl Tell {
         let fd = self.at.fd()?;
         match (self.key.covers, &self.name) {
             // A directory that was moved out of the export has no holders in it any more.
-            (Covers::Names, Some(_)) if !export.reach().contains(fd) => None,
-            (Covers::Names, Some(name)) => look_up(export, homes, fd, name).ok().map(Became::Name),
-            (Covers::Inode, None) => {
+            (LeaseScope::Directory, Some(_)) if !export.reach().contains(fd) => None,
+            (LeaseScope::Directory, Some(name)) => look_up(export, homes, fd, name).ok().map(Became::Name),
+            (LeaseScope::Attributes, None) => {
                 let stat = stat::of_fd(fd).ok()?;
                 let object = export.reach().ids.object(&stat);
                 let look = || stat::of_fd(fd).map(|stat| stat.attr);
@@ -120,19 +120,19 @@ impl Seen {
     }
 
     /// Builds the commit of an update for a session of this export.
-    pub(crate) fn commit(&self, export: &Arc<Export>, id: RecallId, told: Vec<Told>) -> Commit {
+    pub(crate) fn commit(&self, export: &Arc<Export>, id: RecallId, told: Vec<Told>) -> UpdateCommit {
         let of = self.exports.iter().find(|(of, _)| Arc::ptr_eq(of, export));
         let seen = of.map_or(&[][..], |(_, seen)| seen);
         let facts = told.into_iter().filter_map(|Told { key, node, name }| {
             let (_, _, became) = seen.iter().find(|(of, called, _)| (*of, called) == (key, &name))?;
             match (became, name) {
                 (Became::Name(entry), Some(name)) => {
-                    Some(Fact::Name { dir: node, name, entry: entry.clone() })
+                    Some(UpdatedFact::Name { dir: node, name, entry: entry.clone() })
                 }
-                (Became::Attr(attr), None) => Some(Fact::Attr { node, attr: *attr }),
+                (Became::Attr(attr), None) => Some(UpdatedFact::Attr { node, attr: *attr }),
                 _ => None,
             }
         });
-        Commit { id, facts: facts.collect() }
+        UpdateCommit { id, facts: facts.collect() }
     }
 }

@@ -84,9 +84,9 @@ fn one_that_asks_for_every_lease_has_its_share_and_others_are_answered() {
         while !stop.load(Ordering::Relaxed) || rounds == 0 {
             rounds += 1;
             for some in entries.chunks(100) {
-                let place = |(text, entry): &(Name, Entry)| Place {
+                let place = |(text, entry): &(Name, Entry)| NodeRef {
                     node: entry.id,
-                    hint: Some((here.node, text.clone())),
+                    path_hint: Some((here.node, text.clone())),
                 };
                 let calls = some.iter().flat_map(|entry| {
                     let dir = place(entry);
@@ -117,9 +117,9 @@ fn one_that_takes_every_lease_and_gives_none_back_is_waited_for_once() {
         let mut greedy = world.client();
         let here = greedy.place("many");
         let entries = greedy.list(&here).0;
-        let places: Vec<Place> = entries
+        let places: Vec<NodeRef> = entries
             .iter()
-            .map(|(text, entry)| Place { node: entry.id, hint: Some((here.node, text.clone())) })
+            .map(|(text, entry)| NodeRef { node: entry.id, path_hint: Some((here.node, text.clone())) })
             .collect();
         for dir in &places {
             greedy.attr(dir);
@@ -130,7 +130,8 @@ fn one_that_takes_every_lease_and_gives_none_back_is_waited_for_once() {
         maker.obliging = true;
         let begun = Instant::now();
         // All calls at once: the lease timeouts do not add up.
-        let mkdir = |dir: &Place| Call::Mkdir { dir: dir.clone(), name: name("new"), mode: 0o700, umask: 0 };
+        let mkdir =
+            |dir: &NodeRef| Call::Mkdir { dir: dir.clone(), name: name("new"), mode: 0o700, umask: 0 };
         let calls: Vec<CallId> = places.iter().map(|dir| maker.send(mkdir(dir))).collect();
         while !maker.is_answered(calls[0]) {
             let now = maker.now();
@@ -231,8 +232,8 @@ fn a_name_that_leads_elsewhere_ends_whoever_sends_it_with_one_line() {
         let (from, to, new) = (d.clone(), d.clone(), leaf.clone());
         [
             Call::Lookup { dir: d.clone(), name: leaf.clone() },
-            Call::GetAttr { node: Place { node: d.node, hint: Some((root.node, leaf.clone())) } },
-            Call::Walk { node: root.node, names: vec![leaf.clone(), name("secret")] },
+            Call::GetAttr { node: NodeRef { node: d.node, path_hint: Some((root.node, leaf.clone())) } },
+            Call::ResolvePath { node: root.node, names: vec![leaf.clone(), name("secret")] },
             Call::Mkdir { dir: d.clone(), name: leaf.clone(), mode: 0o700, umask: 0 },
             Call::Unlink { dir: d.clone(), name: leaf, keep: None },
             Call::Rename {
@@ -251,7 +252,7 @@ fn a_name_that_leads_elsewhere_ends_whoever_sends_it_with_one_line() {
     for bad in [&b".."[..], b".", b"../x", b"/etc", b"d/f", b"x\0"] {
         let stand_in = vec![b'@'; bad.len()];
         for call in calls(Name::new(&stand_in).unwrap()) {
-            let name = OpName { client: 66, incarnation: 1, sequence: 1 };
+            let name = MutationId { client: 66, incarnation: 1, sequence: 1 };
             let name = call.is_mutation().then_some(name);
             let mut frame = encode_request(CallId(1), &Request { credentials: me(), name, call });
             // Searched together with its length prefix: the bytes alone may occur elsewhere.
@@ -315,7 +316,7 @@ fn one_that_reads_nothing_loses_its_connection_and_others_are_answered() {
     // The bound on a client's send queue (`Outbox::LIMIT`), and some memory for its calls.
     beside(&world, "asks and reads nothing", 48 << 20, |stop| {
         let mut rogue = Rogue::attached(&world);
-        let node = Place::bare(world.client().root().node);
+        let node = NodeRef::bare(world.client().root().node);
         let mut frame = rogue.request(1, Call::GetAttr { node });
         let (mut id, number) = (1_u64, rogue.session.session_id());
         rogue.stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -367,7 +368,7 @@ fn one_that_gives_signs_of_life_without_a_pause_takes_the_ear_of_nobody() {
     // A small send buffer, so that the bytes in flight never fill the server's read buffer.
     rustix::net::sockopt::set_socket_send_buffer_size(&rogue.stream, 1).unwrap();
     let mut others: Vec<Client> = (0..3).map(|_| world.client()).collect();
-    let places: Vec<Place> = others.iter_mut().map(|other| other.place("d")).collect();
+    let places: Vec<NodeRef> = others.iter_mut().map(|other| other.place("d")).collect();
     let stop = AtomicBool::new(false);
     let (said, times) = std::thread::scope(|scope| {
         let talk = || {

@@ -22,7 +22,7 @@ fn count(world: &World, key: &str, value: bool) -> usize {
 }
 
 /// Attaches a session and opens a file; returns the connection and the session id.
-fn opened(world: &World, who: (u64, u64), node: &Place) -> (Raw, u64) {
+fn opened(world: &World, who: (u64, u64), node: &NodeRef) -> (Raw, u64) {
     let mut raw = Raw::hello(world, None, Hello { client: who.0, ..hello(world, who.1, None) });
     let session = raw.welcome().session_id;
     raw.ask(1, Call::Open { node: node.clone(), access: READ });

@@ -25,7 +25,7 @@ fn lookup_tells_targets_kinds_and_what_is_not_there() {
     assert_eq!(x.call(Call::Lookup { dir: x.place("f"), name: name("y") }), Err(Errno::NOTDIR));
     let d = x.response(Call::Lookup { dir: x.top(), name: name("d") });
     let covers: Vec<_> = d.grants.iter().map(|g| (g.node, g.covers)).collect();
-    assert_eq!(covers, [(x.root, Covers::Names), (x.place("d").node, Covers::Inode)]);
+    assert_eq!(covers, [(x.root, LeaseScope::Directory), (x.place("d").node, LeaseScope::Attributes)]);
     assert!(d.grants.iter().all(|g| g.term == Term::Limited(Span::from_secs(5)) && g.recallable));
 }
 
@@ -161,11 +161,11 @@ fn an_existing_file_is_opened_and_truncated_by_create_unless_exclusive() {
         x.call(Call::Create { dir: x.top(), name: name(text), mode: 0o600, umask: 0, exclusive, access })
     };
     assert_eq!(create("f", true, false), Err(Errno::EXIST));
-    let Ok(Reply::Made { entry, existed: true, handle: Some(_) }) = create("f", false, false) else {
+    let Ok(Reply::Created { entry, existed: true, handle: Some(_) }) = create("f", false, false) else {
         panic!()
     };
     assert_eq!((entry.id, entry.attr.size), (x.place("f").node, 3));
-    let Ok(Reply::Made { entry, existed: true, .. }) = create("f", false, true) else { panic!() };
+    let Ok(Reply::Created { entry, existed: true, .. }) = create("f", false, true) else { panic!() };
     assert_eq!(entry.attr.size, 0);
     assert_eq!(create("d", false, false), Err(Errno::ISDIR));
     assert_eq!(create("s", false, false), Err(Errno::STALE));
@@ -221,12 +221,12 @@ fn tmpfile_has_no_name_until_it_is_linked() {
     let x = Exported::new();
     let made = x.call(Call::Tmpfile { dir: x.top(), mode: 0o640, umask: 0, access: BOTH });
     let (entry, handle) = match made {
-        Ok(Reply::Made { entry, handle: Some(handle), .. }) => (entry, handle),
+        Ok(Reply::Created { entry, handle: Some(handle), .. }) => (entry, handle),
         Err(Errno::OPNOTSUPP) => return println!("SKIPPED: no O_TMPFILE here"),
         other => panic!("{other:?}"),
     };
     assert_eq!((entry.attr.nlink, entry.attr.mode), (0, 0o100_640));
-    let file = Place::bare(entry.id);
+    let file = NodeRef::bare(entry.id);
     assert!(x.list(&x.top()).is_empty());
     let write = Call::Write {
         node: file.clone(),
@@ -239,7 +239,7 @@ fn tmpfile_has_no_name_until_it_is_linked() {
     assert_eq!(x.attr(&file).unwrap().size, 2);
     let linked = x.response(Call::Link { node: file.clone(), dir: x.top(), name: name("named") });
     assert!(
-        matches!(linked.result, Ok(Reply::Made { entry, .. }) if entry.id == file.node && entry.attr.nlink == 1)
+        matches!(linked.result, Ok(Reply::Created { entry, .. }) if entry.id == file.node && entry.attr.nlink == 1)
     );
     assert_eq!(fs::read(x.path("named")).unwrap(), b"hi");
 }
@@ -260,11 +260,11 @@ fn fifos_sockets_directories_and_symlinks_are_made_but_never_opened() {
     assert_eq!(fs::metadata(x.path("reg")).unwrap().mode(), 0o100_644);
     assert_eq!(make("dir", Kind::Directory), Err(Errno::INVAL));
     let made = x.response(Call::Mkdir { dir: x.top(), name: name("dir"), mode: 0o1777, umask: 0o027 });
-    assert!(matches!(made.result, Ok(Reply::Made { entry, .. }) if entry.attr.mode == 0o041_750));
+    assert!(matches!(made.result, Ok(Reply::Created { entry, .. }) if entry.attr.mode == 0o041_750));
     assert_eq!(made.after, [(x.root, x.attr(&x.top()).unwrap())]);
     let linked = x.call(Call::Symlink { dir: x.top(), name: name("sym"), target: b"any\xffwhere".to_vec() });
     assert!(
-        matches!(linked, Ok(Reply::Made { entry, .. }) if entry.target.as_deref() == Some(b"any\xffwhere"))
+        matches!(linked, Ok(Reply::Created { entry, .. }) if entry.target.as_deref() == Some(b"any\xffwhere"))
     );
     for (text, errno) in
         [("fifo", Errno::NXIO), ("sock", Errno::NXIO), ("dir", Errno::ISDIR), ("sym", Errno::LOOP)]
@@ -282,7 +282,7 @@ fn fifos_sockets_directories_and_symlinks_are_made_but_never_opened() {
             rdev: 0x0103,
         };
         match x.call(call) {
-            Ok(Reply::Made { entry, .. }) => assert_eq!(entry.attr.rdev, 0x0103),
+            Ok(Reply::Created { entry, .. }) => assert_eq!(entry.attr.rdev, 0x0103),
             other => assert_eq!(other, Err(Errno::PERM)),
         }
     }
@@ -294,8 +294,8 @@ fn links_unlink_and_the_last_link_kept_open() {
     fs::write(x.path("a"), "data").unwrap();
     let a = x.place("a");
     let linked = x.response(Call::Link { node: a.clone(), dir: x.top(), name: name("b") });
-    assert!(matches!(&linked.result, Ok(Reply::Made { entry, .. }) if entry.attr.nlink == 2));
-    assert!(linked.grants.iter().any(|g| g.covers == Covers::Inode && g.node == a.node));
+    assert!(matches!(&linked.result, Ok(Reply::Created { entry, .. }) if entry.attr.nlink == 2));
+    assert!(linked.grants.iter().any(|g| g.covers == LeaseScope::Attributes && g.node == a.node));
     // `keep` names an inode that does not have this name, so this unlink returns no handle.
     let gone = x.response(Call::Unlink { dir: x.top(), name: name("b"), keep: Some(x.root) });
     assert_eq!(gone.result, Ok(Reply::Removed { node: a.node, kept: None }));
@@ -343,7 +343,7 @@ fn rename_replaces_refuses_and_exchanges() {
         fs::write(x.path(text), text).unwrap();
     }
     fs::create_dir_all(x.path("d/sub")).unwrap();
-    let rename = |from: &str, to_dir: Place, to: &str, no_replace, exchange, keep| {
+    let rename = |from: &str, to_dir: NodeRef, to: &str, no_replace, exchange, keep| {
         x.response(Call::Rename {
             from: x.top(),
             name: name(from),
@@ -371,7 +371,7 @@ fn rename_replaces_refuses_and_exchanges() {
     };
     assert_eq!((moved, replaced), (c, b));
     assert!(done.after.iter().any(|(id, attr)| *id == b && attr.nlink == 0));
-    assert_eq!(x.read(&Place::bare(b), Some(handle)).unwrap(), b"b");
+    assert_eq!(x.read(&NodeRef::bare(b), Some(handle)).unwrap(), b"b");
     let done = rename("a", d.clone(), "z", false, false, None);
     assert_eq!(done.result, Ok(Reply::Renamed { moved: c, replaced: None, kept: None, whiteout: None }));
     for id in [x.root, d.node, c] {
@@ -398,7 +398,7 @@ fn a_renamed_directory_is_found_without_a_hint() {
         keep: None,
     };
     assert!(x.call(call).is_ok());
-    assert!(x.attr(&Place::bare(c.node)).is_ok());
+    assert!(x.attr(&NodeRef::bare(c.node)).is_ok());
     assert_eq!(x.place("z/y/c").node, c.node);
 }
 
@@ -458,7 +458,7 @@ fn what_peers_may_send_is_refused_without_harm() {
         SetAttr { mtime: Some(SetTime::At(Timestamp { secs: 0, nanos: u32::MAX })), ..SetAttr::default() };
     assert_eq!(x.call(Call::SetAttr { node: f.clone(), handle: None, set }), Err(Errno::INVAL));
     assert_eq!(
-        x.call(Call::Rmdir { dir: Place::bare(NodeId { ino: 9, generation: 9 }), name: name("d") }),
+        x.call(Call::Rmdir { dir: NodeRef::bare(NodeId { ino: 9, generation: 9 }), name: name("d") }),
         Err(Errno::STALE)
     );
     assert_eq!(x.attr(&f).unwrap().size, 0);
@@ -474,10 +474,11 @@ fn the_servers_own_folder_is_hidden() {
     assert_eq!(x.list(&x.place("d")).len(), 0, "another export's, or another filesystem's");
     assert_eq!(x.call(Call::Rmdir { dir: x.top(), name: name(".nigh-orphans") }), Err(Errno::PERM));
     let ino = fs::metadata(x.path(".nigh-orphans")).unwrap().ino();
-    let guess = Place { node: NodeId { ino, generation: 0 }, hint: Some((x.root, name(".nigh-orphans"))) };
+    let guess =
+        NodeRef { node: NodeId { ino, generation: 0 }, path_hint: Some((x.root, name(".nigh-orphans"))) };
     assert_eq!(x.attr(&guess), Err(Errno::STALE));
     assert_eq!(
-        x.call(Call::Walk { node: guess.node, names: vec![name(".nigh-orphans")] }),
+        x.call(Call::ResolvePath { node: guess.node, names: vec![name(".nigh-orphans")] }),
         Err(Errno::STALE)
     );
 }

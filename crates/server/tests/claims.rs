@@ -125,7 +125,7 @@ fn made_by(world: &World, client: &mut Client, claimed: &Credentials, text: &str
 fn attempts(client: &mut Client, claimed: &Credentials, text: &str) -> Vec<Result<Reply, Errno>> {
     let node = find(client, text);
     let own = find(client, "own");
-    let copy = |from: &Place, to: &Place| Call::CopyRange {
+    let copy = |from: &NodeRef, to: &NodeRef| Call::CopyRange {
         from: from.clone(),
         from_handle: None,
         from_offset: 0,
@@ -474,7 +474,7 @@ fn who_may_take_a_name_away_does_not_get_at_the_file() {
     let dir = find(&mut client, "d");
     let inside = |client: &mut Client, text: &str| {
         let call = Call::Lookup { dir: dir.clone(), name: name(text) };
-        let Ok(Reply::Looked(Some(entry))) = client.call(call).result else { panic!() };
+        let Ok(Reply::Entry(Some(entry))) = client.call(call).result else { panic!() };
         entry.id
     };
     let (one, two) = (inside(&mut client, "one"), inside(&mut client, "two"));

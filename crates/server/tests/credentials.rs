@@ -15,7 +15,7 @@ fn mode(x: &Exported, name: &str, mode: u32) {
     fs::set_permissions(x.path(name), fs::Permissions::from_mode(mode)).unwrap();
 }
 
-fn mkdir(dir: &Place, text: &str) -> Call {
+fn mkdir(dir: &NodeRef, text: &str) -> Call {
     Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o777, umask: 0o022 }
 }
 
@@ -62,7 +62,7 @@ fn the_kernel_refuses_what_the_caller_may_not() {
     assert_eq!(x.response_as(&who, mkdir(&x.place("group"), "d")).result, Err(Errno::ACCES));
     assert!(x.response_as(&member, mkdir(&x.place("group"), "d")).result.is_ok());
     assert_eq!(x.response_as(&who, Call::List { dir: x.place("group") }).result, Err(Errno::ACCES));
-    let dirents = Call::Dirents { dir: x.place("group"), after: Cookie(0) };
+    let dirents = Call::ListNames { dir: x.place("group"), after: Cookie(0) };
     assert_eq!(x.response_as(&who, dirents).result, Err(Errno::ACCES));
     assert_eq!(
         x.response_as(&who, Call::Open { node: x.place("private"), access: READ }).result,
@@ -372,7 +372,7 @@ fn default_acls_win_over_the_umask() {
         other => assert!(other.is_ok(), "{other:?}"),
     }
     assert!(x.export.session(&x.files).unwrap().has_acls);
-    let create = |dir: &Place, text: &str| {
+    let create = |dir: &NodeRef, text: &str| {
         let call = Call::Create {
             dir: dir.clone(),
             name: name(text),

@@ -38,7 +38,7 @@ fn check_answers(answers: &[(Asked, Vec<Reply>)], written: &str) {
             (Asked::Append, [Reply::Written { offset, count: 16 }]) => {
                 assert!(places.insert(*offset), "two records are said to be at {offset}");
             }
-            (Asked::Mkdir, [Reply::Made { existed: false, .. }]) => {}
+            (Asked::Mkdir, [Reply::Created { existed: false, .. }]) => {}
             (Asked::Read, [Reply::Data(data)]) => {
                 assert!(written.as_bytes().starts_with(data), "what is read was not written");
             }

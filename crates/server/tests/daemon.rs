@@ -6,7 +6,7 @@ use common::client::Client;
 use common::needs_root;
 use nigh_server::daemon::{ensure_running_at, run_server_at, serve};
 use nigh_server::{Listen, Places, Serving};
-use nigh_types::{Call, Place, Term};
+use nigh_types::{Call, NodeRef, Term};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -146,7 +146,7 @@ fn a_server_that_only_queues_what_comes_and_dies_is_not_taken() {
     // A session can begin on this connection.
     let dir = tempfile::tempdir().unwrap();
     let mut client = Client::over(stream, dir.path(), Term::Session, 1);
-    let root = Place::bare(client.session().root);
+    let root = NodeRef::bare(client.session().root);
     assert!(client.call(Call::GetAttr { node: root }).result.is_ok());
     // Without a close the server would wait for this session for hours.
     client.leave();
@@ -248,7 +248,7 @@ fn strangers_who_take_all_threads_do_not_end_the_server() {
         std::thread::sleep(Duration::from_millis(10));
     };
     let mut old = Client::over(stream, Path::new("x"), Term::Session, 1);
-    let root = Place::bare(old.session().root);
+    let root = NodeRef::bare(old.session().root);
     // The server has started all its threads when it replies.
     assert!(old.call(Call::GetAttr { node: root.clone() }).result.is_ok());
     let strangers: Vec<_> = (0..300).map(|_| UnixStream::connect(&path)).collect();

@@ -9,21 +9,21 @@ use nigh_remote::Remote;
 use nigh_types::*;
 use std::time::{Duration, Instant};
 
-fn write_call(node: &Place, text: &str, flush: bool) -> Call {
+fn write_call(node: &NodeRef, text: &str, flush: bool) -> Call {
     let flags = WriteFlags { flush, ..WriteFlags::default() };
     Call::Write { node: node.clone(), handle: None, offset: 0, data: text.into(), flags }
 }
 
-fn read_call(node: &Place) -> Call {
+fn read_call(node: &NodeRef) -> Call {
     Call::Read { node: node.clone(), handle: None, offset: 0, length: 4096 }
 }
 
 fn is_granted(response: &Response) -> bool {
-    response.grants.iter().any(|grant| grant.covers == Covers::Data)
+    response.grants.iter().any(|grant| grant.covers == LeaseScope::Data)
 }
 
 fn recalls_data(client: &Client) -> bool {
-    client.recalls().iter().any(|recall| recall.covers == Covers::Data)
+    client.recalls().iter().any(|recall| recall.covers == LeaseScope::Data)
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_file_is_found_although_it_was_moved_twice_since_it_was_looked_up() {
     let (mut one, mut two) = (world.client(), world.client());
     let (f, old, h) = (one.place("d/f"), one.place("d2/old"), one.place("d/h"));
     let (d, d2) = (one.place("d"), one.place("d2"));
-    let rename = |from: &Place, old: &str, to: &Place, new: &str, exchange| Call::Rename {
+    let rename = |from: &NodeRef, old: &str, to: &NodeRef, new: &str, exchange| Call::Rename {
         from: from.clone(),
         name: name(old),
         to: to.clone(),
@@ -207,7 +207,8 @@ fn a_file_is_found_although_it_was_moved_twice_since_it_was_looked_up() {
     done_beside(&mut one, &mut two, rename(&d, "f", &d2, "old", true));
     done_beside(&mut one, &mut two, rename(&d2, "old", &d2, "g", false));
     done_beside(&mut one, &mut two, rename(&d, "f", &d, "g", false));
-    let size = |one: &mut Client, node: &Place| match one.call(Call::GetAttr { node: node.clone() }).result {
+    let size = |one: &mut Client, node: &NodeRef| match one.call(Call::GetAttr { node: node.clone() }).result
+    {
         Ok(Reply::Attr(id, attr)) if id == node.node => Ok((attr.size, attr.nlink)),
         other => Err(other.err()),
     };
@@ -244,9 +245,9 @@ fn a_symlink_is_read_although_it_was_removed_since_it_was_looked_up() {
 
 /// A file that a client has open and mapped, and the version of its pages.
 struct Mapped {
-    node: Place,
+    node: NodeRef,
     handle: Handle,
-    since: Since,
+    since: WriteBackPrecondition,
 }
 
 impl Mapped {
@@ -255,9 +256,14 @@ impl Mapped {
         let handle = client.open(&node, BOTH);
         let read = Call::Read { node: node.clone(), handle: Some(handle), offset: 0, length: 4096 };
         let response = client.call(read);
-        let grant = response.grants.iter().find(|grant| grant.covers == Covers::Data).expect("it is granted");
-        let stamp = DataStamp::of(&response.after[0].1);
-        Mapped { node, handle, since: Since { stamp, under: Some((grant.id, Covers::Data)) } }
+        let grant =
+            response.grants.iter().find(|grant| grant.covers == LeaseScope::Data).expect("it is granted");
+        let stamp = DataVersion::of(&response.after[0].1);
+        Mapped {
+            node,
+            handle,
+            since: WriteBackPrecondition { stamp, under: Some((grant.id, LeaseScope::Data)) },
+        }
     }
 
     /// Writes back a dirty page of the mapping.
@@ -362,7 +368,7 @@ fn stores_into_a_map_go_over_all_that_their_own_session_has_made_of_the_file() {
     for text in ["one", "two"] {
         let response = late.call(f.flush(0, text));
         assert!(response.result.is_ok());
-        since.push(DataStamp::of(&response.after[0].1));
+        since.push(DataVersion::of(&response.after[0].1));
     }
     let source = late.place("d/h");
     let from = late.open(&source, READ);
@@ -387,7 +393,7 @@ fn stores_into_a_map_go_over_all_that_their_own_session_has_made_of_the_file() {
     }
     std::thread::sleep(Duration::from_millis(700));
     for (nth, stamp) in since.into_iter().enumerate() {
-        let f = Mapped { since: Since { stamp, under: None }, node: f.node.clone(), ..f };
+        let f = Mapped { since: WriteBackPrecondition { stamp, under: None }, node: f.node.clone(), ..f };
         assert!(beside(&mut late, &mut other, f.flush(0, "mine")).is_ok(), "state {nth}");
     }
     let there = other.place("d/f");
@@ -416,7 +422,7 @@ fn stores_into_a_map_go_over_what_their_own_session_truncates_by_creating_it() {
     assert!(late.call(create).result.is_ok());
     assert_eq!(text(&world, "d/f"), "");
     std::thread::sleep(Duration::from_millis(700));
-    let f = Mapped { since: Since { under: None, ..f.since }, ..f };
+    let f = Mapped { since: WriteBackPrecondition { under: None, ..f.since }, ..f };
     assert!(beside(&mut late, &mut other, f.flush(0, "mine")).is_ok(), "nobody else changed it");
     assert_eq!(text(&world, "d/f"), "mine");
 }
@@ -440,7 +446,7 @@ fn stores_into_a_map_are_compared_after_a_restart() {
     // The client resolves the path first: a restarted server does not know the client's ids.
     for (file, path) in [(&f, "d/f"), (&h, "d/h")] {
         let names = path.split('/').map(name).collect();
-        let walked = away.call(Call::Walk { node: file.node.node, names }).result;
+        let walked = away.call(Call::ResolvePath { node: file.node.node, names }).result;
         assert!(walked.is_ok(), "{walked:?}");
         file.reopen(&mut away);
     }

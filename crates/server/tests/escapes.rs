@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// How long the server may still find a moved directory at its old place (`crates/server/src/reach.rs`).
 const MOVED: Duration = Duration::from_millis(150);
 
-fn create(dir: &Place, text: &str) -> Call {
+fn create(dir: &NodeRef, text: &str) -> Call {
     Call::Create { dir: dir.clone(), name: name(text), mode: 0o600, umask: 0, exclusive: false, access: BOTH }
 }
 
@@ -55,15 +55,15 @@ fn a_directory_that_turns_into_a_symlink_and_back_leads_nowhere_else() {
                 }
                 Err(_) => missed += 1,
             }
-            if let Ok(Reply::Looked(Some(entry))) = x.call(Call::Lookup { dir: d.clone(), name: name("f") }) {
+            if let Ok(Reply::Entry(Some(entry))) = x.call(Call::Lookup { dir: d.clone(), name: name("f") }) {
                 assert_ne!(entry.id.ino, foreign);
             }
-            let walk = Call::Walk { node: f.node, names: vec![name("d"), name("f")] };
+            let walk = Call::ResolvePath { node: f.node, names: vec![name("d"), name("f")] };
             let _ = x.call(walk);
             made += u64::from(x.call(create(&d, &format!("made-{reached}"))).is_ok());
             let now = x.call(Call::Lookup { dir: x.top(), name: name("d") });
-            if let Ok(Reply::Looked(Some(entry))) = now {
-                let at = Place { node: entry.id, hint: Some((x.root, name("d"))) };
+            if let Ok(Reply::Entry(Some(entry))) = now {
+                let at = NodeRef { node: entry.id, path_hint: Some((x.root, name("d"))) };
                 let _ = x.call(create(&at, "through"));
                 let _ = x.call(Call::Unlink { dir: at, name: name("g"), keep: None });
             }
@@ -92,7 +92,7 @@ fn a_file_whose_last_name_inside_is_gone_is_out_of_reach_though_it_has_one_outsi
     fs::hard_link(x.path("f"), outer.path().join("f")).unwrap();
     fs::remove_file(x.path("f")).unwrap();
     std::thread::sleep(MOVED);
-    for place in [&f, &Place::bare(f.node)] {
+    for place in [&f, &NodeRef::bare(f.node)] {
         assert_eq!(x.attr(place), Err(Errno::STALE));
         assert_eq!(x.read(place, None), Err(Errno::STALE));
         let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
@@ -183,7 +183,8 @@ fn a_client_that_nobody_vouches_for_is_told_nothing_of_what_others_make() {
     user.list(&public);
     root.send(create(&public, "x"));
     let told = user.wait(|events| {
-        let at = events.iter().position(|event| matches!(event, Event::Recall(_) | Event::Hold(_)))?;
+        let at =
+            events.iter().position(|event| matches!(event, Event::Recall(_) | Event::UpdatePrepare(_)))?;
         Some(events.remove(at))
     });
     assert!(matches!(&told, Event::Recall(recall) if recall.node == public.node), "{told:?}");

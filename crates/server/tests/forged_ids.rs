@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 const SOON: Term = Term::Limited(Span::from_secs(5));
 
-fn forged(world: &Path, server: &Arc<Server>, attack: impl FnOnce(&mut Client, &Place) -> Call) {
+fn forged(world: &Path, server: &Arc<Server>, attack: impl FnOnce(&mut Client, &NodeRef) -> Call) {
     let mut client = Client::wanting(server.serve_in_process().unwrap(), world, SOON, 0);
     let top = top(&mut client);
     let call = attack(&mut client, &top);
@@ -42,21 +42,24 @@ fn a_made_up_id_ends_the_session() {
     for generation in generations {
         let node = NodeId { ino, generation };
         forged(dir.path(), &server, |_, top| Call::GetAttr {
-            node: Place { node, hint: Some((top.node, name("f"))) },
+            node: NodeRef { node, path_hint: Some((top.node, name("f"))) },
         });
     }
     let altered = |client: &mut Client| {
         let real = find(client, "f").node;
         NodeId { generation: real.generation ^ 1 << 40, ..real }
     };
-    forged(dir.path(), &server, |client, _| Call::Walk { node: altered(client), names: vec![name("f")] });
+    forged(dir.path(), &server, |client, _| Call::ResolvePath {
+        node: altered(client),
+        names: vec![name("f")],
+    });
     forged(dir.path(), &server, |client, top| {
         let keep = Some(altered(client));
         Call::Unlink { dir: top.clone(), name: name("f"), keep }
     });
     forged(dir.path(), &server, |client, _| {
         let hint = Some((altered(client), name("f")));
-        Call::GetAttr { node: Place { node: find(client, "f").node, hint } }
+        Call::GetAttr { node: NodeRef { node: find(client, "f").node, path_hint: hint } }
     });
     assert!(dir.path().join("f").exists());
 }
@@ -71,7 +74,7 @@ fn an_id_of_another_export_is_a_made_up_one() {
     let theirs = find(&mut inner, "f");
     assert!(inner.call(Call::GetAttr { node: theirs.clone() }).result.is_ok());
     // One inode that is reachable through both exports.
-    forged(dir.path(), &server, |_, _| Call::GetAttr { node: Place::bare(theirs.node) });
+    forged(dir.path(), &server, |_, _| Call::GetAttr { node: NodeRef::bare(theirs.node) });
     assert!(inner.call(Call::GetAttr { node: theirs }).result.is_ok(), "others are left in peace");
 }
 

@@ -68,16 +68,16 @@ fn what_was_done_before_a_session_was_forgotten_is_not_done_again() {
     holder.session.handle_reclaimed(now);
     holder.drain();
     let [made, appended, created, removed] = calls.map(|call| answer(&mut holder, call));
-    assert!(matches!(made, Ok(Reply::Made { existed: false, .. })), "{made:?}");
+    assert!(matches!(made, Ok(Reply::Created { existed: false, .. })), "{made:?}");
     assert_eq!(appended, Ok(Reply::Written { offset: 8, count: 16 }));
     assert!(matches!(removed, Ok(Reply::Removed { .. })), "{removed:?}");
-    let Ok(Reply::Made { entry, handle: Some(file), existed: false }) = created else {
+    let Ok(Reply::Created { entry, handle: Some(file), existed: false }) = created else {
         panic!("{created:?}")
     };
     // Its leases would delay the calls below.
     other.leave();
     // The created file is open with the requested access, whatever its mode.
-    let node = Place { node: entry.id, hint: Some((d.node, name("made"))) };
+    let node = NodeRef { node: entry.id, path_hint: Some((d.node, name("made"))) };
     assert_eq!(ask(&mut holder, append(&node, file, 1)), Ok(Reply::Written { offset: 0, count: 16 }));
     assert_eq!(std::fs::read(world.dir.path().join("d/f")).unwrap().len(), 24);
     // New calls are executed, and a remembered reply is returned once.

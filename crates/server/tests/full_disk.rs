@@ -178,7 +178,7 @@ fn a_full_disk_has_room_for_who_has_lost_its_locks() {
     let resume = Some(Resume { session_id: 0, received: 0 });
     let mut holder = Raw::hello(&world, None, hello(&world, who, resume));
     holder.welcome();
-    holder.ask(1, Call::Walk { node: f.node, names: vec![name("d"), name("f")] });
+    holder.ask(1, Call::ResolvePath { node: f.node, names: vec![name("d"), name("f")] });
     assert_eq!(holder.answer().unwrap().result, Ok(Reply::Done));
     holder.ask(2, lock(false, true));
     assert_eq!(holder.answer().unwrap().result, Err(Errno::AGAIN), "another had it");

@@ -148,7 +148,7 @@ fn a_client_that_gives_back_late_is_trusted_again_and_answered() {
 #[test]
 fn grants_of_a_lost_connection_stand_until_the_client_comes_back_or_its_lease_has_run_out() {
     let world = World::hasty();
-    let mkdir = |dir: Place, text: &str| Call::Mkdir { dir, name: name(text), mode: 0o700, umask: 0 };
+    let mkdir = |dir: NodeRef, text: &str| Call::Mkdir { dir, name: name(text), mode: 0o700, umask: 0 };
     let mut mutator = world.client();
     let d = mutator.place("d");
     for returns in [false, true] {
@@ -230,7 +230,7 @@ fn whoever_wants_names_alone_has_them_alone_or_marked_as_shared() {
     let names = |client: &mut Client| -> Vec<bool> {
         let d = client.place("d");
         let grants = client.list(&d).1;
-        let on_names = grants.iter().filter(|g| (g.node, g.covers) == (d.node, Covers::Names));
+        let on_names = grants.iter().filter(|g| (g.node, g.covers) == (d.node, LeaseScope::Directory));
         on_names.map(|grant| grant.shared).collect()
     };
     assert_eq!(names(&mut alone), [false]);
@@ -241,7 +241,7 @@ fn whoever_wants_names_alone_has_them_alone_or_marked_as_shared() {
     let asked = |event: &Event| matches!(event, Event::Recall(recall) if recall.node == d);
     alone.wait(|events| events.iter().any(asked).then_some(()));
     alone.give_back();
-    alone.call(Call::StatFs { node: Place::bare(world.client().root().node) });
+    alone.call(Call::StatFs { node: NodeRef::bare(world.client().root().node) });
     assert_eq!(names(&mut other), [true]);
     assert_eq!(names(&mut alone), [true]);
 }

@@ -31,7 +31,7 @@ fn connect(server: &Arc<Server>, dir: &TempDir) -> Client {
 /// A model cache: a recall drops facts, and taints a reply that is under way.
 struct Facts {
     client: Client,
-    recalled: Vec<(NodeId, Covers)>,
+    recalled: Vec<(NodeId, LeaseScope)>,
 }
 
 impl Facts {
@@ -41,7 +41,7 @@ impl Facts {
     }
 
     /// Processes received events, and acknowledges and returns recalls.
-    fn pump(&mut self) -> Vec<(NodeId, Covers)> {
+    fn pump(&mut self) -> Vec<(NodeId, LeaseScope)> {
         let recalls = self.client.recalls();
         let ended: Vec<_> = recalls.iter().map(|recall| (recall.node, recall.covers)).collect();
         self.recalled.extend(&ended);
@@ -51,7 +51,7 @@ impl Facts {
 
     /// Returns the reply, and whether its grant lets the client cache it. The order of events tells recalls before
     /// the reply from recalls after it.
-    fn ask(&mut self, call: Call, node: NodeId, covers: Covers) -> (Reply, bool) {
+    fn ask(&mut self, call: Call, node: NodeId, covers: LeaseScope) -> (Reply, bool) {
         self.recalled.clear();
         let id = self.client.send(call);
         let response = loop {
@@ -81,10 +81,10 @@ const STALL: Duration = Duration::from_secs(5);
 fn read_until(
     ends: Instant,
     facts: &mut Facts,
-    look: impl Fn(&mut Facts) -> (u64, NodeId, Covers, bool),
+    look: impl Fn(&mut Facts) -> (u64, NodeId, LeaseScope, bool),
     published: &AtomicU64,
 ) -> (u64, u64) {
-    let mut kept: Option<(u64, NodeId, Covers)> = None;
+    let mut kept: Option<(u64, NodeId, LeaseScope)> = None;
     let (mut hits, mut asked) = (0, 0);
     while Instant::now() < ends {
         let ended = facts.pump();
@@ -114,7 +114,7 @@ fn read_until(
 /// returned.
 fn nobody_keeps_what_is_older(
     change: impl Fn(&mut Client, u64) -> bool + Send + 'static,
-    look: impl Fn(&mut Facts) -> (u64, NodeId, Covers, bool) + Send + Sync + Clone + 'static,
+    look: impl Fn(&mut Facts) -> (u64, NodeId, LeaseScope, bool) + Send + Sync + Clone + 'static,
     prepare: impl Fn(&TempDir),
 ) {
     nobody_keeps_beside(change, look, prepare, |_| thread::sleep(Duration::from_millis(50)));
@@ -123,7 +123,7 @@ fn nobody_keeps_what_is_older(
 /// As above, with a third client that runs `beside` in a loop.
 fn nobody_keeps_beside(
     change: impl Fn(&mut Client, u64) -> bool + Send + 'static,
-    look: impl Fn(&mut Facts) -> (u64, NodeId, Covers, bool) + Send + Sync + Clone + 'static,
+    look: impl Fn(&mut Facts) -> (u64, NodeId, LeaseScope, bool) + Send + Sync + Clone + 'static,
     prepare: impl Fn(&TempDir),
     beside: impl Fn(&mut Client) + Send + 'static,
 ) {
@@ -186,9 +186,9 @@ fn data_that_is_kept_is_never_older_than_what_was_written() {
         |facts| {
             let f = facts.client.place("f");
             let read = Call::Read { node: f.clone(), handle: None, offset: 0, length: 8 };
-            let (reply, keep) = facts.ask(read, f.node, Covers::Data);
+            let (reply, keep) = facts.ask(read, f.node, LeaseScope::Data);
             let Reply::Data(data) = reply else { panic!() };
-            (u64::from_le_bytes(data.try_into().unwrap()), f.node, Covers::Data, keep)
+            (u64::from_le_bytes(data.try_into().unwrap()), f.node, LeaseScope::Data, keep)
         },
         |dir| fs::write(dir.path().join("f"), [0; 8]).unwrap(),
     );
@@ -204,10 +204,10 @@ fn attributes_that_are_kept_are_never_older_than_what_was_set() {
         },
         |facts| {
             let f = facts.client.place("f");
-            let dir = f.hint.as_ref().unwrap().0;
-            let (reply, keep) = facts.ask(Call::GetAttr { node: f }, dir, Covers::Names);
+            let dir = f.path_hint.as_ref().unwrap().0;
+            let (reply, keep) = facts.ask(Call::GetAttr { node: f }, dir, LeaseScope::Directory);
             let Reply::Attr(_, attr) = reply else { panic!() };
-            (attr.size, dir, Covers::Names, keep)
+            (attr.size, dir, LeaseScope::Directory, keep)
         },
         |dir| fs::write(dir.path().join("f"), "").unwrap(),
     );
@@ -227,14 +227,15 @@ fn names_that_are_kept_are_never_older_than_what_was_renamed() {
         |facts| {
             let dir = facts.client.root();
             loop {
-                let (reply, keep) = facts.ask(Call::List { dir: dir.clone() }, dir.node, Covers::Names);
+                let (reply, keep) =
+                    facts.ask(Call::List { dir: dir.clone() }, dir.node, LeaseScope::Directory);
                 let Reply::Listed(listed) = reply else { panic!() };
                 // During the rename a listing may contain the file under both names, or under none.
                 let number =
                     |name: &Name| std::str::from_utf8(&name.as_bytes()[1..]).unwrap().parse().unwrap();
                 if let Some(newest) = listed.entries.iter().map(|(name, _)| number(name)).max() {
                     assert!(!keep || listed.entries.len() == 1, "what is granted is true");
-                    return (newest, dir.node, Covers::Names, keep);
+                    return (newest, dir.node, LeaseScope::Directory, keep);
                 }
                 assert!(!keep);
             }
@@ -245,7 +246,7 @@ fn names_that_are_kept_are_never_older_than_what_was_renamed() {
 
 #[test]
 fn attributes_of_a_file_that_moves_are_never_older_than_what_was_set() {
-    let open: Mutex<Option<(Place, Handle)>> = Mutex::new(None);
+    let open: Mutex<Option<(NodeRef, Handle)>> = Mutex::new(None);
     let turn = AtomicU64::new(0);
     nobody_keeps_beside(
         move |client, number| {
@@ -269,10 +270,10 @@ fn attributes_of_a_file_that_moves_are_never_older_than_what_was_set() {
             for dir in ["d0", "d1"] {
                 let dir = facts.client.place(dir);
                 let lookup = Call::Lookup { dir: dir.clone(), name: name("f") };
-                let (reply, keep) = facts.ask(lookup, dir.node, Covers::Names);
-                let Reply::Looked(found) = reply else { panic!() };
+                let (reply, keep) = facts.ask(lookup, dir.node, LeaseScope::Directory);
+                let Reply::Entry(found) = reply else { panic!() };
                 if let Some(entry) = found {
-                    return (entry.attr.size, dir.node, Covers::Names, keep);
+                    return (entry.attr.size, dir.node, LeaseScope::Directory, keep);
                 }
             }
         },

@@ -11,15 +11,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
-fn covers(text: &str) -> Covers {
+fn covers(text: &str) -> LeaseScope {
     match text {
-        "names" => Covers::Names,
-        "inode" => Covers::Inode,
-        _ => Covers::Data,
+        "names" => LeaseScope::Directory,
+        "inode" => LeaseScope::Attributes,
+        _ => LeaseScope::Data,
     }
 }
 
-type Place2<'a> = &'a dyn Fn(&str) -> Place;
+type Place2<'a> = &'a dyn Fn(&str) -> NodeRef;
 
 /// A client holds all leases; the server answers `change` (with `result`) only after recalls of exactly `expected`
 /// are acknowledged.
@@ -28,10 +28,10 @@ fn recalls(what: &str, change: impl Fn(Place2<'_>) -> Call, expected: &[&str], r
     let (mut holder, held) = world.warm();
     let mut mutator = world.client();
     let names = ["", "d", "d2", "d/e", "d/f", "d/h", "d2/old"];
-    let places: Vec<Place> = names.iter().map(|name| mutator.place(name)).collect();
+    let places: Vec<NodeRef> = names.iter().map(|name| mutator.place(name)).collect();
     let find = |path: &str| places[names.iter().position(|n| *n == path).unwrap()].clone();
     let call = mutator.send(change(&find));
-    let expected: BTreeSet<(NodeId, Covers)> = expected
+    let expected: BTreeSet<(NodeId, LeaseScope)> = expected
         .iter()
         .map(|text| {
             let (path, what) = text.split_once(' ').unwrap();
@@ -220,7 +220,7 @@ fn a_reader_is_never_held_and_is_granted_nothing_of_what_changes() {
     for client in [&mut reader, &mut holder, &mut mutator] {
         let d = client.place("d");
         let response = client.call(Call::Lookup { dir: d.clone(), name: name("f") });
-        assert!(matches!(response.result, Ok(Reply::Looked(Some(_)))), "it is still there");
+        assert!(matches!(response.result, Ok(Reply::Entry(Some(_)))), "it is still there");
         assert_eq!(response.grants, []);
         let (entries, grants) = client.list(&d);
         assert_eq!(entries.len(), 3);
@@ -231,7 +231,7 @@ fn a_reader_is_never_held_and_is_granted_nothing_of_what_changes() {
     assert!(mutator.answer(unlink).result.is_ok());
     let d = reader.place("d");
     let response = reader.call(Call::Lookup { dir: d, name: name("f") });
-    assert_eq!(response.result, Ok(Reply::Looked(None)));
+    assert_eq!(response.result, Ok(Reply::Entry(None)));
     assert_eq!(response.grants.len(), 1, "and again it may be granted");
 }
 
@@ -242,7 +242,7 @@ fn two_who_change_what_the_other_holds_both_finish() {
     let (d, d2) = (one.place("d"), two.place("d2"));
     one.list(&d);
     two.list(&d2);
-    let make = |dir: &Place| Call::Mkdir { dir: dir.clone(), name: name("new"), mode: 0o700, umask: 0 };
+    let make = |dir: &NodeRef| Call::Mkdir { dir: dir.clone(), name: name("new"), mode: 0o700, umask: 0 };
     let (first, second) = (one.send(make(&d2)), two.send(make(&d)));
     assert!(!one.is_answered(first) && !two.is_answered(second));
     one.give_back();
@@ -256,9 +256,13 @@ fn the_one_who_changes_is_granted_what_it_changed() {
     let mut client = world.client();
     let d = client.place("d");
     let made = client.call(Call::Mkdir { dir: d.clone(), name: name("new"), mode: 0o700, umask: 0 });
-    let Ok(Reply::Made { entry, .. }) = made.result else { panic!("{:?}", made.result) };
+    let Ok(Reply::Created { entry, .. }) = made.result else { panic!("{:?}", made.result) };
     let granted: BTreeSet<_> = made.grants.iter().map(|grant| (grant.node, grant.covers)).collect();
-    let expected = [(d.node, Covers::Names), (entry.id, Covers::Inode), (entry.id, Covers::Names)];
+    let expected = [
+        (d.node, LeaseScope::Directory),
+        (entry.id, LeaseScope::Attributes),
+        (entry.id, LeaseScope::Directory),
+    ];
     assert_eq!(granted, expected.into_iter().collect());
     let set = SetAttr { mode: Some(0o711), ..SetAttr::default() };
     let f = client.place("d/f");
@@ -337,7 +341,7 @@ fn a_file_that_was_moved_while_its_writer_waited_is_looked_at_again() {
     reader.give_back();
     watcher.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
     let recalled: Vec<_> = watcher.recalls().iter().map(|r| (r.node, r.covers, r.names.clone())).collect();
-    assert_eq!(recalled, [(d2.node, Covers::Names, vec![name("g")])]);
+    assert_eq!(recalled, [(d2.node, LeaseScope::Directory, vec![name("g")])]);
     assert!(!writer.is_answered(write));
     watcher.give_back();
     mover.pump();
@@ -371,7 +375,7 @@ fn a_file_that_got_or_lost_a_name_is_recalled_where_it_is_covered() {
     // From one name to two: the server recalls the directory lease that covers the file.
     let link = Call::Link { node: f.clone(), dir: there, name: name("f2") };
     let (linked, recalled) = oblige(&mut writer, &mut watcher, link);
-    assert!(linked.result.is_ok() && recalled.contains(&(d.node, Covers::Names)));
+    assert!(linked.result.is_ok() && recalled.contains(&(d.node, LeaseScope::Directory)));
     // From two names to one, through a descriptor whose own name is gone: the server still knows the remaining
     // parent.
     let gone = Call::Unlink { dir: writer.place("d"), name: name("h"), keep: None };
@@ -383,7 +387,7 @@ fn a_file_that_got_or_lost_a_name_is_recalled_where_it_is_covered() {
     let write = Call::Write { node: h, handle: Some(handle), offset, data, flags };
     let (written, recalled) = oblige(&mut writer, &mut watcher, write);
     assert!(written.result.is_ok(), "{:?}", written.result);
-    assert_eq!(recalled.into_iter().collect::<Vec<_>>(), [(d2.node, Covers::Names)]);
+    assert_eq!(recalled.into_iter().collect::<Vec<_>>(), [(d2.node, LeaseScope::Directory)]);
 }
 
 #[test]

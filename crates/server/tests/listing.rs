@@ -18,10 +18,10 @@ fn a_hundred_thousand_names_come_once_each_in_cookie_order() {
     }
     let parts = x.responses(&me(), Call::List { dir: x.top() });
     assert!(parts.len() > 10);
-    assert_eq!(parts[0].grants[0].covers, Covers::Names);
+    assert_eq!(parts[0].grants[0].covers, LeaseScope::Directory);
     let last = parts.last().unwrap();
     assert_eq!(last.after, [(x.root, x.attr(&x.top()).unwrap())]);
-    assert!(last.grants.iter().any(|g| (g.node, g.covers) == (x.root, Covers::Inode)));
+    assert!(last.grants.iter().any(|g| (g.node, g.covers) == (x.root, LeaseScope::Attributes)));
     let key = x.export.session(&x.files).unwrap().cookie_key;
     let mut names = BTreeSet::new();
     let mut cookie = Cookie(0);
@@ -53,14 +53,15 @@ fn entries_say_what_a_lookup_says() {
     assert_eq!(listed.len(), 7);
     for (name, entry) in &listed {
         let looked = x.call(Call::Lookup { dir: x.top(), name: name.clone() });
-        let Ok(Reply::Looked(Some(mut looked))) = looked else { panic!() };
+        let Ok(Reply::Entry(Some(mut looked))) = looked else { panic!() };
         if looked.target.is_some() {
             looked.attr.atime = entry.attr.atime; // Linux cannot read a symlink without changing its atime
         }
         assert_eq!(looked, *entry);
     }
     let grants = x.response(Call::List { dir: x.top() }).grants;
-    let own: BTreeSet<_> = grants.iter().filter(|g| g.covers == Covers::Inode).map(|g| g.node).collect();
+    let own: BTreeSet<_> =
+        grants.iter().filter(|g| g.covers == LeaseScope::Attributes).map(|g| g.node).collect();
     assert_eq!(own, [x.root, x.place("d").node, x.place("h1").node].into());
     assert!(x.list(&x.place("d")).is_empty());
     assert_eq!(x.call(Call::List { dir: x.place("f") }), Err(Errno::NOTDIR));
@@ -71,8 +72,8 @@ fn a_listed_directory_is_reached_without_a_hint() {
     let x = Exported::new();
     fs::create_dir_all(x.path("d/e")).unwrap();
     let d = x.list(&x.top()).remove(0).1.id;
-    let e = x.list(&Place::bare(d)).remove(0).1.id;
-    assert!(x.attr(&Place::bare(e)).is_ok());
+    let e = x.list(&NodeRef::bare(d)).remove(0).1.id;
+    assert!(x.attr(&NodeRef::bare(e)).is_ok());
 }
 
 #[test]
@@ -82,7 +83,7 @@ fn names_alone_are_those_that_a_listing_has() {
         fs::File::create(x.path(&format!("file-{n}"))).unwrap();
     }
     fs::create_dir(x.path("d")).unwrap();
-    let told = x.responses(&me(), Call::Dirents { dir: x.top(), after: Cookie(0) });
+    let told = x.responses(&me(), Call::ListNames { dir: x.top(), after: Cookie(0) });
     assert!(
         told.len() > 4
             && told.iter().all(|part| nigh_native::encode_response(CallId(1), part).len() < 256 << 10)
@@ -91,7 +92,7 @@ fn names_alone_are_those_that_a_listing_has() {
     let told: Vec<_> = x.dirents(&x.top()).into_iter().map(|dirent| (dirent.name, dirent.ino)).collect();
     assert_eq!(told, listed);
     let middle = x.export.session(&x.files).unwrap().cookie_key.cookie(told[15_000].0.as_bytes());
-    let behind = x.responses(&me(), Call::Dirents { dir: x.top(), after: middle });
+    let behind = x.responses(&me(), Call::ListNames { dir: x.top(), after: middle });
     let Some(Ok(Reply::Dirents(part))) = behind.first().map(|part| &part.result) else {
         panic!("{behind:?}")
     };

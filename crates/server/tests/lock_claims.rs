@@ -48,9 +48,9 @@ fn hang_up(world: &World, client: &mut Client) {
 }
 
 /// Resolves the path again, as a restarted server requires.
-fn walk(client: &mut Client, f: &Place) {
+fn walk(client: &mut Client, f: &NodeRef) {
     let names = vec![name("d"), name("f")];
-    assert_eq!(client.call(Call::Walk { node: f.node, names }).result, Ok(Reply::Done));
+    assert_eq!(client.call(Call::ResolvePath { node: f.node, names }).result, Ok(Reply::Done));
 }
 
 /// Disconnects the holder until the server discards its session, because another client waits for the holder's lock.

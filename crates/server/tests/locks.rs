@@ -71,8 +71,10 @@ impl Client {
                 Output::Event(Event::Recall(recall)) => {
                     self.session.handle_acknowledge(self.now(), recall.id);
                 }
-                Output::Event(Event::Hold(hold)) => self.session.handle_acknowledge(self.now(), hold.id),
-                Output::Event(Event::Commit(_)) => {}
+                Output::Event(Event::UpdatePrepare(hold)) => {
+                    self.session.handle_acknowledge(self.now(), hold.id)
+                }
+                Output::Event(Event::UpdateCommit(_)) => {}
                 Output::Event(Event::Lost { why } | Event::Lapsed { why }) => panic!("{why}"),
                 Output::Event(Event::Restored { .. }) => panic!("restored, and was not away"),
                 Output::Transmit(bytes) => self.stream.write_all(&bytes).unwrap(),
@@ -95,7 +97,8 @@ impl Client {
     fn send(&mut self, call: Call) -> CallId {
         self.calls += 1;
         let id = CallId(self.calls);
-        let name = call.is_mutation().then_some(OpName { client: 1, incarnation: 2, sequence: self.calls });
+        let name =
+            call.is_mutation().then_some(MutationId { client: 1, incarnation: 2, sequence: self.calls });
         self.session.handle_call(self.now(), id, Request { credentials: me(), name, call });
         self.drain();
         id
@@ -125,15 +128,14 @@ impl Client {
         self.answers.iter().all(|(call, _)| *call != id)
     }
 
-    fn place(&mut self, path: &str) -> Place {
-        let mut at = Place::bare(self.root.unwrap());
+    fn place(&mut self, path: &str) -> NodeRef {
+        let mut at = NodeRef::bare(self.root.unwrap());
         for part in path.split('/') {
-            let Ok(Reply::Looked(Some(entry))) =
-                self.call(Call::Lookup { dir: at.clone(), name: name(part) })
+            let Ok(Reply::Entry(Some(entry))) = self.call(Call::Lookup { dir: at.clone(), name: name(part) })
             else {
                 panic!("no {part} of {path}")
             };
-            at = Place { node: entry.id, hint: Some((at.node, name(part))) };
+            at = NodeRef { node: entry.id, path_hint: Some((at.node, name(part))) };
         }
         at
     }
@@ -144,12 +146,12 @@ impl Client {
     }
 }
 
-fn lock(node: &Place, owner: u64, kind: LockKind, (start, end): (u64, u64), wait: bool) -> Call {
+fn lock(node: &NodeRef, owner: u64, kind: LockKind, (start, end): (u64, u64), wait: bool) -> Call {
     let pid = u32::try_from(owner).unwrap();
     Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait, pid, reclaim: false }
 }
 
-fn flock(node: &Place, owner: u64, kind: LockKind, wait: bool) -> Call {
+fn flock(node: &NodeRef, owner: u64, kind: LockKind, wait: bool) -> Call {
     Call::Lock {
         node: node.clone(),
         owner,
@@ -163,11 +165,11 @@ fn flock(node: &Place, owner: u64, kind: LockKind, wait: bool) -> Call {
     }
 }
 
-fn unlock(node: &Place, owner: u64, (start, end): (u64, u64)) -> Call {
+fn unlock(node: &NodeRef, owner: u64, (start, end): (u64, u64)) -> Call {
     Call::Unlock { node: node.clone(), owner, flock: false, start, end }
 }
 
-fn getlock(node: &Place, owner: u64, at: u64) -> Call {
+fn getlock(node: &NodeRef, owner: u64, at: u64) -> Call {
     Call::GetLock { node: node.clone(), owner, flock: false, kind: WRITE, start: at, end: at }
 }
 

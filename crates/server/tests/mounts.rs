@@ -48,11 +48,12 @@ fn a_nested_tmpfs_has_ids_of_its_own_and_can_be_unmounted() {
     assert_eq!(distinct.len(), nodes.len());
     assert_eq!(x.read(&nodes[4], None).unwrap(), b"a");
     assert_eq!(x.read(&nodes[5], None).unwrap(), b"b");
-    assert!(x.attr(&Place::bare(nodes[2].node)).is_ok());
+    assert!(x.attr(&NodeRef::bare(nodes[2].node)).is_ok());
     let listed: Vec<_> = x.list(&x.top()).into_iter().map(|(_, entry)| entry.id).collect();
     assert!(listed.contains(&nodes[0].node) && listed.contains(&nodes[1].node));
     // A names-only listing has equal inode numbers; for a mount point it has the number of the covered directory.
-    let numbers = |dir: Place| -> Vec<u64> { x.dirents(&dir).into_iter().map(|dirent| dirent.ino).collect() };
+    let numbers =
+        |dir: NodeRef| -> Vec<u64> { x.dirents(&dir).into_iter().map(|dirent| dirent.ino).collect() };
     assert_eq!(numbers(nodes[0].clone()), [nodes[2].node.ino]);
     assert_eq!(numbers(nodes[2].clone()), [nodes[4].node.ino]);
     assert!(numbers(x.top()).iter().all(|ino| ino >> 63 == 0));
@@ -132,7 +133,7 @@ fn subvolumes_have_ids_of_their_own() {
     let _ = x.place("t/f");
     assert_eq!(ids(&x), before);
     let place = x.place("s/f");
-    assert!(x.attr(&Place::bare(place.hint.unwrap().0)).is_ok());
+    assert!(x.attr(&NodeRef::bare(place.path_hint.unwrap().0)).is_ok());
     drop(x.export);
 }
 
@@ -164,7 +165,7 @@ fn an_overlay_can_be_exported() {
     assert_eq!(fs::read(layers.path().join("upper/f")).unwrap(), b"up!");
     assert_eq!(x.place("f").node, f.node);
     assert_eq!(x.read(&f, None).unwrap(), b"up!");
-    let given_up = x.export.session(&x.files).unwrap().not_given;
+    let given_up = x.export.session(&x.files).unwrap().unsupported_guarantees;
     assert!(given_up.iter().any(|(name, why)| name == "S4" && why.contains("overlayfs")));
 }
 
@@ -214,7 +215,7 @@ fn exports_of_one_directory_go_through_their_own_mounts_and_share_the_rest() {
     assert_eq!(ro.call(mkdir("a")).result, Err(Errno::ROFS));
     assert!(rw.call(mkdir("b")).result.is_ok());
     assert_eq!(ro.entry(&root, "b").id, rw.entry(&root, "b").id);
-    assert!(ro.list(&root).1.iter().any(|grant| grant.covers == Covers::Names));
+    assert!(ro.list(&root).1.iter().any(|grant| grant.covers == LeaseScope::Directory));
     let call = rw.send(mkdir("c"));
     assert!(!rw.is_answered(call), "what the other holds is asked back");
     ro.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
@@ -259,7 +260,7 @@ fn a_dead_mount_hides_no_name_beside_it() {
     };
     assert_eq!(fs::metadata(x.path("mnt")).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
     let parts = x.responses(&me(), Call::List { dir: x.top() });
-    assert!(parts.iter().all(|part| part.grants.iter().all(|grant| grant.covers != Covers::Names)));
+    assert!(parts.iter().all(|part| part.grants.iter().all(|grant| grant.covers != LeaseScope::Directory)));
     let mut names: Vec<_> = x.list(&x.top()).into_iter().map(|(name, _)| name).collect();
     names.sort();
     assert_eq!(names, [name("a"), name("b")]);
@@ -290,7 +291,7 @@ fn a_dead_mount_that_is_found_late_takes_the_grant_back() {
         client.give_back();
         let (entries, grants) = client.list(&root);
         assert_eq!(entries.len(), names.len());
-        grants.iter().any(|grant| grant.covers == Covers::Names)
+        grants.iter().any(|grant| grant.covers == LeaseScope::Directory)
     });
     client.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
     client.give_back();

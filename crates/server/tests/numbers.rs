@@ -50,7 +50,7 @@ fn finds_numbers(x: &Exported, test: &str) -> bool {
     finds
 }
 
-fn rename(from: &Place, text: &str, to: &Place, new: &str) -> Call {
+fn rename(from: &NodeRef, text: &str, to: &NodeRef, new: &str) -> Call {
     Call::Rename {
         from: from.clone(),
         name: name(text),
@@ -82,8 +82,8 @@ fn inodes_are_found_by_number_after_a_restart_and_wherever_they_were_moved() {
     let x = x.reopen();
     drop_caches();
     for (name, place) in names.iter().zip(&places) {
-        assert_eq!(find(&x, place.node.ino), Ok((place.node, place.hint.clone())), "{name}");
-        assert!(x.attr(&Place::bare(place.node)).is_ok(), "{name}");
+        assert_eq!(find(&x, place.node.ino), Ok((place.node, place.path_hint.clone())), "{name}");
+        assert!(x.attr(&NodeRef::bare(place.node)).is_ok(), "{name}");
     }
     assert_eq!(find(&x, x.root.ino), Ok((x.root, None)));
     assert!(x.call(rename(&places[1], "f", &x.top(), "moved")).is_ok());
@@ -105,7 +105,7 @@ fn inode_found_by_number_under_another_name_is_covered_by_its_own_grant() {
     tree(&x);
     let (dir, file) = (x.place("d/e"), x.place("d/e/f"));
     let there = x.response(Call::GetAttr { node: file.clone() });
-    assert!(there.grants.iter().any(|grant| (grant.node, grant.covers) == (dir.node, Covers::Names)));
+    assert!(there.grants.iter().any(|grant| (grant.node, grant.covers) == (dir.node, LeaseScope::Directory)));
     let x = x.reopen();
     assert!(x.call(rename(&x.place("d/e"), "f", &x.place("d/e"), "moved")).is_ok());
     let x = x.reopen();
@@ -113,7 +113,7 @@ fn inode_found_by_number_under_another_name_is_covered_by_its_own_grant() {
     let moved = x.response(Call::GetAttr { node: file.clone() });
     assert!(matches!(moved.result, Ok(Reply::Attr(node, _)) if node == file.node), "{moved:?}");
     let granted: Vec<_> = moved.grants.iter().map(|grant| (grant.node, grant.covers)).collect();
-    assert_eq!(granted, [(file.node, Covers::Inode)]);
+    assert_eq!(granted, [(file.node, LeaseScope::Attributes)]);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn number_of_what_is_removed_or_outside_of_the_export_is_stale() {
             assert_eq!(find(&x, ino), Err(Errno::STALE));
         }
         assert_eq!(find(&x, removed.ino), Err(Errno::STALE), "it is open, and has no name");
-        assert_eq!(x.attr(&Place::bare(moved)), Err(Errno::STALE));
+        assert_eq!(x.attr(&NodeRef::bare(moved)), Err(Errno::STALE));
         drop_caches();
     }
     drop(open);
@@ -168,7 +168,7 @@ fn reused_number_is_told_with_the_id_of_the_new_inode() {
     // The half of the generation that a file handle contains.
     let half = |node: NodeId| node.generation & 0xffff_ffff;
     assert!(half(new) != half(old));
-    assert_eq!(x.attr(&Place::bare(old)), Err(Errno::STALE));
+    assert_eq!(x.attr(&NodeRef::bare(old)), Err(Errno::STALE));
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn calls_of_a_peer_that_is_not_vouched_for_write_no_table_of_directories() {
     };
     let x = x.of_peer(false);
     let (f, d) = (x.place("d/e/f"), x.place("d"));
-    x.list(f.hint.as_ref().map(|(e, _)| Place::bare(*e)).as_ref().unwrap());
+    x.list(f.path_hint.as_ref().map(|(e, _)| NodeRef::bare(*e)).as_ref().unwrap());
     let (made, _) = x.create(&d, "made", 0o600);
     let call = Call::Link { node: made.clone(), dir: x.top(), name: name("linked") };
     assert!(x.call(call).is_ok());
@@ -316,7 +316,7 @@ fn directory_is_not_read_for_an_inode_that_is_open_or_has_its_only_name_elsewher
     assert!(x.call(Call::Open { node: open.clone(), access: READ }).is_ok());
     fs::hard_link(x.path("d/e/open"), outer.path().join("link")).unwrap();
     fs::remove_file(x.path("d/e/open")).unwrap();
-    let stale = |node: &Place| assert_eq!(find(&x, node.node.ino), Err(Errno::STALE));
+    let stale = |node: &NodeRef| assert_eq!(find(&x, node.node.ino), Err(Errno::STALE));
     let read = [
         is_read(&x.path("d/e"), || stale(&removed)),
         is_read(&x.path("d/e"), || stale(&moved)),
@@ -360,6 +360,6 @@ fn inodes_of_inner_subvolumes_are_found_by_number() {
     let x = x.reopen();
     drop_caches();
     for place in places {
-        assert_eq!(find(&x, place.node.ino), Ok((place.node, place.hint)));
+        assert_eq!(find(&x, place.node.ino), Ok((place.node, place.path_hint)));
     }
 }

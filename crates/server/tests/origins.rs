@@ -71,13 +71,13 @@ fn new_client_numbers_of_one_user_hold_up_others_once() {
                     Hello { client: number, ..hello(&world, number, None) },
                 );
                 let welcome = raw.welcome();
-                let at = |entry: &Entry, of: NodeId, text: &str| Place {
+                let at = |entry: &Entry, of: NodeId, text: &str| NodeRef {
                     node: entry.id,
-                    hint: Some((of, name(text))),
+                    path_hint: Some((of, name(text))),
                 };
                 let root = welcome.session.root;
-                raw.ask(1, Call::Lookup { dir: Place::bare(root), name: name("d") });
-                let Ok(Reply::Looked(Some(d))) = raw.answer().unwrap().result else { panic!() };
+                raw.ask(1, Call::Lookup { dir: NodeRef::bare(root), name: name("d") });
+                let Ok(Reply::Entry(Some(d))) = raw.answer().unwrap().result else { panic!() };
                 raw.ask(2, Call::Lookup { dir: at(&d, root, "d"), name: name(&format!("none{number}")) });
                 assert!(raw.answer().unwrap().result.is_ok());
                 held.push(raw);
@@ -127,7 +127,7 @@ fn calls_of_one_user_in_many_sessions_leave_other_users_their_turn() {
     }
     let mut honest = client(&world, HONEST);
     let d = honest.place("d");
-    let mut rogues: Vec<(Client, Place, Handle)> = (0..SESSIONS)
+    let mut rogues: Vec<(Client, NodeRef, Handle)> = (0..SESSIONS)
         .map(|nth| {
             let mut rogue = client(&world, ROGUE);
             let node = rogue.place(&format!("d/own{nth}/f"));
@@ -254,7 +254,7 @@ fn change_of_an_entry_where_a_hung_filesystem_is_mounted_is_refused_at_once() {
     let Some(hung) = Hung::mount(world.dir.path().join("d2")) else {
         return println!("SKIPPED: cannot mount a FUSE filesystem");
     };
-    let rename = |from: (&Place, &str), to: (&Place, &str), no_replace, exchange| Call::Rename {
+    let rename = |from: (&NodeRef, &str), to: (&NodeRef, &str), no_replace, exchange| Call::Rename {
         from: from.0.clone(),
         name: name(from.1),
         to: to.0.clone(),
@@ -303,7 +303,7 @@ fn change_of_an_entry_where_a_hung_filesystem_is_mounted_is_refused_at_once() {
     drop(hung);
 }
 
-fn open_until_refused(client: &mut Client, node: &Place) -> usize {
+fn open_until_refused(client: &mut Client, node: &NodeRef) -> usize {
     let mut opened = 0;
     loop {
         match client.call(Call::Open { node: node.clone(), access: READ }).result {

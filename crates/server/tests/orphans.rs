@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-fn unlink(dir: &Place, text: &str) -> Call {
+fn unlink(dir: &NodeRef, text: &str) -> Call {
     Call::Unlink { dir: dir.clone(), name: name(text), keep: None }
 }
 
-fn rename(from: &Place, old: &str, to: &Place, new: &str) -> Call {
+fn rename(from: &NodeRef, old: &str, to: &NodeRef, new: &str) -> Call {
     let (from, to, name, new_name) = (from.clone(), to.clone(), name(old), name(new));
     Call::Rename { from, name, to, new_name, no_replace: false, exchange: false, whiteout: false, keep: None }
 }
@@ -38,7 +38,7 @@ fn eventually(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-fn read(client: &mut Client, node: &Place, handle: Handle) -> Result<Vec<u8>, Errno> {
+fn read(client: &mut Client, node: &NodeRef, handle: Handle) -> Result<Vec<u8>, Errno> {
     let call = Call::Read { node: node.clone(), handle: Some(handle), offset: 0, length: 4096 };
     client.call(call).result.map(|reply| match reply {
         Reply::Data(data) => data,
@@ -67,14 +67,14 @@ fn connect(world: &World) -> Client {
 }
 
 /// A change, given the directories `d` and `d2`.
-type Way = fn(&Place, &Place) -> Call;
+type Way = fn(&NodeRef, &NodeRef) -> Call;
 
-const CHOSEN: Handle = Handle(Handle::CHOSEN | 7);
+const CHOSEN: Handle = Handle(Handle::CLIENT_ASSIGNED | 7);
 
 #[test]
 fn a_file_that_another_session_has_open_outlives_its_last_name() {
-    let replace = |d: &Place, d2: &Place| rename(d2, "old", d, "f");
-    let remove = |d: &Place, _: &Place| unlink(d, "f");
+    let replace = |d: &NodeRef, d2: &NodeRef| rename(d2, "old", d, "f");
+    let remove = |d: &NodeRef, _: &NodeRef| unlink(d, "f");
     let ways: [Way; 2] = [remove, replace];
     for change in ways {
         let world = World::new();
@@ -123,9 +123,9 @@ fn a_client_says_what_it_has_open_before_it_gives_back() {
     let call = mutator.send(unlink(&call, "f"));
     assert!(!mutator.is_answered(call));
     holder.pump();
-    holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
+    holder.send(Call::PinOpen { node: f.clone(), names: vec![], handle: CHOSEN });
     // The number is already in use: the first pin stays.
-    holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
+    holder.send(Call::PinOpen { node: f.clone(), names: vec![], handle: CHOSEN });
     assert!(given_back(&mut mutator, call, &mut holder).result.is_ok());
     assert_eq!(aside(world.dir.path()).unwrap().len(), 1);
     assert_eq!(read(&mut holder, &f, CHOSEN), Ok(b"12345678".to_vec()));
@@ -151,7 +151,7 @@ fn a_client_that_gives_back_late_keeps_what_it_has_open() {
     let suspect = || world.server.leases().holders.iter().any(|holder| holder.suspect);
     eventually("it is suspect", suspect);
     holder.pump();
-    holder.send(Call::Keep { node: f.clone(), names: vec![], handle: CHOSEN });
+    holder.send(Call::PinOpen { node: f.clone(), names: vec![], handle: CHOSEN });
     assert!(given_back(&mut mutator, call, &mut holder).result.is_ok());
     assert_eq!(read(&mut holder, &f, CHOSEN), Ok(b"12345678".to_vec()));
 }
@@ -197,7 +197,7 @@ fn the_folders_directory_is_recalled_where_it_changes() {
     assert!(!mutator.is_answered(call));
     holder.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
     let recalled: Vec<_> = holder.recalls().iter().map(|recall| (recall.node, recall.covers)).collect();
-    assert_eq!(recalled, [(root.node, Covers::Inode)]);
+    assert_eq!(recalled, [(root.node, LeaseScope::Attributes)]);
     holder.give_back();
     let response = mutator.answer(call);
     let told = response.after.iter().find(|(id, _)| *id == root.node).unwrap().1;
@@ -216,13 +216,10 @@ fn nothing_leads_into_the_folder() {
     assert!(client.call(unlink(&d, "f")).result.is_ok());
     let hidden = || name(".nigh-orphans");
     let file = aside(world.dir.path()).unwrap().remove(0);
-    assert_eq!(
-        client.call(Call::Lookup { dir: top.clone(), name: hidden() }).result,
-        Ok(Reply::Looked(None))
-    );
+    assert_eq!(client.call(Call::Lookup { dir: top.clone(), name: hidden() }).result, Ok(Reply::Entry(None)));
     assert!(client.list(&top).0.iter().all(|(name, _)| *name != hidden()));
     for names in [vec![hidden()], vec![hidden(), name(&file)], vec![name("d"), hidden(), name(&file)]] {
-        assert_eq!(client.call(Call::Walk { node: f.node, names }).result, Err(Errno::STALE));
+        assert_eq!(client.call(Call::ResolvePath { node: f.node, names }).result, Err(Errno::STALE));
     }
     for bad in ["..", ".", "a/b", ".nigh-orphans/x"] {
         assert!(Name::new(bad.as_bytes()).is_err(), "{bad}");
@@ -246,11 +243,11 @@ fn nothing_leads_into_the_folder() {
         assert_eq!(client.call(call.clone()).result.map(drop), Err(Errno::PERM), "{call:?}");
     }
     // The orphan directory's name is no hint for the directory itself, nor for others.
-    let hint = Place { node: d.node, hint: Some((top.node, hidden())) };
+    let hint = NodeRef { node: d.node, path_hint: Some((top.node, hidden())) };
     assert!(client.call(Call::List { dir: hint }).result.is_ok(), "d itself, by its id");
     let mut other = connect(&world);
     let ino = fs::metadata(world.dir.path().join(".nigh-orphans")).unwrap().ino();
-    let guess = Place::bare(NodeId { ino, generation: f.node.generation });
+    let guess = NodeRef::bare(NodeId { ino, generation: f.node.generation });
     other.root();
     other.send(Call::GetAttr { node: guess });
     assert!(other.lost().contains("id"), "a made-up id ends the session");
@@ -279,7 +276,7 @@ impl Restart {
     }
 
     /// Returns a server's directories after it stopped while a client had a removed file open.
-    fn left() -> (Restart, Place) {
+    fn left() -> (Restart, NodeRef) {
         let x = Restart { dir: tempfile::tempdir().unwrap(), state: tempfile::tempdir().unwrap() };
         fs::create_dir(x.dir.path().join("d")).unwrap();
         fs::write(x.dir.path().join("d/f"), "content").unwrap();
@@ -302,7 +299,7 @@ fn a_removed_file_is_found_by_its_id_after_a_restart() {
     let server = x.server(1_000);
     let mut client = Client::connect(&server, x.dir.path(), Term::Session);
     client.root();
-    let f = Place::bare(f.node);
+    let f = NodeRef::bare(f.node);
     assert_eq!(client.attr(&f).0.nlink, 0, "before anybody has opened it again, too");
     let (first, second) = (client.open(&f, BOTH), client.open(&f, READ));
     assert_eq!(read(&mut client, &f, first), Ok(b"content".to_vec()));
@@ -328,7 +325,7 @@ fn a_removed_file_is_kept_for_all_who_may_come_back() {
     let server = x.server(15_000);
     let mut first = Client::connect(&server, x.dir.path(), Term::Session);
     first.root();
-    let f = Place::bare(f.node);
+    let f = NodeRef::bare(f.node);
     let handle = first.open(&f, BOTH);
     first.send(Call::Release { handles: vec![handle] });
     assert_eq!(first.attr(&f).0.nlink, 0);
@@ -355,7 +352,7 @@ fn what_nobody_comes_back_for_goes_after_a_term() {
         client.drain();
     }
     assert_eq!(aside(x.dir.path()).unwrap(), ["not ours"]);
-    let looked = client.call(Call::GetAttr { node: Place::bare(f.node) });
+    let looked = client.call(Call::GetAttr { node: NodeRef::bare(f.node) });
     assert_eq!(looked.result.map(drop), Err(Errno::STALE));
 }
 
@@ -371,7 +368,7 @@ fn where_no_folder_can_be_made_descriptors_keep_it() {
     std::os::unix::fs::chown(&folder, Some(1234), Some(1234)).unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
     let mut client = connect(&world);
-    let not_given = client.session().not_given;
+    let not_given = client.session().unsupported_guarantees;
     assert!(not_given.iter().any(|(what, why)| what == "S4" && !why.is_empty()), "{not_given:?}");
     let (d, f) = (client.place("d"), client.place("d/f"));
     let handle = client.open(&f, READ);
@@ -397,8 +394,8 @@ fn opens_beside_removals_lose_nothing_and_leave_nothing() {
             let ends = Instant::now() + Duration::from_secs(2);
             while Instant::now() < ends {
                 let looked = client.call(Call::Lookup { dir: d.clone(), name: name("g") }).result;
-                let Ok(Reply::Looked(Some(entry))) = looked else { continue };
-                let g = Place { node: entry.id, hint: Some((d.node, name("g"))) };
+                let Ok(Reply::Entry(Some(entry))) = looked else { continue };
+                let g = NodeRef { node: entry.id, path_hint: Some((d.node, name("g"))) };
                 match client.call(Call::Open { node: g.clone(), access: READ }).result {
                     Ok(Reply::Opened { handle, .. }) => {
                         std::thread::sleep(Duration::from_micros(300));
@@ -445,8 +442,8 @@ fn nobody_is_shown_two_names_of_an_open_file_that_loses_its_only_one() {
             let (mut lost, ends) = (0, Instant::now() + Duration::from_secs(2));
             while Instant::now() < ends {
                 let looked = client.call(Call::Lookup { dir: d.clone(), name: name("g") }).result;
-                let Ok(Reply::Looked(Some(entry))) = looked else { continue };
-                let g = Place { node: entry.id, hint: Some((d.node, name("g"))) };
+                let Ok(Reply::Entry(Some(entry))) = looked else { continue };
+                let g = NodeRef { node: entry.id, path_hint: Some((d.node, name("g"))) };
                 let opened = client.call(Call::Open { node: g.clone(), access: READ }).result;
                 let Ok(Reply::Opened { handle, .. }) = opened else { continue };
                 for _ in 0..200 {
@@ -490,9 +487,9 @@ fn an_open_file_that_is_not_replaced_after_all_has_one_name_all_the_time() {
         let d = client.place("d");
         let looks = |client: &mut Client, text: &str| {
             let looked = client.call(Call::Lookup { dir: d.clone(), name: name(text) }).result;
-            let Ok(Reply::Looked(Some(entry))) = looked else { panic!("{looked:?}") };
+            let Ok(Reply::Entry(Some(entry))) = looked else { panic!("{looked:?}") };
             assert_eq!(entry.attr.nlink, 1);
-            Place { node: entry.id, hint: Some((d.node, name(text))) }
+            NodeRef { node: entry.id, path_hint: Some((d.node, name(text))) }
         };
         for text in ["one", "other"] {
             let node = looks(&mut client, text);
@@ -532,7 +529,7 @@ fn directory_removed_by_one_session_is_empty_for_another_and_can_be_changed() {
         if !is_replaced {
             assert!(one.call(mkdir(&d, "here")).result.is_ok());
         }
-        let bare = Place::bare(here.node);
+        let bare = NodeRef::bare(here.node);
         assert_eq!(two.attr(&bare).0.nlink, 0);
         assert_eq!(two.list(&here).0, []);
         let set = SetAttr { mode: Some(0o700), mtime: Some(SetTime::Now), ..SetAttr::default() };

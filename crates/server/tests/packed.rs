@@ -29,10 +29,10 @@ impl Listing {
             let request = Request { credentials: Credentials::default(), name: None, call };
             encode_request(CallId(1), &request)
         };
-        let (place, handle) = (Place::bare(node), Handle(Handle::CHOSEN | 1));
+        let (place, handle) = (NodeRef::bare(node), Handle(Handle::CLIENT_ASSIGNED | 1));
         let (name, number) = (&b"\x01\0a"[..], &[0; 8][..]);
-        let walk = frame(Call::Walk { node, names: vec![] });
-        let keep = frame(Call::Keep { node: place, names: vec![], handle });
+        let walk = frame(Call::ResolvePath { node, names: vec![] });
+        let keep = frame(Call::PinOpen { node: place, names: vec![], handle });
         let release = frame(Call::Release { handles: vec![] });
         let give_back = Message::Return(vec![]).encode();
         let listing = |frame, item, behind, record, most| Listing { frame, item, behind, record, most };

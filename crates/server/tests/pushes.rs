@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 /// A client that takes updates and holds leases on all directories and attributes.
 struct Watcher {
     client: Client,
-    places: Vec<(&'static str, Place)>,
+    places: Vec<(&'static str, NodeRef)>,
 }
 
 impl Watcher {
@@ -33,16 +33,16 @@ impl Watcher {
         Watcher { client, places }
     }
 
-    fn at(&self, path: &str) -> Place {
+    fn at(&self, path: &str) -> NodeRef {
         self.places.iter().find(|(name, _)| *name == path).unwrap().1.clone()
     }
 
     /// Waits for the next update prepare, as text.
     fn held(&mut self) -> (RecallId, BTreeSet<String>) {
         let hold = self.client.wait(|events| {
-            let at = events.iter().position(|event| matches!(event, Event::Hold(_)))?;
+            let at = events.iter().position(|event| matches!(event, Event::UpdatePrepare(_)))?;
             match events.remove(at) {
-                Event::Hold(hold) => Some(hold),
+                Event::UpdatePrepare(hold) => Some(hold),
                 _ => None,
             }
         });
@@ -50,7 +50,9 @@ impl Watcher {
         for held in &hold.facts {
             let path = self.places.iter().find(|(_, place)| place.node == held.node).unwrap().0;
             match held.covers {
-                Covers::Names => facts.extend(held.names.iter().map(|name| format!("{path}: {name}"))),
+                LeaseScope::Directory => {
+                    facts.extend(held.names.iter().map(|name| format!("{path}: {name}")))
+                }
                 _ => drop(facts.insert(format!("{path} itself"))),
             }
         }
@@ -64,34 +66,36 @@ impl Watcher {
     }
 
     /// Waits for the update commit, and returns its facts.
-    fn became(&mut self, id: RecallId) -> Vec<Fact> {
+    fn became(&mut self, id: RecallId) -> Vec<UpdatedFact> {
         self.client.wait(|events| {
             events.iter().find_map(|event| match event {
-                Event::Commit(commit) if commit.id == id => Some(commit.facts.clone()),
+                Event::UpdateCommit(commit) if commit.id == id => Some(commit.facts.clone()),
                 _ => None,
             })
         })
     }
 }
 
-fn names(facts: &[Fact]) -> Vec<(String, Option<u64>)> {
-    let name = |fact: &Fact| match fact {
-        Fact::Name { name, entry, .. } => Some((name.to_string(), entry.as_ref().map(|entry| entry.id.ino))),
-        Fact::Attr { .. } => None,
+fn names(facts: &[UpdatedFact]) -> Vec<(String, Option<u64>)> {
+    let name = |fact: &UpdatedFact| match fact {
+        UpdatedFact::Name { name, entry, .. } => {
+            Some((name.to_string(), entry.as_ref().map(|entry| entry.id.ino)))
+        }
+        UpdatedFact::Attr { .. } => None,
     };
     facts.iter().filter_map(name).collect()
 }
 
-fn attr_of(facts: &[Fact], node: NodeId) -> Option<Attr> {
+fn attr_of(facts: &[UpdatedFact], node: NodeId) -> Option<Attr> {
     facts.iter().find_map(|fact| match fact {
-        Fact::Attr { node: of, attr } if *of == node => Some(*attr),
+        UpdatedFact::Attr { node: of, attr } if *of == node => Some(*attr),
         _ => None,
     })
 }
 
 /// Another client makes a change. Checks the facts that the watcher is asked to suspend, and returns those of the
 /// update commit. The server recalls nothing from the watcher, and grants it nothing more.
-fn pushed(what: impl FnOnce(&Watcher) -> Call, held: &[&str]) -> (Watcher, Vec<Fact>) {
+fn pushed(what: impl FnOnce(&Watcher) -> Call, held: &[&str]) -> (Watcher, Vec<UpdatedFact>) {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();
@@ -150,7 +154,7 @@ fn attributes_of_a_child_go_with_its_name_or_by_themselves() {
         move |w: &Watcher| Call::SetAttr { node: w.at(path), handle: None, set: mode }
     };
     let (_, facts) = pushed(of("d/f"), &["d: f"]);
-    let [Fact::Name { entry: Some(entry), .. }] = &facts[..] else { panic!("{facts:?}") };
+    let [UpdatedFact::Name { entry: Some(entry), .. }] = &facts[..] else { panic!("{facts:?}") };
     assert_eq!(entry.attr.mode & 0o777, 0o600);
     let (watcher, facts) = pushed(of("d/h"), &["d/h itself"]);
     assert_eq!(attr_of(&facts, watcher.at("d/h").node).unwrap().mode & 0o777, 0o600);
@@ -173,7 +177,7 @@ fn size_and_times_of_a_file_are_told() {
     watcher.acknowledge(id);
     mutator.answer(call);
     let facts = watcher.became(id);
-    let [Fact::Name { entry: Some(entry), .. }] = &facts[..] else { panic!("{facts:?}") };
+    let [UpdatedFact::Name { entry: Some(entry), .. }] = &facts[..] else { panic!("{facts:?}") };
     assert_eq!(entry.attr.size, 23);
 }
 
@@ -241,7 +245,7 @@ fn what_is_told_is_told_in_the_numbers_of_each_export() {
     whole.acknowledge(id);
     let hold = below.wait(|events| {
         events.iter().find_map(|event| match event {
-            Event::Hold(hold) => Some(hold.clone()),
+            Event::UpdatePrepare(hold) => Some(hold.clone()),
             _ => None,
         })
     });
@@ -252,12 +256,12 @@ fn what_is_told_is_told_in_the_numbers_of_each_export() {
     assert!(mutator.answer(call).result.is_ok());
     let facts = below.wait(|events| {
         events.iter().find_map(|event| match event {
-            Event::Commit(commit) => Some(commit.facts.clone()),
+            Event::UpdateCommit(commit) => Some(commit.facts.clone()),
             _ => None,
         })
     });
     let told = facts.iter().find_map(|fact| match fact {
-        Fact::Name { entry: Some(entry), .. } => Some(entry.id),
+        UpdatedFact::Name { entry: Some(entry), .. } => Some(entry.id),
         _ => None,
     });
     // Each export has its own ids for the new directory.
@@ -313,6 +317,6 @@ fn a_file_that_an_exchange_has_moved_is_changed_where_it_lies_now() {
     }
     let (flags, data) = (WriteFlags::default(), b"text".to_vec());
     mutator.send(Call::Write { node: h, handle: Some(handle), offset: 0, data, flags });
-    let is_asked = |event: &Event| matches!(event, Event::Recall(recall) if (recall.node, recall.covers) == (d.node, Covers::Names));
+    let is_asked = |event: &Event| matches!(event, Event::Recall(recall) if (recall.node, recall.covers) == (d.node, LeaseScope::Directory));
     watcher.client.wait(|events| events.iter().any(is_asked).then_some(()));
 }

@@ -42,7 +42,7 @@ fn woken() -> BTreeMap<u64, u64> {
     tasks.filter(of_connection).filter_map(switches).collect()
 }
 
-fn mkdir_in(client: &mut Client, dir: &Place, text: &str) -> CallId {
+fn mkdir_in(client: &mut Client, dir: &NodeRef, text: &str) -> CallId {
     client.send(Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o700, umask: 0 })
 }
 
@@ -108,7 +108,7 @@ fn what_somebody_says_who_was_quiet_is_heard_whole_and_in_order() {
     }
     // A partial frame, followed by a long pause.
     let mut raw = Raw::hello(&world, None, hello(&world, 77, None));
-    let root = Place::bare(raw.welcome().session.root);
+    let root = NodeRef::bare(raw.welcome().session.root);
     let call = Call::GetAttr { node: root };
     let frame = encode_request(CallId(1), &Request { credentials: me(), name: None, call });
     for part in [&frame[..3], &frame[3..20], &frame[20..]] {
@@ -118,7 +118,7 @@ fn what_somebody_says_who_was_quiet_is_heard_whole_and_in_order() {
     assert!(raw.answer().unwrap().result.is_ok());
     std::thread::sleep(QUIET);
     // A ping and a call in one write.
-    let call = Call::GetAttr { node: Place::bare(client.root().node) };
+    let call = Call::GetAttr { node: NodeRef::bare(client.root().node) };
     let frame = encode_request(CallId(2), &Request { credentials: me(), name: None, call });
     raw.stream.write_all(&[Message::Ping(1, 1).encode(), frame].concat()).unwrap();
     assert!(matches!(raw.hear(), Heard::Message(Message::Pong(1, _))));
@@ -161,7 +161,7 @@ fn a_server_that_stops_leaves_no_thread_of_who_is_quiet() {
     let _alone = alone();
     let mut world = World::new();
     let mut clients: Vec<Client> = (0..8).map(|_| world.client()).collect();
-    let places: Vec<Place> = clients.iter_mut().map(|client| client.place("d")).collect();
+    let places: Vec<NodeRef> = clients.iter_mut().map(|client| client.place("d")).collect();
     std::thread::sleep(QUIET);
     world.restart();
     for (client, place) in clients.iter_mut().zip(&places) {

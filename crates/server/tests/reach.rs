@@ -63,9 +63,12 @@ fn a_file_renamed_by_another_process_is_found_by_handle_or_after_a_walk() {
     } else {
         assert_eq!(x.attr(&f), Err(Errno::STALE));
     }
-    assert_eq!(x.call(Call::Walk { node: f.node, names: vec![name("f")] }), Err(Errno::STALE));
-    assert_eq!(x.call(Call::Walk { node: f.node, names: vec![name("d")] }), Err(Errno::STALE));
-    assert_eq!(x.call(Call::Walk { node: f.node, names: vec![name("d"), name("g")] }), Ok(Reply::Done));
+    assert_eq!(x.call(Call::ResolvePath { node: f.node, names: vec![name("f")] }), Err(Errno::STALE));
+    assert_eq!(x.call(Call::ResolvePath { node: f.node, names: vec![name("d")] }), Err(Errno::STALE));
+    assert_eq!(
+        x.call(Call::ResolvePath { node: f.node, names: vec![name("d"), name("g")] }),
+        Ok(Reply::Done)
+    );
     assert_eq!(x.attr(&f).map(|a| a.size), Ok(4));
 }
 
@@ -78,9 +81,10 @@ fn directories_renamed_by_another_process_are_found_after_a_walk() {
     let f = x.place("a/b/c/f");
     let x = x.reopen().of_peer(false); // nothing is held open
     assert_eq!(x.attr(&f), Err(Errno::STALE), "its directory is not known");
-    let parent = f.hint.as_ref().unwrap().0;
-    let walk =
-        |names: &[&str]| x.call(Call::Walk { node: parent, names: names.iter().map(|n| name(n)).collect() });
+    let parent = f.path_hint.as_ref().unwrap().0;
+    let walk = |names: &[&str]| {
+        x.call(Call::ResolvePath { node: parent, names: names.iter().map(|n| name(n)).collect() })
+    };
     assert_eq!(walk(&["a", "b", "c"]), Ok(Reply::Done));
     assert!(x.attr(&f).is_ok());
     fs::rename(x.path("a/b"), x.path("z/y")).unwrap();
@@ -104,12 +108,12 @@ fn nothing_leads_out_of_the_export() {
     for link in ["up", "abs"] {
         let place = x.place(link);
         assert_eq!(x.call(Call::Lookup { dir: place.clone(), name: name("secret") }), Err(Errno::NOTDIR));
-        let at = |text: &str| Place { node: place.node, hint: Some((place.node, name(text))) };
+        let at = |text: &str| NodeRef { node: place.node, path_hint: Some((place.node, name(text))) };
         // Its number finds the symlink itself.
         let itself = x.attr(&place).unwrap();
         assert!([Err(Errno::STALE), Ok(itself)].contains(&x.attr(&at("secret"))));
         let names = vec![name(link), name("secret")];
-        assert_eq!(x.call(Call::Walk { node: place.node, names }), Err(Errno::STALE));
+        assert_eq!(x.call(Call::ResolvePath { node: place.node, names }), Err(Errno::STALE));
         let create = Call::Create {
             dir: place.clone(),
             name: name("new"),
@@ -126,7 +130,7 @@ fn nothing_leads_out_of_the_export() {
     symlink(outer.path(), x.path("d")).unwrap();
     fs::write(outer.path().join("f"), "other").unwrap();
     let _ = x.attr(&f);
-    let Ok(Reply::Looked(Some(now))) = x.call(Call::Lookup { dir: x.top(), name: name("d") }) else {
+    let Ok(Reply::Entry(Some(now))) = x.call(Call::Lookup { dir: x.top(), name: name("d") }) else {
         panic!()
     };
     assert_eq!(now.attr.kind(), Kind::Symlink);
@@ -135,8 +139,8 @@ fn nothing_leads_out_of_the_export() {
     let secret = fs::metadata(outer.path().join("secret")).unwrap();
     for generation in [0, f.node.generation] {
         let node = NodeId { ino: secret.ino(), generation };
-        assert_eq!(x.attr(&Place::bare(node)), Err(Errno::STALE));
-        assert_eq!(x.attr(&Place { node, hint: Some((x.root, name("up"))) }), Err(Errno::STALE));
+        assert_eq!(x.attr(&NodeRef::bare(node)), Err(Errno::STALE));
+        assert_eq!(x.attr(&NodeRef { node, path_hint: Some((x.root, name("up"))) }), Err(Errno::STALE));
     }
 }
 
@@ -154,7 +158,7 @@ fn a_directory_moved_out_of_the_export_is_out_of_reach() {
     x.responses(&me(), Call::Release { handles: vec![handle] });
     fs::rename(x.path("d"), outer.path().join("moved")).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(150));
-    for place in [&d, &f, &e, &g, &Place::bare(g.node)] {
+    for place in [&d, &f, &e, &g, &NodeRef::bare(g.node)] {
         assert_eq!(x.attr(place), Err(Errno::STALE));
     }
     assert_eq!(x.call(Call::List { dir: d.clone() }), Err(Errno::STALE));
@@ -212,14 +216,14 @@ fn deep_trees_are_reached_without_recursion_and_beyond_path_max() {
     let mut names = Vec::new();
     for _ in 0..300 {
         let made = x.call(Call::Mkdir { dir: at.clone(), name: name(&long), mode: 0o700, umask: 0 });
-        let Ok(Reply::Made { entry, .. }) = made else { panic!("{made:?}") };
-        at = Place { node: entry.id, hint: Some((at.node, name(&long))) };
+        let Ok(Reply::Created { entry, .. }) = made else { panic!("{made:?}") };
+        at = NodeRef { node: entry.id, path_hint: Some((at.node, name(&long))) };
         names.push(name(&long));
     }
-    assert!(x.attr(&Place::bare(at.node)).is_ok());
+    assert!(x.attr(&NodeRef::bare(at.node)).is_ok());
     let x = x.reopen();
     assert_eq!(x.attr(&at), Err(Errno::STALE));
-    assert_eq!(x.call(Call::Walk { node: at.node, names }), Ok(Reply::Done));
+    assert_eq!(x.call(Call::ResolvePath { node: at.node, names }), Ok(Reply::Done));
     assert!(x.attr(&at).is_ok());
     // The standard library's removal would be slow at this depth, so rm(1) does it.
     std::process::Command::new("rm").arg("-rf").arg(x.path(&long)).status().unwrap();

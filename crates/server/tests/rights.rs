@@ -70,12 +70,15 @@ impl Stage {
         self.user.tick();
         told.extend(self.user.recalls());
         self.user.give_back();
-        assert!(!self.user.events.iter().any(|event| matches!(event, Event::Hold(_))), "it takes no pushes");
+        assert!(
+            !self.user.events.iter().any(|event| matches!(event, Event::UpdatePrepare(_))),
+            "it takes no pushes"
+        );
         told
     }
 
     /// Lets another process make a change; returns the recalls up to that of a directory lease.
-    fn on_disk(&mut self, other: &mut Other, dir: &Place, what: &str) -> Vec<Recall> {
+    fn on_disk(&mut self, other: &mut Other, dir: &NodeRef, what: &str) -> Vec<Recall> {
         other.run(what);
         let mut told = Vec::new();
         eventually(what, || {
@@ -93,25 +96,27 @@ impl Stage {
 }
 
 /// Names in recalls of a directory lease; `None`: no such recall.
-fn names_of(told: &[Recall], dir: &Place) -> Option<Vec<Name>> {
-    let of_names = told.iter().filter(|recall| recall.covers == Covers::Names);
+fn names_of(told: &[Recall], dir: &NodeRef) -> Option<Vec<Name>> {
+    let of_names = told.iter().filter(|recall| recall.covers == LeaseScope::Directory);
     assert!(of_names.clone().all(|recall| recall.node == dir.node), "{told:?}");
     (of_names.clone().count() > 0).then(|| of_names.flat_map(|recall| recall.names.clone()).collect())
 }
 
-fn create(dir: &Place, text: &str) -> Call {
+fn create(dir: &NodeRef, text: &str) -> Call {
     Call::Create { dir: dir.clone(), name: name(text), mode: 0o600, umask: 0, exclusive: true, access: BOTH }
 }
 
 /// Gets a directory lease by looking up a name that does not exist. Waits until a change counts as no contention.
-fn absent(client: &mut Client, dir: &Place) {
+fn absent(client: &mut Client, dir: &NodeRef) {
     let response = client.call(Call::Lookup { dir: dir.clone(), name: name("absent") });
-    assert_eq!(response.result, Ok(Reply::Looked(None)));
-    assert!(response.grants.iter().any(|grant| (grant.node, grant.covers) == (dir.node, Covers::Names)));
+    assert_eq!(response.result, Ok(Reply::Entry(None)));
+    assert!(
+        response.grants.iter().any(|grant| (grant.node, grant.covers) == (dir.node, LeaseScope::Directory))
+    );
     std::thread::sleep(Duration::from_nanos(LeaseConfig::default().young.0));
 }
 
-fn chmod(dir: &Place, mode: u32) -> Call {
+fn chmod(dir: &NodeRef, mode: u32) -> Call {
     let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
     Call::SetAttr { node: dir.clone(), handle: None, set }
 }
@@ -185,7 +190,8 @@ fn getattr_by_id_in_directory_that_caller_may_not_list_grants_no_names() {
     let mut at = stage(&[("d", 0o755)]);
     let (d, known) = (at.user.place("d"), at.user.place("d/known"));
     let (roots, f) = (at.root.place("d"), at.root.place("d/known"));
-    let names = |grants: &[Grant]| grants.iter().filter(|grant| grant.covers == Covers::Names).count();
+    let names =
+        |grants: &[Grant]| grants.iter().filter(|grant| grant.covers == LeaseScope::Directory).count();
     assert_eq!(names(&at.user.attr(&known).1), 1, "one grant for all that it may list");
     let told = at.change(chmod(&roots, 0o700));
     assert_eq!(names_of(&told, &d), Some(vec![]), "what was granted ends with the right");
@@ -193,11 +199,11 @@ fn getattr_by_id_in_directory_that_caller_may_not_list_grants_no_names() {
     assert_eq!(at.user.call(lookup).result, Err(Errno::ACCES));
     let (_, grants) = at.user.attr(&known);
     assert_eq!(names(&grants), 0);
-    assert!(grants.iter().any(|grant| (grant.node, grant.covers) == (known.node, Covers::Inode)));
+    assert!(grants.iter().any(|grant| (grant.node, grant.covers) == (known.node, LeaseScope::Attributes)));
     assert_eq!(at.change(create(&roots, "secret")), [], "nothing of that directory is the user's");
     let told = at.change(chmod(&f, 0o600));
     let about: Vec<_> = told.iter().map(|recall| (recall.node, recall.covers)).collect();
-    assert_eq!(about, [(known.node, Covers::Inode)], "its own grant is recalled");
+    assert_eq!(about, [(known.node, LeaseScope::Attributes)], "its own grant is recalled");
 }
 
 #[test]
@@ -210,7 +216,7 @@ fn names_in_directory_that_caller_may_not_search_are_refused_whether_they_exist_
     fs::set_permissions(at.dir.path().join("d"), fs::Permissions::from_mode(0o700)).unwrap();
     for there in ["known", "absent"] {
         let (dir, name) = (d.clone(), name(there));
-        let rename = |from: &Place, to: &Place, name: &Name| Call::Rename {
+        let rename = |from: &NodeRef, to: &NodeRef, name: &Name| Call::Rename {
             from: from.clone(),
             name: name.clone(),
             to: to.clone(),
@@ -244,8 +250,8 @@ fn flags_and_fsync_by_id_need_the_right_to_open() {
     let mode = |path: &str, mode| {
         fs::set_permissions(at.dir.path().join(path), fs::Permissions::from_mode(mode)).unwrap();
     };
-    let flags = |node: &Place| Call::GetFlags { node: node.clone() };
-    let fsync = |node: &Place| Call::Fsync { node: node.clone(), handle: None, data_only: false };
+    let flags = |node: &NodeRef| Call::GetFlags { node: node.clone() };
+    let fsync = |node: &NodeRef| Call::Fsync { node: node.clone(), handle: None, data_only: false };
     for (bits, flags_are, fsync_is) in [
         (0o600, Err(Errno::ACCES), Err(Errno::ACCES)),
         (0o622, Err(Errno::ACCES), Ok(Reply::Done)),

@@ -64,7 +64,7 @@ fn the_status_names_waits_for_locks_contended_directories_and_lost_clients() {
     let g = two.place("d/f");
     one.obliging = true;
     two.obliging = true;
-    let lock = |node: &Place, wait| Call::Lock {
+    let lock = |node: &NodeRef, wait| Call::Lock {
         node: node.clone(),
         owner: 7,
         flock: true,

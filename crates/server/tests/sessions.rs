@@ -24,10 +24,10 @@ fn a_client_attaches_works_and_leaves() {
     let (server, _state, dir) = server();
     let mut client = Client::connect(&server, dir.path(), SOON);
     let root = client.session().root;
-    let made = client.call(Call::Mkdir { dir: Place::bare(root), name: name("d"), mode: 0o700, umask: 0 });
-    assert!(matches!(made.result, Ok(Reply::Made { .. })));
+    let made = client.call(Call::Mkdir { dir: NodeRef::bare(root), name: name("d"), mode: 0o700, umask: 0 });
+    assert!(matches!(made.result, Ok(Reply::Created { .. })));
     assert!(dir.path().join("d").is_dir());
-    let listed = client.call(Call::List { dir: Place::bare(root) });
+    let listed = client.call(Call::List { dir: NodeRef::bare(root) });
     assert!(matches!(listed.result, Ok(Reply::Listed(part)) if part.entries.len() == 1));
     assert_eq!(server.session_count(), 1);
     client.session.handle_close("done");
@@ -65,14 +65,14 @@ fn large_listings_and_data_arrive_while_small_calls_are_answered() {
     }
     fs::write(dir.path().join("big"), vec![9; 4 << 20]).unwrap();
     let mut client = Client::connect(&server, dir.path(), SOON);
-    let root = Place::bare(client.session().root);
+    let root = NodeRef::bare(client.session().root);
     let lists: Vec<_> = (0..6).map(|_| client.send(Call::List { dir: root.clone() })).collect();
-    let Ok(Reply::Looked(Some(big))) =
+    let Ok(Reply::Entry(Some(big))) =
         client.call(Call::Lookup { dir: root.clone(), name: name("big") }).result
     else {
         panic!()
     };
-    let node = Place { node: big.id, hint: Some((root.node, name("big"))) };
+    let node = NodeRef { node: big.id, path_hint: Some((root.node, name("big"))) };
     let read = client.call(Call::Read { node, handle: None, offset: 0, length: 4 << 20 });
     assert!(matches!(read.result, Ok(Reply::Data(data)) if data.len() == 4 << 20));
     for id in lists {
@@ -93,7 +93,7 @@ fn large_listings_and_data_arrive_while_small_calls_are_answered() {
 fn garbage_ends_the_session_and_nothing_else() {
     let (server, _state, dir) = server();
     let mut good = Client::connect(&server, dir.path(), SOON);
-    let root = Place::bare(good.session().root);
+    let root = NodeRef::bare(good.session().root);
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &[0; 64]] {
         let mut stream = server.serve_in_process().unwrap();
         stream.write_all(garbage).unwrap();
@@ -174,7 +174,7 @@ fn names_alone_that_are_called_off_while_they_wait_leave_room_for_others() {
     }
     let mut lazy = Client::connect(&server, dir.path(), SOON);
     let root = lazy.root();
-    let dirents = || Call::Dirents { dir: root.clone(), after: Cookie(0) };
+    let dirents = || Call::ListNames { dir: root.clone(), after: Cookie(0) };
     let mut all = |cancels: bool| {
         let id = lazy.send(dirents());
         if cancels {

@@ -22,7 +22,7 @@ struct Small {
     server: Arc<Server>,
     one: Client,
     two: Client,
-    root: Place,
+    root: NodeRef,
     _state: TempDir,
 }
 
@@ -76,11 +76,11 @@ impl Small {
         Call::Create { dir, name: name(text), mode: 0o666, umask: 0, exclusive: true, access: BOTH }
     }
 
-    fn made(&mut self, who: &Credentials, text: &str) -> (Place, Option<Handle>) {
+    fn made(&mut self, who: &Credentials, text: &str) -> (NodeRef, Option<Handle>) {
         let create = self.create(text);
         match self.call_as(who, create) {
-            Ok(Reply::Made { entry, handle, .. }) => {
-                (Place { node: entry.id, hint: Some((self.root.node, name(text))) }, handle)
+            Ok(Reply::Created { entry, handle, .. }) => {
+                (NodeRef { node: entry.id, path_hint: Some((self.root.node, name(text))) }, handle)
             }
             other => panic!("{text}: {other:?}"),
         }
@@ -121,7 +121,7 @@ impl Small {
     fn write(
         &mut self,
         who: &Credentials,
-        (node, handle): (&Place, Option<Handle>),
+        (node, handle): (&NodeRef, Option<Handle>),
         mib: u64,
     ) -> Result<(), Errno> {
         for at in 0..mib {
@@ -177,7 +177,7 @@ fn inodes_of_removed_files_are_there_for_the_next_call() {
         let text = format!("f{}", names.len());
         let create = at.create(&text);
         match at.call(create) {
-            Ok(Reply::Made { handle, .. }) => at.close(handle),
+            Ok(Reply::Created { handle, .. }) => at.close(handle),
             Err(Errno::NOSPC) => break,
             other => panic!("{other:?}"),
         }
@@ -200,7 +200,7 @@ fn inodes_of_removed_files_are_there_for_the_next_call() {
         assert_eq!(at.call(at.create("none")).map(drop), Err(Errno::NOSPC), "before {what}");
         at.unlink(&names.pop().unwrap());
         let made = at.call(call);
-        assert!(matches!(made, Ok(Reply::Made { .. })), "{what}: {made:?}");
+        assert!(matches!(made, Ok(Reply::Created { .. })), "{what}: {made:?}");
     }
 }
 

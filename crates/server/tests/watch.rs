@@ -35,7 +35,7 @@ fn client(world: &World) -> Client {
 }
 
 /// A client that holds all leases without a time limit, and its nodes.
-fn warm(world: &World) -> (Client, Vec<(&'static str, Place)>) {
+fn warm(world: &World) -> (Client, Vec<(&'static str, NodeRef)>) {
     let mut client = client(world);
     let names = ["", "d", "d2", "d/e", "d/f", "d/h", "d2/old"];
     let places: Vec<_> = names.iter().map(|name| (*name, client.place(name))).collect();
@@ -53,12 +53,12 @@ fn warm(world: &World) -> (Client, Vec<(&'static str, Place)>) {
 }
 
 /// Waits until all of `wanted` were recalled.
-fn recalled(client: &mut Client, places: &[(&str, Place)], wanted: &[(&str, Covers)], what: &str) {
+fn recalled(client: &mut Client, places: &[(&str, NodeRef)], wanted: &[(&str, LeaseScope)], what: &str) {
     let node = |path: &str| places.iter().find(|(its, _)| *its == path).unwrap().1.node;
     eventually(what, || {
         client.pump();
         let recalls = client.recalls();
-        let is_there = |(path, covers): &(&str, Covers)| {
+        let is_there = |(path, covers): &(&str, LeaseScope)| {
             recalls.iter().any(|recall| recall.node == node(path) && recall.covers == *covers)
         };
         wanted.iter().all(is_there)
@@ -72,9 +72,14 @@ fn what_another_process_makes_is_recalled_and_seen() {
         let mut other = Other::start("another_process");
         let (mut client, places) = warm(&world);
         other.run(&format!("create {}", world.dir.path().join("d/new").display()));
-        recalled(&mut client, &places, &[("d", Covers::Names), ("d", Covers::Inode)], "create");
+        recalled(
+            &mut client,
+            &places,
+            &[("d", LeaseScope::Directory), ("d", LeaseScope::Attributes)],
+            "create",
+        );
         let recalls = client.recalls();
-        let of_names = recalls.iter().find(|recall| recall.covers == Covers::Names).unwrap();
+        let of_names = recalls.iter().find(|recall| recall.covers == LeaseScope::Directory).unwrap();
         assert_eq!(of_names.names, [name("new")]);
         assert!(recalls.iter().all(|recall| recall.node == places[1].1.node), "nothing else: {recalls:?}");
         client.give_back();
@@ -84,36 +89,39 @@ fn what_another_process_makes_is_recalled_and_seen() {
 }
 
 /// A command with paths below the export, and the leases that it invalidates.
-type Deed = (&'static str, &'static [(&'static str, Covers)]);
+type Deed = (&'static str, &'static [(&'static str, LeaseScope)]);
 
 const DEEDS: &[Deed] = {
-    use Covers::{Data, Inode, Names};
+    use LeaseScope::{Attributes, Data, Directory};
     &[
-        ("write d/f longer-than-it-was", &[("d", Names), ("d/f", Data)]),
-        ("append d/f more", &[("d", Names), ("d/f", Data)]),
-        ("truncate d/f 3", &[("d", Names), ("d/f", Data)]),
-        ("fallocate d/f 100000", &[("d", Names), ("d/f", Data)]),
-        ("copy d2/old d/f", &[("d", Names), ("d/f", Data)]),
-        ("splice d/f spliced", &[("d", Names), ("d/f", Data)]),
-        ("chmod d/f 600", &[("d", Names)]),
-        ("setxattr d/f value", &[("d", Names)]),
-        ("chmod d 700", &[("d", Inode)]),
-        ("chmod d/h 600", &[("d/h", Inode)]),
-        ("write d2/h2 by-its-other-name", &[("d/h", Inode), ("d/h", Data), ("d2", Names)]),
-        ("unlink d2/h2", &[("d2", Names), ("d/h", Inode)]),
-        ("link d/h d2/third", &[("d2", Names), ("d/h", Inode)]),
-        ("unlink d/f", &[("d", Names), ("d", Inode)]),
-        ("mkdir d/e/x", &[("d/e", Names), ("d/e", Inode)]),
-        ("rmdir d/e", &[("d", Names), ("d", Inode)]),
-        ("symlink f d/s", &[("d", Names), ("d", Inode)]),
-        ("tmpfile d d/t", &[("d", Names), ("d", Inode)]),
-        ("rename d2/old d/moved", &[("d2", Names), ("d2", Inode), ("d", Names), ("d", Inode)]),
-        ("rename d2/old d/f", &[("d2", Names), ("d", Names)]),
-        ("rename d/f d/g", &[("d", Names)]),
-        ("rename d/e d2/e", &[("d", Names), ("d2", Names), ("d/e", Inode)]),
-        ("exchange d/f d2/old", &[("d", Names), ("d2", Names)]),
-        ("exchange d/e d2", &[("", Names), ("d", Names), ("d2", Inode), ("d/e", Inode)]),
-        ("rmtree d", &[("", Names), ("", Inode)]),
+        ("write d/f longer-than-it-was", &[("d", Directory), ("d/f", Data)]),
+        ("append d/f more", &[("d", Directory), ("d/f", Data)]),
+        ("truncate d/f 3", &[("d", Directory), ("d/f", Data)]),
+        ("fallocate d/f 100000", &[("d", Directory), ("d/f", Data)]),
+        ("copy d2/old d/f", &[("d", Directory), ("d/f", Data)]),
+        ("splice d/f spliced", &[("d", Directory), ("d/f", Data)]),
+        ("chmod d/f 600", &[("d", Directory)]),
+        ("setxattr d/f value", &[("d", Directory)]),
+        ("chmod d 700", &[("d", Attributes)]),
+        ("chmod d/h 600", &[("d/h", Attributes)]),
+        ("write d2/h2 by-its-other-name", &[("d/h", Attributes), ("d/h", Data), ("d2", Directory)]),
+        ("unlink d2/h2", &[("d2", Directory), ("d/h", Attributes)]),
+        ("link d/h d2/third", &[("d2", Directory), ("d/h", Attributes)]),
+        ("unlink d/f", &[("d", Directory), ("d", Attributes)]),
+        ("mkdir d/e/x", &[("d/e", Directory), ("d/e", Attributes)]),
+        ("rmdir d/e", &[("d", Directory), ("d", Attributes)]),
+        ("symlink f d/s", &[("d", Directory), ("d", Attributes)]),
+        ("tmpfile d d/t", &[("d", Directory), ("d", Attributes)]),
+        (
+            "rename d2/old d/moved",
+            &[("d2", Directory), ("d2", Attributes), ("d", Directory), ("d", Attributes)],
+        ),
+        ("rename d2/old d/f", &[("d2", Directory), ("d", Directory)]),
+        ("rename d/f d/g", &[("d", Directory)]),
+        ("rename d/e d2/e", &[("d", Directory), ("d2", Directory), ("d/e", Attributes)]),
+        ("exchange d/f d2/old", &[("d", Directory), ("d2", Directory)]),
+        ("exchange d/e d2", &[("", Directory), ("d", Directory), ("d2", Attributes), ("d/e", Attributes)]),
+        ("rmtree d", &[("", Directory), ("", Attributes)]),
     ]
 };
 
@@ -158,7 +166,7 @@ fn an_open_file_without_a_name_is_heard_of() {
         other.run(&format!("held {} other", path.display()));
         eventually("and its data", || {
             client.pump();
-            client.recalls().iter().any(|recall| recall.node == f.node && recall.covers == Covers::Data)
+            client.recalls().iter().any(|recall| recall.node == f.node && recall.covers == LeaseScope::Data)
         });
         client.give_back();
         assert_eq!(client.read(&f).0, b"other678");
@@ -176,15 +184,15 @@ fn stores_into_a_map_do_not_undo_what_the_host_has_written() {
             let node = client.place("d/f");
             let handle = Some(client.open(&node, common::BOTH));
             let read = client.call(Call::Read { node: node.clone(), handle, offset: 0, length: 4096 });
-            let grant = read.grants.iter().find(|grant| grant.covers == Covers::Data).unwrap();
-            let under = Some((grant.id, Covers::Data));
-            let since = Some(Since { stamp: DataStamp::of(&read.after[0].1), under });
+            let grant = read.grants.iter().find(|grant| grant.covers == LeaseScope::Data).unwrap();
+            let under = Some((grant.id, LeaseScope::Data));
+            let since = Some(WriteBackPrecondition { stamp: DataVersion::of(&read.after[0].1), under });
             let path = world.dir.path().join("d/f").display().to_string();
             other.run(&format!("hold {path}"));
             other.run(&format!("{deed} {path}{text}"));
             eventually("it is asked back", || {
                 client.pump();
-                client.recalls().iter().any(|recall| recall.covers == Covers::Data)
+                client.recalls().iter().any(|recall| recall.covers == LeaseScope::Data)
             });
             let flags = WriteFlags { flush: true, since, ..WriteFlags::default() };
             let flush = Call::Write { node, handle, offset: 0, data: b"1234567x"[..].into(), flags };
@@ -209,7 +217,10 @@ fn a_directory_that_is_removed_is_heard_of_in_itself() {
         other.run(&format!("rmtree {}", path.display()));
         eventually(&format!("{way:?}: its names are gone"), || {
             client.pump();
-            client.recalls().iter().any(|recall| recall.node == e.node && recall.covers == Covers::Names)
+            client
+                .recalls()
+                .iter()
+                .any(|recall| recall.node == e.node && recall.covers == LeaseScope::Directory)
         });
     }
 }
@@ -240,7 +251,7 @@ fn own_changes_recall_nobody() {
             client.recalls().iter().any(|recall| recall.node == d2.node)
         });
         // A removal by another test may have freed an inode number, which is used again.
-        let of_d = |recall: &Recall| recall.node == d.node && recall.covers == Covers::Names;
+        let of_d = |recall: &Recall| recall.node == d.node && recall.covers == LeaseScope::Directory;
         assert!(!client.recalls().iter().any(of_d), "{:?}", client.recalls());
         let recalled = world.server.leases().counters.recalled - before;
         assert!(recalled <= 10, "{recalled}");
@@ -273,13 +284,14 @@ fn what_changes_while_it_is_granted_for_the_first_time_is_seen() {
             other.done();
             if !listed.is_empty() {
                 seen.0 += 1;
-            } else if grants.iter().any(|grant| grant.covers == Covers::Names) {
+            } else if grants.iter().any(|grant| grant.covers == LeaseScope::Directory) {
                 assert!(grants.iter().all(|grant| grant.term == Term::Session));
                 eventually("it is recalled", || {
-                    client.recalls().iter().any(|r| r.node == place.node && r.covers == Covers::Names) || {
-                        client.pump();
-                        false
-                    }
+                    client.recalls().iter().any(|r| r.node == place.node && r.covers == LeaseScope::Directory)
+                        || {
+                            client.pump();
+                            false
+                        }
                 });
                 seen.1 += 1;
             }
@@ -295,7 +307,7 @@ fn what_is_not_watched_has_a_limit_and_says_why() {
     let mut one = client(&world);
     let d = one.place("d");
     assert!(one.list(&d).1.iter().all(|grant| grant.term == LIMIT));
-    let bound = one.session().host_bound;
+    let bound = one.session().staleness_bound;
     assert!(bound.contains("5000 ms") && bound.contains("watched"), "{bound}");
     // An explicitly requested term applies even to what is watched.
     let world = self::world(WatchWay::Best);
@@ -303,7 +315,7 @@ fn what_is_not_watched_has_a_limit_and_says_why() {
     let mut limited = Client::connect(&world.server, world.dir.path(), LIMIT);
     let d = limited.place("d");
     assert!(limited.list(&d).1.iter().all(|grant| grant.term == LIMIT));
-    assert!(limited.session().host_bound.contains("5000 ms"));
-    assert!(other.session().host_bound.contains("forever"));
-    assert_eq!(client(&world).session().host_bound, "");
+    assert!(limited.session().staleness_bound.contains("5000 ms"));
+    assert!(other.session().staleness_bound.contains("forever"));
+    assert_eq!(client(&world).session().staleness_bound, "");
 }

@@ -72,7 +72,7 @@ fn filesystem(kind: &str, below: &Path) -> Option<Mounted> {
 }
 
 /// Waits for a recall.
-fn recalled(client: &mut Client, node: NodeId, covers: Covers, what: &str) {
+fn recalled(client: &mut Client, node: NodeId, covers: LeaseScope, what: &str) {
     eventually(what, || {
         client.pump();
         client.recalls().iter().any(|recall| recall.node == node && recall.covers == covers)
@@ -103,14 +103,14 @@ fn each_local_filesystem_is_watched_in_each_way() {
             for path in ["d/new", "d/newer"] {
                 assert!(client.list(&d).1.iter().all(|grant| grant.term == Term::Session), "{what}");
                 other.run(&format!("create {}", top.join(path).display()));
-                recalled(&mut client, d.node, Covers::Names, &what);
+                recalled(&mut client, d.node, LeaseScope::Directory, &what);
             }
             assert_eq!(client.read(&f).1[0].term, Term::Session, "{what}");
             other.run(&format!("append {} more", top.join("d/f").display()));
-            recalled(&mut client, f.node, Covers::Data, &what);
+            recalled(&mut client, f.node, LeaseScope::Data, &what);
             client.attr(&e);
             other.run(&format!("chmod {} 711", top.join("d/e").display()));
-            recalled(&mut client, e.node, Covers::Inode, &what);
+            recalled(&mut client, e.node, LeaseScope::Attributes, &what);
             let status = world.server.status();
             let wanted = if way == WatchWay::Best { "filesystem" } else { "objects" };
             assert_eq!(status["watch"][0]["way"], wanted, "{what}: {status}");
@@ -137,7 +137,7 @@ fn overlayfs_is_not_watched_and_says_so() {
     let mut client = client(&world, &overlay.0);
     let d = client.place("d");
     assert!(client.list(&d).1.iter().all(|grant| grant.term == LIMIT));
-    assert!(client.session().host_bound.contains("overlayfs"), "{}", client.session().host_bound);
+    assert!(client.session().staleness_bound.contains("overlayfs"), "{}", client.session().staleness_bound);
     drop(client);
     drop(overlay);
 }
@@ -162,19 +162,19 @@ fn what_is_mounted_inside_an_export_is_seen_and_can_be_unmounted() {
             let Some(inner) = mount(&["-t", "tmpfs", "none"], &at) else {
                 return println!("SKIPPED: cannot mount a tmpfs");
             };
-            recalled(&mut client, d.node, Covers::Names, "the name leads elsewhere");
+            recalled(&mut client, d.node, LeaseScope::Directory, "the name leads elsewhere");
             let there = client.place("d/e");
             assert_ne!(there.node, before.node);
             for path in ["x", "y"] {
                 let grants = client.list(&there).1;
                 assert!(grants.iter().all(|grant| grant.term == Term::Session), "{round}: {grants:?}");
                 other.run(&format!("create {}", at.join(path).display()));
-                recalled(&mut client, there.node, Covers::Names, path);
+                recalled(&mut client, there.node, LeaseScope::Directory, path);
             }
             client.list(&there);
             client.list(&d);
             inner.unmount();
-            recalled(&mut client, d.node, Covers::Names, "it is as before");
+            recalled(&mut client, d.node, LeaseScope::Directory, "it is as before");
             assert_eq!(client.place("d/e").node, before.node);
             client.list(&d);
         }
@@ -198,7 +198,7 @@ fn a_mount_whose_name_is_no_text_hides_no_other() {
     if odd.is_none() || inner.is_none() {
         return println!("SKIPPED: cannot mount a tmpfs");
     }
-    recalled(&mut client, d.node, Covers::Names, "the name leads elsewhere");
+    recalled(&mut client, d.node, LeaseScope::Directory, "the name leads elsewhere");
 }
 
 /// Set in the child, which runs in a user namespace with few marks.
@@ -225,10 +225,10 @@ fn marks_run_out() {
         fs::create_dir(world.dir.path().join(format!("n{nth}"))).unwrap();
     }
     let mut client = client(&world, world.dir.path());
-    let places: Vec<Place> = (0..40).map(|nth| client.place(&format!("n{nth}"))).collect();
+    let places: Vec<NodeRef> = (0..40).map(|nth| client.place(&format!("n{nth}"))).collect();
     let mut terms = Vec::new();
     for place in &places {
-        let names = client.list(place).1.into_iter().find(|grant| grant.covers == Covers::Names);
+        let names = client.list(place).1.into_iter().find(|grant| grant.covers == LeaseScope::Directory);
         terms.push(names.unwrap().term);
     }
     let limited = terms.iter().filter(|term| **term == LIMIT).count();
@@ -238,7 +238,7 @@ fn marks_run_out() {
     let mut other = Other::start("another_process");
     for (nth, _) in terms.iter().enumerate().filter(|(_, term)| **term == Term::Session) {
         other.run(&format!("create {}", world.dir.path().join(format!("n{nth}/x")).display()));
-        recalled(&mut client, places[nth].node, Covers::Names, "what is marked is heard of");
+        recalled(&mut client, places[nth].node, LeaseScope::Directory, "what is marked is heard of");
     }
     // Marks of nodes without a lease are reused.
     client.leave();
@@ -268,13 +268,13 @@ fn a_name_swapped_while_it_is_marked() {
         }
         let entry = client.call(Call::Lookup { dir: d.clone(), name: name("e") });
         let granted = match entry.result {
-            Ok(Reply::Looked(Some(entry))) => entry.id,
+            Ok(Reply::Entry(Some(entry))) => entry.id,
             other => panic!("{other:?}"),
         };
         for _ in 0..4 {
             swapper.done();
         }
-        let place = Place::bare(granted);
+        let place = NodeRef::bare(granted);
         // The server may notice the exchanges only after the reply, and recall what it granted.
         client.obliging = false;
         let response = client.call(Call::GetAttr { node: place.clone() });
@@ -283,7 +283,7 @@ fn a_name_swapped_while_it_is_marked() {
             // Both directories are changed, one of which is the granted one.
             other.run(&format!("create {}", one.join(format!("x{nth}")).display()));
             other.run(&format!("create {}", two.join(format!("x{nth}")).display()));
-            recalled(&mut client, granted, Covers::Inode, "what is granted is marked");
+            recalled(&mut client, granted, LeaseScope::Attributes, "what is granted is marked");
         }
         client.obliging = true;
     }

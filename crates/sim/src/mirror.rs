@@ -9,8 +9,8 @@ use crate::random::Dice;
 use crate::world::World;
 use acts::Acts;
 use nigh_cache::{Answer, Config, Fh, Level, Op};
-use nigh_remote::tree::TreeConfig;
-use nigh_types::{Cookie, Covers, Errno, Name, Span, Term};
+use nigh_remote::model_fs::TreeConfig;
+use nigh_types::{Cookie, Errno, LeaseScope, Name, Span, Term};
 use said::Said;
 use std::collections::BTreeMap;
 use twin::Twin;
@@ -227,7 +227,7 @@ impl Mirror {
     fn recall(&mut self) -> Result<(), String> {
         let inos: Vec<u64> = self.known.keys().copied().collect();
         let ino = inos[usize::try_from(self.dice.below(inos.len() as u64)).unwrap_or(0)];
-        let covers = [Covers::Names, Covers::Inode, Covers::Data];
+        let covers = [LeaseScope::Directory, LeaseScope::Attributes, LeaseScope::Data];
         let covers = covers[usize::try_from(self.dice.below(3)).unwrap_or(0)];
         let control = self.world.clients[0].control.clone();
         let recall = control.recall(self.twin.id(ino), covers, &[]);

@@ -33,7 +33,7 @@ use clock::Clock;
 use links::{Link, Pipe};
 use nigh_native::lease::LeaseConfig;
 use nigh_native::{ClientConfig, ClientSession};
-use nigh_remote::tree::{Tree, TreeConfig};
+use nigh_remote::model_fs::{Tree, TreeConfig};
 use nigh_remote::{Output, Reason, Remote};
 use nigh_types::{CallId, Event, GrantId, RecallId, Request, Span, Time};
 use server::{Said, Server};

@@ -8,7 +8,7 @@ use nigh_cache::{Answer, Config, Fh, Op, Page};
 use nigh_native::lease::LeaseConfig;
 use nigh_native::{DIRENTS, PUSHES};
 use nigh_remote::fake::{FakeServer, Fate, Which};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{Cookie, Kind, Name, OpId, Span, Time};
 
 const DIR: &str = "d";

@@ -6,9 +6,9 @@
 use crate::world::{World, name_of, short};
 use nigh_cache::{Answer, Config, Fh, Level, LockSpan, OnDisconnect, Op};
 use nigh_remote::fake::{Fate, Which};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{
-    Access, Call, Cookie, Covers, LockKind, Name, OpId, Place, Reply, SetAttr, Span, Term, WriteFlags,
+    Access, Call, Cookie, LeaseScope, LockKind, Name, NodeRef, OpId, Reply, SetAttr, Span, Term, WriteFlags,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -102,7 +102,7 @@ impl Script {
             }
             ["host", "write", path, text] => {
                 self.host_edited = true;
-                let node = Place::bare(self.find(path));
+                let node = NodeRef::bare(self.find(path));
                 let data = text.as_bytes().to_vec();
                 let flags =
                     WriteFlags { append: false, kill_suidgid: false, sync: false, flush: false, since: None };
@@ -113,7 +113,7 @@ impl Script {
             ["host", "symlink", path, target] => {
                 self.host_edited = true;
                 let ((dir, name), now) = (split(path), self.world.now);
-                let (dir, target) = (Place::bare(self.find(dir)), target.as_bytes().to_vec());
+                let (dir, target) = (NodeRef::bare(self.find(dir)), target.as_bytes().to_vec());
                 let call = Call::Symlink { dir, name, target };
                 self.world.server.edit(|tree| tree.beside(now, call)).expect("made");
             }
@@ -154,7 +154,7 @@ impl Script {
         let now = self.world.now;
         let (dir, name) = split(path);
         self.world.server.edit(|tree| {
-            let dir = Place::bare(tree.find(dir).expect("a directory"));
+            let dir = NodeRef::bare(tree.find(dir).expect("a directory"));
             let call =
                 if directory { Call::Rmdir { dir, name } } else { Call::Unlink { dir, name, keep: None } };
             tree.beside(now, call).expect("removed");
@@ -181,7 +181,7 @@ impl Script {
                 self.world.interrupt(client, op);
             }
             ["truth", path] => {
-                let (node, now) = (Place::bare(self.find(path)), self.world.now);
+                let (node, now) = (NodeRef::bare(self.find(path)), self.world.now);
                 let read = Call::Read { node, handle: None, offset: 0, length: 100 };
                 let Ok(Reply::Data(data)) = self.world.server.edit(|tree| tree.beside(now, read)) else {
                     panic!("{path}: no data")
@@ -207,9 +207,9 @@ impl Script {
             ["part"] => control.release_part(*control.held().first().expect("a listing is held")),
             ["recall", path, covers] => {
                 let covers = match *covers {
-                    "names" => Covers::Names,
-                    "inode" => Covers::Inode,
-                    _ => Covers::Data,
+                    "names" => LeaseScope::Directory,
+                    "inode" => LeaseScope::Attributes,
+                    _ => LeaseScope::Data,
                 };
                 control.recall(self.find(path), covers, &[]);
             }

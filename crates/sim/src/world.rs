@@ -13,7 +13,7 @@ pub use backend::Backend;
 pub use facts::{Fact, Facts, XATTR};
 use nigh_cache::{Answer, Cache, Caller, Config, Level, OnDisconnect, Op, Output};
 use nigh_remote::fake::FakeServer;
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
 use nigh_types::{Attr, Name, OpId, Span, Time, WriteFlags};
 use own::{Effect, names_of};
@@ -370,9 +370,9 @@ impl<B: Backend> World<B> {
                             recall.node.ino
                         );
                         self.trace.push(line);
-                    } else if let Event::Hold(hold) = &event {
+                    } else if let Event::UpdatePrepare(hold) = &event {
                         self.trace.push(format!("{} is to hold back {}", name_of(at), held_line(hold)));
-                    } else if let Event::Commit(commit) = &event {
+                    } else if let Event::UpdateCommit(commit) = &event {
                         self.trace.push(format!("{} hears that {}", name_of(at), became_line(commit)));
                     } else if self.wordy {
                         self.trace.push(format!("{} hears {event:?}", name_of(at)));

@@ -3,7 +3,7 @@
 
 use nigh_cache::{Answer, Config, Fh, Level, Op, Prefetch};
 use nigh_remote::fake::{Fate, Which};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
 use nigh_types::{Cookie, Name, Span, Time};
 use std::collections::BTreeSet;

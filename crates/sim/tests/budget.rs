@@ -2,9 +2,9 @@
 //! budget.
 
 use nigh_cache::{Answer, Config, Fh, Level, Op};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Access, Cookie, Covers, Name, Span};
+use nigh_types::{Access, Cookie, LeaseScope, Name, Span};
 
 fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
@@ -120,7 +120,7 @@ fn what_was_given_back_is_not_recalled() {
     let large = world.server.edit(|tree| tree.find("large")).unwrap().ino;
     list(&mut world, at, large);
     assert!(world.clients[at].cache.counters().evictions > 0);
-    assert!(!world.clients[at].control.has_granted(dir, Covers::Names));
+    assert!(!world.clients[at].control.has_granted(dir, LeaseScope::Directory));
     world.answer(other, Op::Lookup { dir: 1, name: name("d") });
     world.trace.clear();
     world.answer(other, Op::Mkdir { dir: dir.ino, name: name("c"), mode: 0o755, umask: 0 });

@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
-use nigh_remote::tree::Tree;
+use nigh_remote::model_fs::Tree;
 use nigh_sim::history::{
     Answer, Call, DIRS, File, History, How, Kind, LAST_SET_TIME, NAMES, Record, Seen, Slot,
 };
 use nigh_sim::history::{judge, judge_mounted, parse};
 use nigh_sim::random::Dice;
 use nigh_types::{
-    Access, Call as Asked, Credentials, Errno, Name, NodeId, Place, Reply, Request, SetAttr, SetTime, Time,
+    Access, Call as Asked, Credentials, Errno, Name, NodeId, NodeRef, Reply, Request, SetAttr, SetTime, Time,
     Timestamp, WriteFlags,
 };
 
@@ -116,7 +116,7 @@ fn falsify(dice: &mut Dice, call: Call, answer: &mut Answer) -> bool {
     true
 }
 
-fn renaming((from, name): (Place, Name), (to, new_name): (Place, Name), how: How) -> Asked {
+fn renaming((from, name): (NodeRef, Name), (to, new_name): (NodeRef, Name), how: How) -> Asked {
     let (no_replace, exchange, whiteout) = (how == How::NoReplace, how == How::Exchange, false);
     Asked::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep: None }
 }
@@ -196,9 +196,9 @@ impl World {
         self.tree.execute(Time(LATE), &Request { credentials, name: None, call }).remove(0).result
     }
 
-    fn place(&self, slot: Slot) -> (Place, Name) {
+    fn place(&self, slot: Slot) -> (NodeRef, Name) {
         let dir = self.dirs[usize::from(slot.dir())];
-        (Place::bare(dir), Name::new(format!("n{}", slot.name()).as_bytes()).unwrap())
+        (NodeRef::bare(dir), Name::new(format!("n{}", slot.name()).as_bytes()).unwrap())
     }
 
     fn found(&self, slot: Slot) -> Option<NodeId> {
@@ -218,8 +218,8 @@ impl World {
         Seen { file, kind, nlink: attr.nlink.into(), mode: attr.mode & 0o7777, size: attr.size, mtime }
     }
 
-    fn node(&self, file: File) -> Place {
-        Place::bare(self.files.iter().find(|(known, _)| *known == file).expect("it was opened").1)
+    fn node(&self, file: File) -> NodeRef {
+        NodeRef::bare(self.files.iter().find(|(known, _)| *known == file).expect("it was opened").1)
     }
 
     fn answer(&mut self, call: Call) -> Answer {
@@ -243,7 +243,7 @@ impl World {
                     append: false,
                 };
                 let asked = Asked::Create { dir, name, mode, umask: 0, exclusive: true, access };
-                let Reply::Made { entry, .. } = self.ask(label, asked)? else { panic!("not made") };
+                let Reply::Created { entry, .. } = self.ask(label, asked)? else { panic!("not made") };
                 let file = File { label, ino: entry.id.ino };
                 self.files.push((file, entry.id));
                 return Ok(Answer::Opened(file));
@@ -259,7 +259,7 @@ impl World {
             Call::Link { old, new } => {
                 let node = self.found(old).ok_or(Errno::NOENT)?;
                 let (dir, name) = self.place(new);
-                self.ask(0, Asked::Link { node: Place::bare(node), dir, name })?;
+                self.ask(0, Asked::Link { node: NodeRef::bare(node), dir, name })?;
             }
             Call::Unlink { slot } => {
                 let (dir, name) = self.place(slot);
@@ -280,7 +280,8 @@ impl World {
             }
             Call::ReadLink { slot } => {
                 let node = self.found(slot).ok_or(Errno::NOENT)?;
-                let Reply::Target(target) = self.ask(0, Asked::ReadLink { node: Place::bare(node) })? else {
+                let Reply::Target(target) = self.ask(0, Asked::ReadLink { node: NodeRef::bare(node) })?
+                else {
                     panic!("not a target")
                 };
                 return Ok(Answer::Target(String::from_utf8(target.into()).unwrap().parse().unwrap()));

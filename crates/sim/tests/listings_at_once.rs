@@ -2,7 +2,7 @@
 
 use nigh_cache::{Answer, Config, Op, Prefetch};
 use nigh_remote::fake::{Fate, Which};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
 use nigh_types::{Cookie, Name, OpId, Span};
 

@@ -1,9 +1,9 @@
 //! Memory reclaim: of idle directories, above a number of directories, under memory pressure, and of kernel inodes.
 
 use nigh_cache::{Answer, Config, Level, Op, Page};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Cookie, Covers, Name, NodeId, Span};
+use nigh_types::{Cookie, LeaseScope, Name, NodeId, Span};
 
 fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
@@ -52,7 +52,7 @@ fn list(world: &mut World, at: usize, dir: u32) -> (usize, usize) {
 
 fn is_granted(world: &mut World, at: usize, dir: u32) -> bool {
     let id = id(world, dir);
-    world.clients[at].control.has_granted(id, Covers::Names)
+    world.clients[at].control.has_granted(id, LeaseScope::Directory)
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use nigh_cache::{Answer, Config, Fh, Invalidation, Level, Op, Opened};
 use nigh_remote::fake::{Fate, Which};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
 use nigh_types::{
-    Access, Call, Covers, Errno, Name, NodeId, Place, SetAttr, Span, Term, Timestamp, WriteFlags,
+    Access, Call, Errno, LeaseScope, Name, NodeId, NodeRef, SetAttr, Span, Term, Timestamp, WriteFlags,
 };
 
 const APPEND: WriteFlags =
@@ -54,7 +54,7 @@ fn content(text: &str) -> Answer {
 
 /// Writes on the host, without the server.
 fn beside(world: &World, file: NodeId, offset: u64, data: &[u8]) {
-    let (node, data, flags) = (Place::bare(file), data.to_vec(), Default::default());
+    let (node, data, flags) = (NodeRef::bare(file), data.to_vec(), Default::default());
     let call = Call::Write { node, handle: None, offset, data, flags };
     world.server.edit(|tree| tree.beside(world.now, call)).unwrap();
 }
@@ -391,7 +391,7 @@ fn a_recall_of_data_waits_for_no_read_or_write_of_ones_own() {
         let op = if writes { write(file.ino, fh, 0, b"CONT") } else { read };
         let id = world.ask(0, op);
         world.trace.clear();
-        let recall = control.recall(file, Covers::Data, &[]);
+        let recall = control.recall(file, LeaseScope::Data, &[]);
         world.settle();
         assert!(control.acknowledged(recall) && world.waits(0, id));
         let behind = format!("A's kernel forgets data of {} from 4096, 0 bytes", file.ino);
@@ -549,7 +549,7 @@ fn a_file_opened_without_a_handle_is_kept_before_its_grant_ends() {
         match what {
             "time" => world.advance(Span::from_millis(4_500)),
             "recall" => {
-                control.recall(world.server.edit(|tree| tree.root()), Covers::Names, &[]);
+                control.recall(world.server.edit(|tree| tree.root()), LeaseScope::Directory, &[]);
                 world.settle();
             }
             "rename" => {

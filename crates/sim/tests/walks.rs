@@ -2,9 +2,9 @@
 
 use nigh_cache::{Answer, Level, Op};
 use nigh_remote::fake::{Fate, Which};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Call, Covers, Errno, Name, NodeId, Place, Span};
+use nigh_types::{Call, Errno, LeaseScope, Name, NodeId, NodeRef, Span};
 
 fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
@@ -109,7 +109,7 @@ fn an_abandoned_change_is_not_sent_after_its_walk() {
 #[test]
 fn what_the_host_moved_away_is_found_by_its_new_name() {
     let (mut world, dir, file) = world();
-    let (now, place) = (world.now, Place::bare(dir));
+    let (now, place) = (world.now, NodeRef::bare(dir));
     let call = Call::Rename {
         from: place.clone(),
         name: name("f"),
@@ -121,7 +121,7 @@ fn what_the_host_moved_away_is_found_by_its_new_name() {
         keep: None,
     };
     world.server.edit(|tree| tree.beside(now, call)).unwrap();
-    world.clients[0].control.recall(dir, Covers::Names, &[]);
+    world.clients[0].control.recall(dir, LeaseScope::Directory, &[]);
     world.settle();
     assert_eq!(world.answer(0, Op::GetAttr { ino: file.ino }), Answer::Failed(Errno::STALE));
     assert_eq!(world.clients[0].control.calls("walk"), 1);
@@ -138,7 +138,7 @@ fn a_refusal_that_contradicts_the_facts_ends_them() {
     let lookups = |world: &World| world.clients[0].control.calls("lookup");
     let look = |world: &mut World, leaf| world.answer(0, Op::Lookup { dir: dir.ino, name: name(leaf) });
     assert!(matches!(look(&mut world, "new"), Answer::Missing(_)));
-    let call = Call::Unlink { dir: Place::bare(dir), name: name("f"), keep: None };
+    let call = Call::Unlink { dir: NodeRef::bare(dir), name: name("f"), keep: None };
     world.server.edit(|tree| tree.beside(now, call)).unwrap();
     let new = world.server.edit(|tree| tree.plant_file(now, "p/new", b""));
     let before = lookups(&world);

@@ -2,7 +2,7 @@
 
 use nigh_cache::{Answer, Cache, Caller, Config, Fh, Op, Output};
 use nigh_types::{
-    Access, Attr, Call, CallId, CookieKey, Entry, Errno, Event, Handle, Kind, Listed, Name, NodeId, OpId,
+    Access, Attr, Call, CallId, CookieKey, Entries, Entry, Errno, Event, Handle, Kind, Name, NodeId, OpId,
     Reply, Response, Session, SetAttr, Space, Term, Time, WriteFlags, XattrSet,
 };
 
@@ -57,8 +57,8 @@ fn prepared() -> (Cache, Fh) {
             cookie_key: CookieKey::default(),
             term: Term::Session,
             has_acls: false,
-            host_bound: String::new(),
-            not_given: Vec::new(),
+            staleness_bound: String::new(),
+            unsupported_guarantees: Vec::new(),
             acts_as: (0, 0),
             walks_ahead: false,
             tells_dirents: false,
@@ -69,7 +69,7 @@ fn prepared() -> (Cache, Fh) {
     );
     for (leaf, node) in [("f", entry(FILE, 0o100_644)), ("d", entry(DIR, 0o040_755))] {
         let asked = ask(&mut cache, OpId(1), Op::Lookup { dir: 1, name: name(leaf) });
-        respond(&mut cache, asked.unwrap_err().0, Ok(Reply::Looked(Some(node))));
+        respond(&mut cache, asked.unwrap_err().0, Ok(Reply::Entry(Some(node))));
     }
     let asked = ask(&mut cache, OpId(2), Op::Open { ino: FILE, access: access(true), append: false });
     let call = asked.unwrap_err().0;
@@ -130,9 +130,9 @@ fn requests(fh: Fh) -> Vec<Op> {
 fn replies() -> Vec<Reply> {
     let node = NodeId { ino: FILE, generation: 1 };
     vec![
-        Reply::Looked(None),
+        Reply::Entry(None),
         Reply::Attr(node, entry(FILE, 0o100_644).attr),
-        Reply::Listed(Listed::default()),
+        Reply::Listed(Entries::default()),
         Reply::Target(b"t".as_slice().into()),
         Reply::Xattrs(XattrSet::default()),
         Reply::Value(vec![1]),
@@ -141,7 +141,7 @@ fn replies() -> Vec<Reply> {
         Reply::Data(vec![1]),
         Reply::Offset(3),
         Reply::Flags(4),
-        Reply::Made { entry: entry(50, 0o100_644), handle: None, existed: false },
+        Reply::Created { entry: entry(50, 0o100_644), handle: None, existed: false },
         Reply::Removed { node, kept: None },
         Reply::Renamed { moved: node, replaced: None, kept: None, whiteout: None },
         Reply::Written { offset: 0, count: 1 },
@@ -159,7 +159,7 @@ fn fitting(call: &Call) -> usize {
         | Call::Fallocate { .. }
         | Call::SetXattr { .. }
         | Call::RemoveXattr { .. } => 1,
-        Call::List { .. } | Call::Dirents { .. } | Call::Ahead { .. } => 2,
+        Call::List { .. } | Call::ListNames { .. } | Call::Prefetch { .. } => 2,
         Call::ReadLink { .. } => 3,
         Call::Xattrs { .. } => 4,
         Call::Xattr { .. } => 5,
@@ -178,10 +178,10 @@ fn fitting(call: &Call) -> usize {
         Call::Rename { .. } => 13,
         Call::Write { .. } | Call::CopyRange { .. } => 14,
         Call::Fsync { .. }
-        | Call::Walk { .. }
+        | Call::ResolvePath { .. }
         | Call::Release { .. }
-        | Call::Steer { .. }
-        | Call::Keep { .. }
+        | Call::PrefetchCredit { .. }
+        | Call::PinOpen { .. }
         | Call::Lock { .. }
         | Call::Unlock { .. }
         | Call::GetLock { .. } => 15,

@@ -2,9 +2,9 @@
 
 use nigh_cache::{Answer, Level, Op};
 use nigh_remote::fake::{Fate, Which};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
-use nigh_types::{Call, Cookie, Covers, Errno, Name, NodeId, Place, SetAttr, Span, Term};
+use nigh_types::{Call, Cookie, Errno, LeaseScope, Name, NodeId, NodeRef, SetAttr, Span, Term};
 
 const NODATA: Answer = Answer::Failed(Errno::NODATA);
 
@@ -33,7 +33,7 @@ fn world(config: TreeConfig) -> (World, NodeId) {
 
 /// Sets an xattr on the host, without the server.
 fn beside(world: &World, node: NodeId, name: &str, value: &[u8]) {
-    let (node, name, value) = (Place::bare(node), name.as_bytes().to_vec(), value.to_vec());
+    let (node, name, value) = (NodeRef::bare(node), name.as_bytes().to_vec(), value.to_vec());
     let call = Call::SetXattr { node, name, value, flags: 0, kill_sgid: false };
     world.server.edit(|tree| tree.beside(world.now, call)).unwrap();
 }
@@ -199,7 +199,7 @@ fn xattr_set_after_first_name_is_unlinked_is_read_after_rename_of_second() {
     let now = world.now;
     let file = world.server.edit(|tree| {
         let file = tree.plant_file(now, "a", b"");
-        let (node, dir) = (Place::bare(file), Place::bare(tree.root()));
+        let (node, dir) = (NodeRef::bare(file), NodeRef::bare(tree.root()));
         tree.beside(now, Call::Link { node, dir, name: name("b") }).unwrap();
         file
     });
@@ -221,7 +221,7 @@ fn a_recall_or_a_deadline_ends_what_is_known() {
     let (mut world, file) = world(TreeConfig::default());
     world.answer(0, xattr(file.ino, "user.one", 0));
     let root = world.server.edit(|tree| tree.root());
-    world.clients[0].control.recall(root, Covers::Names, &[]);
+    world.clients[0].control.recall(root, LeaseScope::Directory, &[]);
     world.settle();
     beside(&world, file, "user.one", b"second");
     world.answer(0, Op::GetAttr { ino: file.ino });

@@ -51,16 +51,16 @@ pub struct Attr {
 /// Version of a file's data: size and mtime. It leaves out ctime, which a rename or chmod changes
 /// without a change of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct DataStamp {
+pub struct DataVersion {
     /// Bytes.
     pub size: u64,
     pub mtime: Timestamp,
 }
 
-impl DataStamp {
+impl DataVersion {
     #[must_use]
-    pub fn of(attr: &Attr) -> DataStamp {
-        DataStamp { size: attr.size, mtime: attr.mtime }
+    pub fn of(attr: &Attr) -> DataVersion {
+        DataVersion { size: attr.size, mtime: attr.mtime }
     }
 }
 

@@ -1,14 +1,14 @@
 //! Calls that a cache sends to its remote.
 
 use crate::{
-    CallId, Cookie, Covers, Credentials, DataStamp, GrantId, Handle, Kind, LockKind, Name, NodeId, Place,
-    SetAttr,
+    CallId, Cookie, Credentials, DataVersion, GrantId, Handle, Kind, LeaseScope, LockKind, Name, NodeId,
+    NodeRef, SetAttr,
 };
 
 /// Permanent identifier of a mutation: the remote recognises a retransmission by it.
 /// See docs/decisions/0003-operation-names.md.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct OpName {
+pub struct MutationId {
     /// The client's durable identity.
     pub client: u64,
     /// Random, new at each start of the client.
@@ -22,7 +22,7 @@ pub struct OpName {
 pub struct Request {
     pub credentials: Credentials,
     /// Set on mutations only.
-    pub name: Option<OpName>,
+    pub name: Option<MutationId>,
     pub call: Call,
 }
 
@@ -62,7 +62,7 @@ pub struct WriteFlags {
     pub flush: bool,
     /// Precondition of a write-back. The remote applies the write if the file's data has not changed otherwise since,
     /// or if the file already contains these bytes; else it replies `ECANCELED`.
-    pub since: Option<Since>,
+    pub since: Option<WriteBackPrecondition>,
 }
 
 /// Precondition of a write-back: the version of the data on which the kernel's pages are based, with local changes
@@ -70,52 +70,52 @@ pub struct WriteFlags {
 /// remote compares the version: the file must still have it, or a version made from it by changes of this session
 /// alone. See docs/decisions/0008-leases.md, rule 12.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Since {
-    pub stamp: DataStamp,
+pub struct WriteBackPrecondition {
+    pub stamp: DataVersion,
     /// The grant that covers the pages; `None` after its end.
-    pub under: Option<(GrantId, Covers)>,
+    pub under: Option<(GrantId, LeaseScope)>,
 }
 
 /// One call. Offsets and lengths are bytes. Calls from [`Call::Create`] on are mutations.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Call {
-    /// Looks up one name in a directory → `Reply::Looked`.
-    Lookup { dir: Place, name: Name },
+    /// Looks up one name in a directory → `Reply::Entry`.
+    Lookup { dir: NodeRef, name: Name },
     /// Names from the export's root to `node`, so that the remote can find the inode again by path; at most
     /// [`Call::MOST_NAMES`] → `Reply::Done`.
-    Walk { node: NodeId, names: Vec<Name> },
+    ResolvePath { node: NodeId, names: Vec<Name> },
     /// → `Reply::Attr`
-    GetAttr { node: Place },
-    /// Lists a whole directory in cookie order → several `Reply::Listed` or `Reply::Names`.
-    List { dir: Place },
+    GetAttr { node: NodeRef },
+    /// Lists a whole directory in cookie order → several `Reply::Entries` or `Reply::Names`.
+    List { dir: NodeRef },
     /// Names-only listing from the first entry after a cookie on, in cookie order, without grants → several
     /// `Reply::Dirents`. See docs/decisions/0023-names-before-attributes.md.
-    Dirents { dir: Place, after: Cookie },
+    ListNames { dir: NodeRef, after: Cookie },
     /// Prefetch of whole directories: each of `roots` with the directories found below it, before the next of
-    /// `roots`; at most [`Call::MOST_ROOTS`] → several `Reply::Ahead`. See docs/decisions/0019-walks-ahead.md.
+    /// `roots`; at most [`Call::MOST_ROOTS`] → several `Reply::Prefetched`. See docs/decisions/0019-walks-ahead.md.
     /// `credit` is the number of entries that the remote may send; a directory costs its names and one. Without
     /// credit the remote starts no directory. It skips directories of more than [`Call::MOST_AHEAD`] names. The last
     /// reply comes when nothing is left to send, or the call is cancelled.
-    Ahead { roots: Vec<Place>, order: Order, credit: u32 },
+    Prefetch { roots: Vec<NodeRef>, order: Order, credit: u32 },
     /// More credit for a running prefetch, and the directory to send next, regardless of its cost. The remote sends or
     /// reports this directory in any case, unless it did before. No reply.
-    Steer { walk: CallId, credit: u32, want: Option<Place> },
+    PrefetchCredit { walk: CallId, credit: u32, want: Option<NodeRef> },
     /// → `Reply::Target`
-    ReadLink { node: Place },
+    ReadLink { node: NodeRef },
     /// Lists all xattr names, with the values as far as they fit → `Reply::Xattrs`
-    Xattrs { node: Place },
+    Xattrs { node: NodeRef },
     /// Gets one xattr value → `Reply::Value`, or `ENODATA`
-    Xattr { node: Place, name: Vec<u8> },
+    Xattr { node: NodeRef, name: Vec<u8> },
     /// → `Reply::Space`
-    StatFs { node: Place },
+    StatFs { node: NodeRef },
     /// → `Reply::Opened`
-    Open { node: Place, access: Access },
+    Open { node: NodeRef, access: Access },
     /// Reads up to `length` bytes (fewer only at the end of the file) → `Reply::Data`
-    Read { node: Place, handle: Option<Handle>, offset: u64, length: u32 },
+    Read { node: NodeRef, handle: Option<Handle>, offset: u64, length: u32 },
     /// `SEEK_DATA` (`data`) or `SEEK_HOLE` → `Reply::Offset`
-    Seek { node: Place, handle: Option<Handle>, offset: u64, data: bool },
+    Seek { node: NodeRef, handle: Option<Handle>, offset: u64, data: bool },
     /// `FS_IOC_GETFLAGS` → `Reply::Flags`
-    GetFlags { node: Place },
+    GetFlags { node: NodeRef },
     /// Closes open handles, at most [`Call::MOST_HANDLES`]; no reply.
     Release { handles: Vec<Handle> },
     /// Pins a file that this client's kernel opened under a grant, without a call to the remote: the file stays
@@ -123,7 +123,7 @@ pub enum Call {
     /// assigns the handle ([`Handle::CHOSEN`]). `names` is the path from the root, at most [`Call::MOST_NAMES`], or
     /// empty. No reply; the remote processes the pin before everything that the client sends later, acknowledgements
     /// included.
-    Keep { node: Place, names: Vec<Name>, handle: Handle },
+    PinOpen { node: NodeRef, names: Vec<Name>, handle: Handle },
     /// Sets a lock on the bytes from `start` to `end` (inclusive) of a regular file, or with `flock` on the whole file.
     /// It replaces the owner's locks on this range. `owner` is a number of this client; flock(2) owners have a number
     /// space of their own → `Reply::Done`. Without `wait` a conflict is `EAGAIN`. With `wait` the reply comes when the
@@ -131,7 +131,7 @@ pub enum Call {
     /// With `reclaim` it restores a lock that the client held when the remote lost its locks. The remote processes a
     /// reclaim at once, even during the grace period of a restarted server, and a reclaim never waits itself.
     Lock {
-        node: Place,
+        node: NodeRef,
         owner: u64,
         flock: bool,
         kind: LockKind,
@@ -142,41 +142,41 @@ pub enum Call {
         reclaim: bool,
     },
     /// Releases the owner's locks on these bytes → `Reply::Done`, even if there are none.
-    Unlock { node: Place, owner: u64, flock: bool, start: u64, end: u64 },
+    Unlock { node: NodeRef, owner: u64, flock: bool, start: u64, end: u64 },
     /// Returns the lock that conflicts with the given one → `Reply::Locked`
-    GetLock { node: Place, owner: u64, flock: bool, kind: LockKind, start: u64, end: u64 },
+    GetLock { node: NodeRef, owner: u64, flock: bool, kind: LockKind, start: u64, end: u64 },
     /// Reopens a file under the handle that the remote has lost, with the checks of any open
     /// → `Reply::Opened` with this handle, or `EINVAL` if the handle is in use
-    Reopen { node: Place, handle: Handle, access: Access },
+    Reopen { node: NodeRef, handle: Handle, access: Access },
     /// Finds an inode by its number, where the session supports it ([`crate::Session::finds_numbers`])
     /// → `Reply::Found`, or `ESTALE` if no inode has this number. See docs/decisions/0035-file-handles.md.
     LookupNumber { ino: u64 },
 
-    /// Creates and opens a regular file → `Reply::Made` with a handle. Without `exclusive` it opens an existing file
+    /// Creates and opens a regular file → `Reply::Created` with a handle. Without `exclusive` it opens an existing file
     /// unchanged. `mode` is the application's; the server's filesystem applies `umask` unless a default ACL
     /// takes its place. The other calls that create a name treat `mode` and `umask` likewise.
-    Create { dir: Place, name: Name, mode: u32, umask: u32, exclusive: bool, access: Access },
-    /// Creates and opens a regular file without a name → `Reply::Made` with a handle.
-    Tmpfile { dir: Place, mode: u32, umask: u32, access: Access },
-    /// Creates any inode but a symlink and a directory → `Reply::Made`
-    Mknod { dir: Place, name: Name, kind: Kind, mode: u32, umask: u32, rdev: u32 },
-    /// → `Reply::Made`
-    Mkdir { dir: Place, name: Name, mode: u32, umask: u32 },
-    /// → `Reply::Made`
-    Symlink { dir: Place, name: Name, target: Vec<u8> },
-    /// → `Reply::Made`
-    Link { node: Place, dir: Place, name: Name },
+    Create { dir: NodeRef, name: Name, mode: u32, umask: u32, exclusive: bool, access: Access },
+    /// Creates and opens a regular file without a name → `Reply::Created` with a handle.
+    Tmpfile { dir: NodeRef, mode: u32, umask: u32, access: Access },
+    /// Creates any inode but a symlink and a directory → `Reply::Created`
+    Mknod { dir: NodeRef, name: Name, kind: Kind, mode: u32, umask: u32, rdev: u32 },
+    /// → `Reply::Created`
+    Mkdir { dir: NodeRef, name: Name, mode: u32, umask: u32 },
+    /// → `Reply::Created`
+    Symlink { dir: NodeRef, name: Name, target: Vec<u8> },
+    /// → `Reply::Created`
+    Link { node: NodeRef, dir: NodeRef, name: Name },
     /// Removes anything but a directory → `Reply::Removed`. `keep` is a file that this client may have open without a
     /// handle: if the name leads to it, the remote pins the file and returns a handle.
-    Unlink { dir: Place, name: Name, keep: Option<NodeId> },
+    Unlink { dir: NodeRef, name: Name, keep: Option<NodeId> },
     /// → `Reply::Removed`
-    Rmdir { dir: Place, name: Name },
+    Rmdir { dir: NodeRef, name: Name },
     /// → `Reply::Renamed`. `keep` as for unlink, for the replaced file. With `whiteout` the old name becomes a whiteout
     /// (`RENAME_WHITEOUT`, a character device 0:0); `EINVAL` where the filesystem does not support it.
     Rename {
-        from: Place,
+        from: NodeRef,
         name: Name,
-        to: Place,
+        to: NodeRef,
         new_name: Name,
         no_replace: bool,
         exchange: bool,
@@ -184,27 +184,27 @@ pub enum Call {
         keep: Option<NodeId>,
     },
     /// → `Reply::Attr`
-    SetAttr { node: Place, handle: Option<Handle>, set: SetAttr },
+    SetAttr { node: NodeRef, handle: Option<Handle>, set: SetAttr },
     /// → `Reply::Written`
-    Write { node: Place, handle: Option<Handle>, offset: u64, data: Vec<u8>, flags: WriteFlags },
+    Write { node: NodeRef, handle: Option<Handle>, offset: u64, data: Vec<u8>, flags: WriteFlags },
     /// `mode` as fallocate(2) → `Reply::Attr`
-    Fallocate { node: Place, handle: Option<Handle>, mode: u32, offset: u64, length: u64 },
+    Fallocate { node: NodeRef, handle: Option<Handle>, mode: u32, offset: u64, length: u64 },
     /// → `Reply::Written` (the offset is the destination's)
     CopyRange {
-        from: Place,
+        from: NodeRef,
         from_handle: Option<Handle>,
         from_offset: u64,
-        to: Place,
+        to: NodeRef,
         to_handle: Option<Handle>,
         to_offset: u64,
         length: u64,
     },
     /// `flags` as setxattr(2). `kill_sgid`: setting an access ACL drops setgid → `Reply::Attr`
-    SetXattr { node: Place, name: Vec<u8>, value: Vec<u8>, flags: u32, kill_sgid: bool },
+    SetXattr { node: NodeRef, name: Vec<u8>, value: Vec<u8>, flags: u32, kill_sgid: bool },
     /// → `Reply::Attr`
-    RemoveXattr { node: Place, name: Vec<u8> },
+    RemoveXattr { node: NodeRef, name: Vec<u8> },
     /// Makes a file or directory durable, with a name that leads to it → `Reply::Done`
-    Fsync { node: Place, handle: Option<Handle>, data_only: bool },
+    Fsync { node: NodeRef, handle: Option<Handle>, data_only: bool },
 }
 
 /// Order in which a prefetch visits the directories of a directory.
@@ -229,17 +229,17 @@ impl Call {
     /// Most handles in one release.
     pub const MOST_HANDLES: u32 = 65_536;
 
-    /// Whether this call changes the export, and so must carry an [`OpName`].
+    /// Whether this call changes the export, and so must carry an [`MutationId`].
     #[must_use]
     pub fn is_mutation(&self) -> bool {
         match self {
             Call::Lookup { .. }
-            | Call::Walk { .. }
+            | Call::ResolvePath { .. }
             | Call::GetAttr { .. }
             | Call::List { .. }
-            | Call::Dirents { .. }
-            | Call::Ahead { .. }
-            | Call::Steer { .. }
+            | Call::ListNames { .. }
+            | Call::Prefetch { .. }
+            | Call::PrefetchCredit { .. }
             | Call::ReadLink { .. }
             | Call::Xattrs { .. }
             | Call::Xattr { .. }
@@ -249,7 +249,7 @@ impl Call {
             | Call::Seek { .. }
             | Call::GetFlags { .. }
             | Call::Release { .. }
-            | Call::Keep { .. }
+            | Call::PinOpen { .. }
             | Call::Lock { .. }
             | Call::Unlock { .. }
             | Call::GetLock { .. }
@@ -278,7 +278,7 @@ impl Call {
     /// Whether a reply is sent.
     #[must_use]
     pub fn is_answered(&self) -> bool {
-        !matches!(self, Call::Release { .. } | Call::Keep { .. } | Call::Steer { .. })
+        !matches!(self, Call::Release { .. } | Call::PinOpen { .. } | Call::PrefetchCredit { .. })
     }
 
     /// Whether the reply may wait for actions of other callers. Such calls do not count against a session's limit on
@@ -303,7 +303,7 @@ impl Call {
     /// Whether the client may send it during reclaim.
     #[must_use]
     pub fn serves_claiming(&self) -> bool {
-        self.is_claim() || matches!(self, Call::Walk { .. })
+        self.is_claim() || matches!(self, Call::ResolvePath { .. })
     }
 
     /// The name under which `nigh status` counts this call (`remote.by_type`).
@@ -311,12 +311,12 @@ impl Call {
     pub fn type_name(&self) -> &'static str {
         match self {
             Call::Lookup { .. } => "lookup",
-            Call::Walk { .. } => "walk",
+            Call::ResolvePath { .. } => "walk",
             Call::GetAttr { .. } => "getattr",
             Call::List { .. } => "list",
-            Call::Dirents { .. } => "dirents",
-            Call::Ahead { .. } => "ahead",
-            Call::Steer { .. } => "steer",
+            Call::ListNames { .. } => "dirents",
+            Call::Prefetch { .. } => "ahead",
+            Call::PrefetchCredit { .. } => "steer",
             Call::ReadLink { .. } => "readlink",
             Call::Xattrs { .. } => "xattrs",
             Call::Xattr { .. } => "xattr",
@@ -326,7 +326,7 @@ impl Call {
             Call::Seek { .. } => "seek",
             Call::GetFlags { .. } => "getflags",
             Call::Release { .. } => "release",
-            Call::Keep { .. } => "keep",
+            Call::PinOpen { .. } => "keep",
             Call::Lock { .. } => "lock",
             Call::Unlock { .. } => "unlock",
             Call::GetLock { .. } => "getlock",

@@ -1,6 +1,6 @@
 //! Events from a remote to its cache.
 
-use crate::{Attr, CallId, Commit, CookieKey, Hold, NodeId, Recall, Response, Term};
+use crate::{Attr, CallId, CookieKey, NodeId, Recall, Response, Term, UpdateCommit, UpdatePrepare};
 
 /// An event from the remote.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -13,8 +13,8 @@ pub enum Event {
     },
     Recall(Recall),
     /// First step of an update in place: its facts are about to change. It replaces a recall, and the grants live on.
-    Hold(Hold),
-    Commit(Commit),
+    UpdatePrepare(UpdatePrepare),
+    UpdateCommit(UpdateCommit),
     /// The lease term has expired without a reply: all grants have ended. Outstanding calls stay outstanding; their
     /// replies come after [`Event::Restored`].
     Lapsed {
@@ -46,14 +46,14 @@ pub struct Session {
     pub has_acls: bool,
     /// Why changes on the server's own disk may stay unseen for up to `term` (S9); empty if clients see them at once.
     /// For people.
-    pub host_bound: String,
+    pub staleness_bound: String,
     /// Guarantees (`S4`) that this export cannot give, each with the reason. For people.
-    pub not_given: Vec<(String, String)>,
+    pub unsupported_guarantees: Vec<(String, String)>,
     /// (uid, gid) under which the server performs calls for this client's own user.
     pub acts_as: (u32, u32),
-    /// Whether the remote supports prefetch ([`crate::Call::Ahead`]).
+    /// Whether the remote supports prefetch ([`crate::Call::Prefetch`]).
     pub walks_ahead: bool,
-    /// Whether the remote supports names-only listings ([`crate::Call::Dirents`]).
+    /// Whether the remote supports names-only listings ([`crate::Call::ListNames`]).
     pub tells_dirents: bool,
     /// Whether the remote accepts [`crate::Privileges`] of callers: it trusts the checks of this machine's kernel.
     pub takes_privileges: bool,

@@ -12,18 +12,18 @@ pub struct RecallId(pub u64);
 
 /// Scope of a grant: which facts about a node it covers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Covers {
+pub enum LeaseScope {
     /// A directory's names, its completeness, and the attributes, targets and xattrs of its children that are not
     /// directories and have one link.
-    Names,
+    Directory,
     /// An inode's own attributes, symlink target and xattrs.
-    Inode,
+    Attributes,
     /// A file's data.
     Data,
     /// One dentry: the inode that a name leads to. From remotes that cannot give a grant on a whole directory.
-    Entry,
+    Dentry,
     /// One negative dentry: the absence of a name.
-    Absence,
+    NegativeDentry,
 }
 
 /// Whether the holder may only read the facts, or also change them locally.
@@ -48,12 +48,12 @@ pub enum Term {
 pub struct Grant {
     pub id: GrantId,
     pub node: NodeId,
-    pub covers: Covers,
+    pub covers: LeaseScope,
     pub mode: Mode,
     pub term: Term,
     /// Whether the remote recalls the grant before a fact under it becomes false.
     pub recallable: bool,
-    /// With `Covers::Names`: other clients may hold a grant on this directory. A client that cannot drop all names in
+    /// With `LeaseScope::Directory`: other clients may hold a grant on this directory. A client that cannot drop all names in
     /// its kernel at once uses entry timeout 0 under such a grant (docs/decisions/0008-leases.md, rule 9).
     pub shared: bool,
 }
@@ -63,7 +63,7 @@ pub struct Grant {
 pub struct Recall {
     pub id: RecallId,
     pub node: NodeId,
-    pub covers: Covers,
-    /// With `Covers::Names`: only these names change. Empty: all of them.
+    pub covers: LeaseScope,
+    /// With `LeaseScope::Directory`: only these names change. Empty: all of them.
     pub names: Vec<Name>,
 }

@@ -24,13 +24,13 @@ impl NodeId {
 pub struct Handle(pub u64);
 
 impl Handle {
-    /// Bit that is set in handles assigned by a client ([`crate::Call::Keep`]), and in no others.
-    pub const CHOSEN: u64 = 1 << 63;
+    /// Bit that is set in handles assigned by a client ([`crate::Call::PinOpen`]), and in no others.
+    pub const CLIENT_ASSIGNED: u64 = 1 << 63;
 
     /// Whether a client assigned it.
     #[must_use]
     pub fn is_chosen(self) -> bool {
-        self.0 & Handle::CHOSEN != 0
+        self.0 & Handle::CLIENT_ASSIGNED != 0
     }
 }
 

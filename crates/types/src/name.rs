@@ -1,6 +1,6 @@
 //! Names within a directory.
 
-use crate::planted::{Bug, planted};
+use crate::fault_injection::{Bug, planted};
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 use std::fmt;

@@ -5,16 +5,16 @@ use crate::{Name, NodeId, Privileges};
 /// Reference to an inode, with a path hint. The server finds the inode by the hint and verifies it, else by its own
 /// memory; if both fail, the client resolves the path again.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Place {
+pub struct NodeRef {
     pub node: NodeId,
     /// The parent directory and name known to the client; `None` for the root.
-    pub hint: Option<(NodeId, Name)>,
+    pub path_hint: Option<(NodeId, Name)>,
 }
 
-impl Place {
+impl NodeRef {
     #[must_use]
-    pub fn bare(node: NodeId) -> Place {
-        Place { node, hint: None }
+    pub fn bare(node: NodeId) -> NodeRef {
+        NodeRef { node, path_hint: None }
     }
 }
 

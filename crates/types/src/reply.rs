@@ -15,16 +15,16 @@ pub struct Entry {
 
 /// A chunk of a directory's listing, in cookie order; equal cookies are never split.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Listed {
+pub struct Entries {
     pub entries: Vec<(Name, Entry)>,
 }
 
 /// A prefetched directory, or a chunk of one; chunks of different directories do not interleave.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Step {
+pub struct PrefetchedDir {
     pub dir: NodeId,
     /// `None`: the remote does not send this directory; the client lists it when needed.
-    pub listed: Option<Listed>,
+    pub listed: Option<Entries>,
     /// Whether this is the directory's last chunk.
     pub last: bool,
 }
@@ -66,7 +66,7 @@ pub struct Dirent {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
     /// Result of a lookup; `None`: the directory has no such name.
-    Looked(Option<Entry>),
+    Entry(Option<Entry>),
     /// Attributes of the call's node.
     Attr(NodeId, Attr),
     /// The inode with the call's number, and the parent directory and name that lead to it, except for the root.
@@ -75,10 +75,10 @@ pub enum Reply {
         attr: Attr,
         home: Option<(NodeId, Name)>,
     },
-    Listed(Listed),
+    Listed(Entries),
     /// A chunk of a listing without attributes; the type is `None` if it is unknown.
     Names(Vec<(Name, NodeId, Option<Kind>)>),
-    Ahead(Vec<Step>),
+    Prefetched(Vec<PrefetchedDir>),
     Dirents(Vec<Dirent>),
     Target(Box<[u8]>),
     Xattrs(XattrSet),
@@ -92,7 +92,7 @@ pub enum Reply {
     Offset(u64),
     Flags(u32),
     /// `existed`: a non-exclusive create found an existing file. `handle`: for create and tmpfile.
-    Made {
+    Created {
         entry: Entry,
         handle: Option<Handle>,
         existed: bool,

@@ -7,7 +7,7 @@ use nigh_native::{
     COMPRESSED, ClientConfig, ClientSession, Limits, Message, Resume, Resumed, Welcome, encode_response, pack,
 };
 use nigh_remote::{Event, Output, Remote};
-use nigh_types::{CallId, Covers, GrantId, Recall, RecallId, Reply, Response, Span, Term, Time};
+use nigh_types::{CallId, GrantId, LeaseScope, Recall, RecallId, Reply, Response, Span, Term, Time};
 use std::collections::BTreeSet;
 
 /// A session, with its recorded input and output.
@@ -104,7 +104,8 @@ impl Watched {
             5 => {
                 let (id, node) = (RecallId(script.small()), samples::id(script.small() + 1));
                 self.hear(
-                    &Message::Recall(Recall { id, node, covers: Covers::Inode, names: vec![] }).encode(),
+                    &Message::Recall(Recall { id, node, covers: LeaseScope::Attributes, names: vec![] })
+                        .encode(),
                 );
             }
             6 => self.call(script.one_of(&CALLS)),
@@ -258,11 +259,11 @@ impl Watched {
                 self.reached.insert("recalled");
                 self.recalls.push(recall.id);
             }
-            Event::Hold(hold) => {
+            Event::UpdatePrepare(hold) => {
                 self.reached.insert("held");
                 self.recalls.push(hold.id);
             }
-            Event::Commit(_) => drop(self.reached.insert("committed")),
+            Event::UpdateCommit(_) => drop(self.reached.insert("committed")),
             Event::Lapsed { .. } => {
                 assert!(self.attached && !self.lapsed, "there is nothing that could lapse");
                 self.lapsed = true;

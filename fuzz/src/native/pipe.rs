@@ -3,11 +3,11 @@
 use super::script::Script;
 use super::{Reached, T0, samples};
 use nigh_native::{ClientConfig, ClientSession, ServerConfig, ServerConnection, ServerEvent};
-use nigh_remote::tree::{Tree, TreeConfig};
+use nigh_remote::model_fs::{Tree, TreeConfig};
 use nigh_remote::{Event, Output, Remote, Session};
 use nigh_types::{
-    Access, Call, CallId, Cookie, Covers, Errno, NodeId, OpName, Place, Recall, RecallId, Request, Response,
-    Span, Term, Time,
+    Access, Call, CallId, Cookie, Errno, LeaseScope, MutationId, NodeId, NodeRef, Recall, RecallId, Request,
+    Response, Span, Term, Time,
 };
 use std::collections::{BTreeSet, VecDeque};
 
@@ -98,11 +98,11 @@ impl Pair {
     fn call(&mut self, choice: u64) {
         self.calls += 1;
         let id = CallId(self.calls);
-        let dir = Place::bare(self.tree.root());
+        let dir = NodeRef::bare(self.tree.root());
         let name = samples::name(&format!("n{}", choice / 8 % 4));
         let call = match choice % 8 {
             0 => Call::Lookup { dir, name },
-            1 if choice / 32 % 2 == 1 => Call::Dirents { dir, after: Cookie(choice << 48) },
+            1 if choice / 32 % 2 == 1 => Call::ListNames { dir, after: Cookie(choice << 48) },
             1 => Call::List { dir },
             2 => Call::Mkdir { dir, name, mode: 0o755, umask: 0 },
             3 => {
@@ -118,7 +118,7 @@ impl Pair {
             self.unanswered.insert(id);
         }
         let named = call.is_mutation();
-        let name = named.then_some(OpName { client: 1, incarnation: 2, sequence: self.calls });
+        let name = named.then_some(MutationId { client: 1, incarnation: 2, sequence: self.calls });
         self.client.handle_call(self.now, id, Request { name, ..samples::request(call) });
     }
 
@@ -208,7 +208,7 @@ impl Pair {
         self.recalls += 1;
         let id = RecallId(self.recalls);
         let node = NodeId { ino: 1, generation: 1 };
-        self.server.recall(Recall { id, node, covers: Covers::Names, names: vec![] });
+        self.server.recall(Recall { id, node, covers: LeaseScope::Directory, names: vec![] });
         self.owed.insert(id);
     }
 
@@ -263,11 +263,11 @@ impl Pair {
                 self.seen.push(recall.id);
             }
             Event::Attached(_) => drop(self.reached.insert("attached")),
-            Event::Hold(hold) => {
+            Event::UpdatePrepare(hold) => {
                 self.reached.insert("held");
                 self.seen.push(hold.id);
             }
-            Event::Commit(_) => drop(self.reached.insert("committed")),
+            Event::UpdateCommit(_) => drop(self.reached.insert("committed")),
             Event::Lapsed { .. } => drop(self.reached.insert("lapsed")),
             Event::Lost { why } => {
                 assert!(!why.contains("protocol"), "our own server breaks the rules: {why}");

@@ -7,7 +7,7 @@ use nigh_native::{
     COMPRESSED, Hello, Limits, Message, ProtocolError, ServerConfig, ServerConnection, ServerEvent,
     encode_request, pack,
 };
-use nigh_types::{Call, CallId, Covers, Errno, GrantId, Recall, RecallId, Response, Span, Time};
+use nigh_types::{Call, CallId, Errno, GrantId, LeaseScope, Recall, RecallId, Response, Span, Time};
 use std::collections::BTreeSet;
 
 const MAX_CALLS: u32 = 3;
@@ -113,7 +113,7 @@ impl Watched {
 
     fn say_packed(&mut self, call: CallId) {
         let names = vec![samples::name("always the same"); 100];
-        let request = samples::request(Call::Walk { node: samples::id(7), names });
+        let request = samples::request(Call::ResolvePath { node: samples::id(7), names });
         let packs = self.connection.packs();
         self.hear(&pack(&encode_request(call, &request)).expect("equal names can be packed"));
         if packs && !self.connection.is_ended() {
@@ -194,7 +194,7 @@ impl Watched {
     fn recall(&mut self) {
         self.latest_recall += 1;
         let id = RecallId(self.latest_recall);
-        let recall = Recall { id, node: samples::id(1), covers: Covers::Inode, names: vec![] };
+        let recall = Recall { id, node: samples::id(1), covers: LeaseScope::Attributes, names: vec![] };
         self.connection.recall(recall);
         self.recalls.insert(id);
     }
@@ -239,7 +239,7 @@ impl Watched {
     }
 
     fn take_request(&mut self, id: CallId, call: &Call) {
-        let at_once = matches!(call, Call::Keep { .. }) || call.is_flush();
+        let at_once = matches!(call, Call::PinOpen { .. }) || call.is_flush();
         assert!(!self.muted || at_once, "a muted session is not served");
         if !call.is_answered() {
             return;

@@ -5,11 +5,11 @@ mod common;
 
 use common::TreeServer;
 use nigh_ninep::{Config, FrameReader, Rmessage, Session, Times, Tmessage, dirents};
-use nigh_remote::tree::Tree;
-use nigh_remote::{Carried, Event, Output, Remote};
+use nigh_remote::model_fs::Tree;
+use nigh_remote::{Event, Output, Remote, ResumableRemote};
 use nigh_types::{
-    Access, Call, CallId, CookieKey, Credentials, LockKind, Name, NodeId, OpName, Place, Request, SetAttr,
-    Span, Term, Time, WriteFlags,
+    Access, Call, CallId, CookieKey, Credentials, LockKind, MutationId, Name, NodeId, NodeRef, Request,
+    SetAttr, Span, Term, Time, WriteFlags,
 };
 use std::collections::{BTreeSet, VecDeque};
 
@@ -221,7 +221,7 @@ impl Script<'_> {
         self.calls += 1;
         let id = CallId(self.calls);
         let call = call_of(kind, which);
-        let name = OpName { client: 1, incarnation: 1, sequence: self.calls };
+        let name = MutationId { client: 1, incarnation: 1, sequence: self.calls };
         let name = call.is_mutation().then_some(name);
         let credentials =
             Credentials { uid: u32::from(which / 128), gid: 0, groups: Vec::new(), privileges: None };
@@ -260,13 +260,13 @@ fn call_of(kind: u8, which: u8) -> Call {
     let root = NodeId { ino: 1 << 63, generation: 2 };
     let name = |n: u8| Name::new(format!("n{}", n % 4).as_bytes()).expect("a name");
     let dir = match which & 0x40 {
-        0 => Place::bare(root),
-        _ => Place { node: NodeId { ino: 2, generation: 2 }, hint: Some((root, name(0))) },
+        0 => NodeRef::bare(root),
+        _ => NodeRef { node: NodeId { ino: 2, generation: 2 }, path_hint: Some((root, name(0))) },
     };
     let generation = [1, 2, 3, 1][usize::from(which >> 4) % 4];
-    let node = Place {
+    let node = NodeRef {
         node: NodeId { ino: 2 + u64::from(which % 8), generation },
-        hint: Some((dir.node, name(which))),
+        path_hint: Some((dir.node, name(which))),
     };
     let (mode, umask, exclusive) = (0o644, 0o022, which & 1 == 0);
     let access = Access {
@@ -293,7 +293,7 @@ fn call_of(kind: u8, which: u8) -> Call {
         12 => Call::Unlink { dir, name, keep: Some(node.node) },
         13 => Call::Rmdir { dir, name },
         14 => {
-            let (from, to, new_name) = (dir, Place::bare(root), Name::new(b"n1").expect("a name"));
+            let (from, to, new_name) = (dir, NodeRef::bare(root), Name::new(b"n1").expect("a name"));
             let (no_replace, exchange, keep) = (false, false, Some(node.node));
             Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout: false, keep }
         }
@@ -315,7 +315,11 @@ fn call_of(kind: u8, which: u8) -> Call {
         }
         20 => Call::Unlock { node, owner: u64::from(which % 3), flock: which & 8 == 0, start: 0, end: 5 },
         21 => Call::StatFs { node },
-        22 => Call::Walk { node: node.node, names: vec![name; usize::from(which % 40)] },
-        _ => Call::Keep { node, names: Vec::new(), handle: nigh_types::Handle((1 << 63) | u64::from(which)) },
+        22 => Call::ResolvePath { node: node.node, names: vec![name; usize::from(which % 40)] },
+        _ => Call::PinOpen {
+            node,
+            names: Vec::new(),
+            handle: nigh_types::Handle((1 << 63) | u64::from(which)),
+        },
     }
 }

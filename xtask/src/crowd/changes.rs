@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use anyhow::{Context, Result, bail};
-use nigh_types::{Access, Call, Handle, Name, NodeId, Place, Reply, SetAttr, WriteFlags};
+use nigh_types::{Access, Call, Handle, Name, NodeId, NodeRef, Reply, SetAttr, WriteFlags};
 
 use super::stage::name;
 
@@ -22,13 +22,13 @@ pub struct Change {
 
 /// The files of the directory, least recently changed first.
 pub struct Changes {
-    dir: Place,
+    dir: NodeRef,
     files: VecDeque<(Name, NodeId)>,
     begun: u64,
 }
 
 impl Changes {
-    pub fn new(dir: Place, files: impl Iterator<Item = (Name, NodeId)>) -> Changes {
+    pub fn new(dir: NodeRef, files: impl Iterator<Item = (Name, NodeId)>) -> Changes {
         Changes { dir, files: files.collect(), begun: 0 }
     }
 
@@ -41,7 +41,7 @@ impl Changes {
             return self.create(number);
         }
         let (old, node) = self.files.pop_front().context("the directory is empty")?;
-        let place = Place { node, hint: Some((self.dir.node, old.clone())) };
+        let place = NodeRef { node, path_hint: Some((self.dir.node, old.clone())) };
         let (mut names, mut node) = (vec![old.clone()], Some(node));
         let dir = self.dir.clone();
         let call = match kind {
@@ -86,7 +86,7 @@ impl Changes {
     pub fn done(&mut self, change: &Change, reply: &Reply) -> Result<Option<Handle>> {
         let last = change.names.last().context("a change is of a name")?.clone();
         match (reply, change.node) {
-            (Reply::Made { entry, handle, existed: false }, _) => {
+            (Reply::Created { entry, handle, existed: false }, _) => {
                 self.files.push_back((last, entry.id));
                 Ok(*handle)
             }
@@ -111,7 +111,7 @@ mod tests {
         match change.kind {
             "create" => {
                 let entry = Entry { id, attr: Attr::default(), target: None, no_xattrs: true };
-                Reply::Made { entry, handle: Some(Handle(ino)), existed: false }
+                Reply::Created { entry, handle: Some(Handle(ino)), existed: false }
             }
             "write" => Reply::Written { offset: 0, count: 1 },
             "rename" => Reply::Renamed { moved: id, replaced: None, kept: None, whiteout: None },
@@ -124,7 +124,7 @@ mod tests {
     fn changes_that_are_under_way_together_share_no_name_and_the_directory_keeps_its_size() {
         let node = |ino| NodeId { ino, generation: 1 };
         let files = (10..60).map(|ino| (name(&format!("file-{ino}")).unwrap(), node(ino)));
-        let mut changes = Changes::new(Place::bare(node(1)), files);
+        let mut changes = Changes::new(NodeRef::bare(node(1)), files);
         for round in 0..100 {
             let some: Vec<Change> = (0..10).map(|_| changes.begin().unwrap()).collect();
             let names: Vec<&Name> = some.iter().flat_map(|change| &change.names).collect();

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use nigh_types::{Call, CallId, Place};
+use nigh_types::{Call, CallId, NodeRef};
 
 use super::figures::Times;
 use super::stage::{MAKER, Stage, mkdir, name};
@@ -149,7 +149,7 @@ pub fn silent(stage: &mut Stage, own: &[String], (one, two): (&str, &str), rtt: 
 
 /// Clients at work: each looks up names and makes directories, one call at a time.
 struct Good {
-    places: Vec<Place>,
+    places: Vec<NodeRef>,
     first: usize,
     calls: u64,
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nigh_native::{ClientConfig, ClientSession};
 use nigh_remote::{Event, Output, Remote};
-use nigh_types::{Call, CallId, Credentials, OpName, RecallId, Request, Response, Session, Term, Time};
+use nigh_types::{Call, CallId, Credentials, MutationId, RecallId, Request, Response, Session, Term, Time};
 
 use super::reader::Reader;
 
@@ -112,7 +112,8 @@ impl Member {
         self.calls += 1;
         let id = CallId(self.calls);
         let named = call.is_mutation();
-        let name = named.then_some(OpName { client: self.number, incarnation: self.number, sequence: id.0 });
+        let name =
+            named.then_some(MutationId { client: self.number, incarnation: self.number, sequence: id.0 });
         if call.is_answered() {
             self.waiting.insert(id, Vec::new());
         }
@@ -212,8 +213,8 @@ impl Member {
             // A lapsed session counts as lost.
             Event::Restored { .. } => {}
             Event::Recall(recall) => self.take_recall(link, now, recall.id),
-            Event::Hold(hold) => self.take_recall(link, now, hold.id),
-            Event::Commit(_) => {}
+            Event::UpdatePrepare(hold) => self.take_recall(link, now, hold.id),
+            Event::UpdateCommit(_) => {}
             Event::Response { call, response } => {
                 let last = response.last;
                 let parts = self.waiting.entry(call).or_default();

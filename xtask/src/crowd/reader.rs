@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nigh_cache::{Answer, Cache, Caller, Config, Invalidation, Node, Op, Output, Stale};
 use nigh_native::ClientSession;
 use nigh_remote::{Event, Remote};
-use nigh_types::{Attr, Covers, Credentials, Name, NodeId, OpId, RecallId, Request, Time};
+use nigh_types::{Attr, Credentials, LeaseScope, Name, NodeId, OpId, RecallId, Request, Time};
 
 use super::member::Link;
 
@@ -227,8 +227,8 @@ impl Reader {
 
     /// Handles a session event.
     pub fn hear(&mut self, now: Time, event: Event) {
-        if let Event::Hold(hold) = &event {
-            let names = hold.facts.iter().filter(|held| held.covers == Covers::Names);
+        if let Event::UpdatePrepare(hold) = &event {
+            let names = hold.facts.iter().filter(|held| held.covers == LeaseScope::Directory);
             let names = names.flat_map(|held| held.names.iter().cloned()).collect();
             self.holding.insert(hold.id, names);
             self.held += 1;

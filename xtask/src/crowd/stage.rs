@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use nigh_types::{Call, CallId, Covers, Name, NodeId, Place, Reply};
+use nigh_types::{Call, CallId, LeaseScope, Name, NodeId, NodeRef, Reply};
 
 use super::carrier::Crowd;
 use super::server::Server;
@@ -49,7 +49,7 @@ impl Stage {
 
     /// Finds the directories' ids, which are equal for all clients.
     fn list(&mut self) -> Result<()> {
-        let id = self.crowd.call(MAKER, Call::List { dir: Place::bare(self.root) })?;
+        let id = self.crowd.call(MAKER, Call::List { dir: NodeRef::bare(self.root) })?;
         for part in self.crowd.answer(MAKER, id)?.parts {
             let Ok(Reply::Listed(listed)) = part.result else { bail!("the listing: {:?}", part.result) };
             for (name, entry) in listed.entries {
@@ -72,9 +72,9 @@ impl Stage {
         Ok(())
     }
 
-    pub fn place(&self, directory: &str) -> Result<Place> {
+    pub fn place(&self, directory: &str) -> Result<NodeRef> {
         let node = *self.places.get(directory).with_context(|| format!("no directory {directory}"))?;
-        Ok(Place { node, hint: Some((self.root, name(directory)?)) })
+        Ok(NodeRef { node, path_hint: Some((self.root, name(directory)?)) })
     }
 
     /// Acquires directory leases for these clients; returns their number.
@@ -96,7 +96,7 @@ impl Stage {
             for (number, id, node) in asked {
                 let answer = self.crowd.answer(number, id)?;
                 let mut grants = answer.parts.iter().flat_map(|part| &part.grants);
-                let given = grants.any(|grant| (grant.node, grant.covers) == (node, Covers::Names));
+                let given = grants.any(|grant| (grant.node, grant.covers) == (node, LeaseScope::Directory));
                 ensure!(given, "client {number} was not granted the names of inode {}", node.ino);
                 granted += 1;
             }
@@ -119,6 +119,6 @@ pub fn name(text: &str) -> Result<Name> {
     Name::new(text.as_bytes()).ok().with_context(|| format!("{text} is no name"))
 }
 
-pub fn mkdir(dir: Place, text: &str) -> Result<Call> {
+pub fn mkdir(dir: NodeRef, text: &str) -> Result<Call> {
     Ok(Call::Mkdir { dir, name: name(text)?, mode: 0o700, umask: 0 })
 }

@@ -2,7 +2,7 @@
 
 use super::Prefetch;
 use crate::cache::Cache;
-use nigh_types::{Call, CallId, Cookie, Name, NodeId, Order, Place, Time};
+use nigh_types::{Call, CallId, Cookie, Name, NodeId, NodeRef, Order, Time};
 use std::cmp::Ordering;
 
 /// Subdirectory.
@@ -111,8 +111,8 @@ impl Cache {
 
     /// Returns the start of a job: `dir`, its later siblings, then the later siblings of its parent, as far up as the
     /// walk came down.
-    fn roots(&self, now: Time, order: Order, mut parent: u64, mut dir: u64) -> Vec<Place> {
-        let mut roots: Vec<Place> = self.place(dir).into_iter().collect();
+    fn roots(&self, now: Time, order: Order, mut parent: u64, mut dir: u64) -> Vec<NodeRef> {
+        let mut roots: Vec<NodeRef> = self.place(dir).into_iter().collect();
         loop {
             let mut below = self.below(parent);
             below.sort_by(|a, b| a.compare(b, order));

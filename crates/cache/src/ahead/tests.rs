@@ -1,7 +1,7 @@
 use crate::lookup::tests::{T0, cache, calls};
 use crate::{Caller, Config, Op, Output};
 use nigh_types::{
-    Attr, Covers, Entry, Event, Grant, GrantId, Mode, Name, NodeId, OpId, Reply, Response, Term,
+    Attr, Entry, Event, Grant, GrantId, LeaseScope, Mode, Name, NodeId, OpId, Reply, Response, Term,
 };
 
 /// The server renumbers a grant with each reply, and ends it by its latest id.
@@ -25,15 +25,15 @@ fn what_a_walk_tells_in_vain_is_given_back_but_for_what_is_held_otherwise() {
     let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
     let below = NodeId { ino: 7, generation: 1 };
     let entry = Entry { id: below, attr, target: None, no_xattrs: true };
-    let grants = vec![grant(1, root, Covers::Names), grant(2, below, Covers::Inode)];
-    let response = Response { grants, ..Response::plain(Ok(Reply::Looked(Some(entry)))) };
+    let grants = vec![grant(1, root, LeaseScope::Directory), grant(2, below, LeaseScope::Attributes)];
+    let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(entry)))) };
     cache.handle_event(T0, Event::Response { call, response });
     calls(&mut cache);
     cache.return_unkept(&[
-        grant(11, root, Covers::Names),
-        grant(12, below, Covers::Inode),
-        grant(13, below, Covers::Names),
-        grant(14, other, Covers::Inode),
+        grant(11, root, LeaseScope::Directory),
+        grant(12, below, LeaseScope::Attributes),
+        grant(13, below, LeaseScope::Directory),
+        grant(14, other, LeaseScope::Attributes),
     ]);
     assert_eq!(cache.poll_output(), Output::Return(vec![GrantId(13), GrantId(14)]));
 }

@@ -5,8 +5,8 @@ use crate::lookup::tests::{T0, cache};
 use crate::op::Caller;
 use crate::{Config, Op};
 use nigh_types::{
-    Access, Attr, Call, Covers, Entry, Event, Grant, GrantId, Handle, Listed, Mode, Name, NodeId, Recall,
-    RecallId, Reply, Response, SetAttr, Term,
+    Access, Attr, Call, Entries, Entry, Event, Grant, GrantId, Handle, LeaseScope, Mode, Name, NodeId,
+    Recall, RecallId, Reply, Response, SetAttr, Term,
 };
 
 const FILE: NodeId = NodeId { ino: 7, generation: 1 };
@@ -46,7 +46,7 @@ fn opened() -> Cache {
     let mut cache = cache(Config::default());
     let looked = ask(&mut cache, 1, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
     let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
-    answer(&mut cache, looked, Reply::Looked(Some(entry)));
+    answer(&mut cache, looked, Reply::Entry(Some(entry)));
     let access =
         Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     let open = ask(&mut cache, 2, Op::Open { ino: 7, access, append: false });
@@ -55,7 +55,7 @@ fn opened() -> Cache {
 }
 
 fn recall_data(cache: &mut Cache) -> Vec<Output> {
-    let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Data, names: vec![] };
+    let recall = Recall { id: RecallId(5), node: FILE, covers: LeaseScope::Data, names: vec![] };
     cache.handle_event(T0, Event::Recall(recall));
     outputs(cache)
 }
@@ -76,7 +76,7 @@ fn who_reads_a_file_that_has_taken_a_directorys_number_goes_by_its_size_too() {
     let mut cache = cache(Config::default());
     let look = |name: &[u8]| Op::Lookup { dir: 1, name: Name::new(name).unwrap() };
     let found =
-        |id: NodeId, attr: Attr| Reply::Looked(Some(Entry { id, attr, target: None, no_xattrs: true }));
+        |id: NodeId, attr: Attr| Reply::Entry(Some(Entry { id, attr, target: None, no_xattrs: true }));
     let looked = ask(&mut cache, 1, look(b"d"));
     let directory = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
     answer(&mut cache, looked, found(NodeId { generation: 2, ..FILE }, directory));
@@ -88,7 +88,7 @@ fn who_reads_a_file_that_has_taken_a_directorys_number_goes_by_its_size_too() {
     let open = ask(&mut cache, 4, Op::Open { ino: 7, access, append: false });
     answer(&mut cache, open, Reply::Opened { handle: Handle(1), attr: attr(0) });
     assert!(cache.reads_by_size(7));
-    answer(&mut cache, listed, Reply::Listed(Listed { entries: Vec::new() }));
+    answer(&mut cache, listed, Reply::Listed(Entries { entries: Vec::new() }));
     assert!(cache.reads_by_size(7), "an answer about the directory makes it none");
 }
 
@@ -111,7 +111,10 @@ fn changes_of_names() -> [(Op, Reply); 3] {
     [
         (Op::Unlink { dir: 1, name: name(b"f") }, Reply::Removed { node: FILE, kept: None }),
         (rename, Reply::Renamed { moved, replaced: Some(FILE), kept: None, whiteout: None }),
-        (Op::Link { ino: 7, dir: 1, name: name(b"h") }, Reply::Made { entry, handle: None, existed: false }),
+        (
+            Op::Link { ino: 7, dir: 1, name: name(b"h") },
+            Reply::Created { entry, handle: None, existed: false },
+        ),
     ]
 }
 
@@ -139,7 +142,7 @@ fn so_does_who_is_told_without_a_grant_what_a_name_leads_to() {
     let looked = ask(&mut cache, 4, look);
     let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
-    assert_eq!(answer(&mut cache, looked, Reply::Looked(Some(entry))), []);
+    assert_eq!(answer(&mut cache, looked, Reply::Entry(Some(entry))), []);
     let said = answer(&mut cache, asked, Reply::Attr(FILE, attr(2)));
     assert_eq!(said.iter().filter_map(answered_op).collect::<Vec<_>>(), [3, 4]);
 }
@@ -154,7 +157,7 @@ fn a_name_that_leads_to_a_file_is_not_told_after_it_was_taken_away() {
     let unlinked = ask(&mut cache, 5, unlink);
     let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
     let replies =
-        [(looked, Reply::Looked(Some(entry))), (asked, Reply::Attr(FILE, attr(2))), (unlinked, removed)];
+        [(looked, Reply::Entry(Some(entry))), (asked, Reply::Attr(FILE, attr(2))), (unlinked, removed)];
     for (call, reply) in replies {
         cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
     }
@@ -171,11 +174,11 @@ fn a_name_that_is_told_late_is_told_for_what_is_left() {
         let attr2 = Attr { nlink: 2, ..attr(1) };
         let entry = Entry { id: FILE, attr: attr2, target: None, no_xattrs: true };
         let root = NodeId { ino: 1, generation: 1 };
-        let mut response = Response::plain(Ok(Reply::Looked(Some(entry))));
+        let mut response = Response::plain(Ok(Reply::Entry(Some(entry))));
         response.grants.push(Grant {
             id: GrantId(1),
             node: root,
-            covers: Covers::Names,
+            covers: LeaseScope::Directory,
             mode: Mode::Read,
             term: Term::Limited(Span::from_millis(1_000)),
             recallable: false,
@@ -260,7 +263,7 @@ fn a_name_that_is_told_late_is_believed_as_long_as_that_name_may_be() {
     let look = |cache: &mut Cache, op: u64, called: &[u8]| {
         let looked = ask(cache, op, Op::Lookup { dir: 1, name: Name::new(called).unwrap() });
         let grants = grants.clone();
-        let response = Response { grants, ..Response::plain(Ok(Reply::Looked(Some(two.clone())))) };
+        let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(two.clone())))) };
         cache.handle_event(T0, Event::Response { call: looked, response });
         outputs(cache)
     };
@@ -270,8 +273,8 @@ fn a_name_that_is_told_late_is_believed_as_long_as_that_name_may_be() {
     // Another name leads to it, which is its parent entry then.
     cache.found_at(FILE, (1, &Name::new(b"f").unwrap()));
     let (id, names) = (RecallId(9), vec![Name::new(b"g").unwrap()]);
-    let facts = vec![nigh_types::Held { node: root, covers: Covers::Names, names }];
-    cache.handle_event(T0, Event::Hold(nigh_types::Hold { id, facts }));
+    let facts = vec![nigh_types::UpdateScope { node: root, covers: LeaseScope::Directory, names }];
+    cache.handle_event(T0, Event::UpdatePrepare(nigh_types::UpdatePrepare { id, facts }));
     cache.handle_timeout(T0.after(ANSWERS_WAIT));
     let said = outputs(&mut cache);
     let valid = said.iter().find_map(|output| match output {
@@ -288,7 +291,7 @@ fn attributes_that_are_told_late_are_forgotten_when_they_are_recalled() {
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     let changed = ask(&mut cache, 4, Op::SetAttr { ino: 7, fh: None, set });
-    let grant = Grant { covers: Covers::Inode, ..crate::grants::made_up(FILE) };
+    let grant = Grant { covers: LeaseScope::Attributes, ..crate::grants::made_up(FILE) };
     let grants = vec![Grant { id: GrantId(2), term: Term::Session, ..grant }];
     let attr = Attr { mode: 0o100_600, nlink: 2, ..attr(1) };
     let response = Response { grants, ..Response::plain(Ok(Reply::Attr(FILE, attr))) };
@@ -303,7 +306,7 @@ fn attributes_that_are_told_late_are_forgotten_when_they_are_recalled() {
         _ => None,
     });
     assert!(valid > Some(Span::ZERO), "{said:?}");
-    let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Inode, names: vec![] };
+    let recall = Recall { id: RecallId(5), node: FILE, covers: LeaseScope::Attributes, names: vec![] };
     cache.handle_event(T0, Event::Recall(recall));
     cache.handle_interrupt(OpId(3), true);
     let told = outputs(&mut cache);
@@ -321,7 +324,7 @@ fn what_nobody_is_told_of_that_waits_while_the_kernel_forgets_is_not_kept_open()
     let create = Op::Create { dir: 1, name, mode: 0o644, umask: 0, exclusive: false, access, append: false };
     let created = ask(&mut cache, 4, create);
     let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
-    let made = Reply::Made { entry, handle: Some(Handle(8)), existed: true };
+    let made = Reply::Created { entry, handle: Some(Handle(8)), existed: true };
     let said = answer(&mut cache, created, made);
     assert!(!said.iter().any(|output| matches!(output, Output::Answer { .. })), "{said:?}");
     let (opens, lookups) = (cache.inodes[&7].opens, cache.inodes[&7].lookups);
@@ -392,7 +395,7 @@ fn who_asked_before_a_recall_is_answered_with_who_asked_after_it() {
 #[test]
 fn attributes_that_the_kernel_does_not_believe_it_need_not_forget() {
     let mut cache = opened();
-    let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Inode, names: vec![] };
+    let recall = Recall { id: RecallId(5), node: FILE, covers: LeaseScope::Attributes, names: vec![] };
     cache.handle_event(T0, Event::Recall(recall));
     assert_eq!(outputs(&mut cache), [Output::Acknowledge(RecallId(5))]);
 }

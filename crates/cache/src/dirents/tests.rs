@@ -2,7 +2,7 @@ use super::*;
 use crate::Config;
 use crate::lookup::tests::{T0, cache};
 use crate::op::{Op, Opened, Output};
-use nigh_types::{Attr, Covers, Entry, Errno, Event, Grant, GrantId, Listed, Mode, Name, Term};
+use nigh_types::{Attr, Entries, Entry, Errno, Event, Grant, GrantId, LeaseScope, Mode, Name, Term};
 
 /// A reader that wants names only, and one without a history.
 const QUIET: u32 = 7;
@@ -31,11 +31,11 @@ fn listed(names: &[Name], last: bool, is_first: bool) -> Response {
         (name.clone(), Entry { id: id(nth), attr, target: None, no_xattrs: true })
     };
     let entries = names.iter().enumerate().map(entry).collect();
-    let (node, covers, mode) = (NodeId { ino: 1, generation: 1 }, Covers::Names, Mode::Read);
+    let (node, covers, mode) = (NodeId { ino: 1, generation: 1 }, LeaseScope::Directory, Mode::Read);
     let grant =
         Grant { id: GrantId(1), node, covers, mode, term: Term::Session, recallable: true, shared: false };
     let grants = if is_first { vec![grant] } else { Vec::new() };
-    Response { last, grants, ..Response::plain(Ok(Reply::Listed(Listed { entries }))) }
+    Response { last, grants, ..Response::plain(Ok(Reply::Listed(Entries { entries }))) }
 }
 
 impl Rig {
@@ -109,7 +109,7 @@ impl Rig {
         let mut rig = Rig::new(who, config);
         let behind = rig.cookie(&rig.first[3].clone());
         assert_eq!(rig.read(behind), None);
-        let [(call, Call::Dirents { after, .. })] = rig.calls()[..] else { panic!("names are asked for") };
+        let [(call, Call::ListNames { after, .. })] = rig.calls()[..] else { panic!("names are asked for") };
         assert_eq!(after, behind);
         (rig, call)
     }
@@ -270,6 +270,6 @@ fn a_part_behind_the_reader_goes_and_seeking_back_asks_anew() {
     let behind_first = rig.cookie(&later[0]);
     assert_eq!(rig.read(behind_first), None);
     let calls = rig.calls();
-    let [(_, Call::Dirents { after, .. })] = calls[..] else { panic!("{calls:?}") };
+    let [(_, Call::ListNames { after, .. })] = calls[..] else { panic!("{calls:?}") };
     assert_eq!(after, behind_first);
 }

@@ -25,7 +25,7 @@ impl Cache {
             }
         }
         match (&flight.purpose, &response.result) {
-            (Purpose::Make { dir, name, .. }, Ok(Reply::Made { entry, .. })) => {
+            (Purpose::Make { dir, name, .. }, Ok(Reply::Created { entry, .. })) => {
                 let seen = Seen::new(entry.id, entry.attr.kind(), Some(Stat::of(&entry.attr)));
                 self.picture_name(*dir, name, Some(seen));
                 self.picture_attr(entry.id, Some(&entry.attr));

@@ -4,7 +4,7 @@ use super::*;
 use crate::lookup::tests::{T0, cache};
 use crate::{Answer, Caller, Config, Op, Output};
 use nigh_types::{
-    Attr, CallId, Covers, Entry, Event, Grant, GrantId, Listed, Mode, OpId, Recall, RecallId, Reply,
+    Attr, CallId, Entries, Entry, Event, Grant, GrantId, LeaseScope, Mode, OpId, Recall, RecallId, Reply,
     Response, SetAttr, Term, Timestamp,
 };
 
@@ -107,14 +107,14 @@ impl Stage {
             let grant = Grant {
                 id: GrantId(self.next),
                 node: id(dir),
-                covers: Covers::Names,
+                covers: LeaseScope::Directory,
                 mode: Mode::Read,
                 term: Term::Session,
                 recallable: true,
                 shared: false,
             };
             let grants = if self.grants { vec![grant] } else { Vec::new() };
-            let result = Ok(Reply::Listed(Listed { entries }));
+            let result = Ok(Reply::Listed(Entries { entries }));
             let response = Response { result, after: Vec::new(), grants, last: true };
             self.cache.handle_event(self.now, Event::Response { call, response });
             self.poll();
@@ -172,8 +172,8 @@ impl Stage {
             cookie_key: self.cache.key,
             term: Term::Session,
             has_acls: false,
-            host_bound: String::new(),
-            not_given: Vec::new(),
+            staleness_bound: String::new(),
+            unsupported_guarantees: Vec::new(),
             acts_as: (0, 0),
             walks_ahead: false,
             tells_dirents: false,
@@ -186,7 +186,8 @@ impl Stage {
 
     fn recall(&mut self, dir: u64) {
         self.now = self.now.after(Span::from_millis(300));
-        let recall = Recall { id: RecallId(1), node: id(dir), covers: Covers::Names, names: Vec::new() };
+        let recall =
+            Recall { id: RecallId(1), node: id(dir), covers: LeaseScope::Directory, names: Vec::new() };
         self.cache.handle_event(self.now, Event::Recall(recall));
         self.poll();
     }
@@ -225,7 +226,7 @@ fn mkdir(text: &str) -> Op {
 
 fn made(ino: u64) -> Reply {
     let entry = Entry { id: id(ino), attr: directory(), target: None, no_xattrs: true };
-    Reply::Made { entry, handle: None, existed: false }
+    Reply::Created { entry, handle: None, existed: false }
 }
 
 #[test]
@@ -377,7 +378,7 @@ fn names_that_are_recalled_again_soon_are_asked_for_late() {
     let looks = stage.cache.watching().looks;
     // One recall is no contention yet.
     for (soon, due) in [(1, FIRST_LOOK), (2, CONTENDED)] {
-        let recall = Recall { id: RecallId(2), node: ROOT, covers: Covers::Names, names: Vec::new() };
+        let recall = Recall { id: RecallId(2), node: ROOT, covers: LeaseScope::Directory, names: Vec::new() };
         stage.cache.handle_event(stage.now, Event::Recall(recall));
         let granted = stage.now;
         assert_eq!(stage.poll(), granted.after(due));
@@ -396,12 +397,12 @@ fn an_inode_that_vanishes_in_one_directory_and_appears_in_another_was_moved() {
     let look = Op::Lookup { dir: 1, name: name("d") };
     let call = stage.ask(look);
     let entry = Entry { id: id(50), attr: directory(), target: None, no_xattrs: true };
-    stage.respond(call, Reply::Looked(Some(entry)));
+    stage.respond(call, Reply::Entry(Some(entry)));
     stage.watch(&[1, 50]);
     stage.remove("a");
     stage.dirs.get_mut(&50).unwrap().insert(name("b"), (id(10), Attr { ctime: at(3), ..file(0) }));
     stage.recall(1);
-    let recall = Recall { id: RecallId(3), node: id(50), covers: Covers::Names, names: Vec::new() };
+    let recall = Recall { id: RecallId(3), node: id(50), covers: LeaseScope::Directory, names: Vec::new() };
     stage.cache.handle_event(stage.now, Event::Recall(recall));
     stage.run();
     let moved = Change::Moved {
@@ -505,7 +506,7 @@ fn with_directories(inos: std::ops::Range<u64>) -> Stage {
             stage.poll();
             let call = *stage.changes.keys().next_back().unwrap();
             let entry = Entry { id: id(ino), attr: directory(), target: None, no_xattrs: true };
-            stage.respond(call, Reply::Looked(Some(entry)));
+            stage.respond(call, Reply::Entry(Some(entry)));
             continue;
         };
     }

@@ -2,7 +2,7 @@
 
 use super::Flight;
 use crate::cache::Cache;
-use nigh_types::{Cookie, Covers, Name, NodeId};
+use nigh_types::{Cookie, LeaseScope, Name, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// State of a name as learned while a call was in flight.
@@ -23,7 +23,7 @@ pub(crate) struct Learned {
 pub(crate) struct Seen {
     /// All grants ended: nothing of the reply is kept.
     pub lapsed: bool,
-    pub recalled: Vec<(NodeId, Covers)>,
+    pub recalled: Vec<(NodeId, LeaseScope)>,
     /// Inodes that local changes changed.
     pub inodes: Vec<u64>,
     pub names: BTreeMap<u64, BTreeMap<Name, Learned>>,
@@ -158,7 +158,7 @@ impl Cache {
         if let Some(directory) = self.dirs.get_mut(&dir) {
             directory.version += 1;
         }
-        if self.id_of(dir).is_some_and(|id| by.recalled(id, Covers::Names)) {
+        if self.id_of(dir).is_some_and(|id| by.recalled(id, LeaseScope::Directory)) {
             return;
         }
         let (cookie, until_gap) = (self.key.cookie(name.as_bytes()), self.held_since_sent(by, dir));

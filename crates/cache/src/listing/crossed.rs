@@ -6,7 +6,7 @@ use crate::cache::Cache;
 use crate::lookup::tests::{T0, cache, calls};
 use crate::op::{Answer, Caller, Op, Output};
 use nigh_types::{
-    Attr, CallId, CookieKey, Covers, Entry, Event, Grant, GrantId, Kind, Mode, Name, NodeId, OpId, Reply,
+    Attr, CallId, CookieKey, Entry, Event, Grant, GrantId, Kind, LeaseScope, Mode, Name, NodeId, OpId, Reply,
     Response, Term,
 };
 
@@ -43,11 +43,11 @@ fn removed() -> Response {
 fn made() -> Response {
     let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
     let entry = Entry { id: NodeId { ino: 50, generation: 1 }, attr, target: None, no_xattrs: true };
-    Response::plain(Ok(Reply::Made { entry, handle: None, existed: false }))
+    Response::plain(Ok(Reply::Created { entry, handle: None, existed: false }))
 }
 
 fn names_of(node: NodeId) -> Grant {
-    let (id, covers, mode, term) = (GrantId(9), Covers::Names, Mode::Read, Term::Session);
+    let (id, covers, mode, term) = (GrantId(9), LeaseScope::Directory, Mode::Read, Term::Session);
     Grant { id, node, covers, mode, term, recallable: true, shared: false }
 }
 
@@ -175,8 +175,8 @@ fn what_was_made_before_a_grant_that_says_otherwise_is_asked() {
     let listing = ask(&mut cache, 1, Op::OpenDir { ino: 1 });
     arrives(&mut cache, listing, part(&names[..2], false));
     arrives(&mut cache, listing, part(&names[3..], true));
-    let Response { result: Ok(Reply::Made { entry, .. }), .. } = made() else { panic!("it is made") };
-    arrives(&mut cache, looked, Response::plain(Ok(Reply::Looked(Some(entry)))));
+    let Response { result: Ok(Reply::Created { entry, .. }), .. } = made() else { panic!("it is made") };
+    arrives(&mut cache, looked, Response::plain(Ok(Reply::Entry(Some(entry)))));
     arrives(&mut cache, change, made());
     assert_eq!(answers(&mut cache).len(), 3);
     assert_eq!(look(&mut cache, names[2]), None);
@@ -188,8 +188,8 @@ fn what_a_part_has_not_is_not_there_though_it_has_one_that_was_removed() {
     let (mut cache, names) = (cache(Config::default()), names());
     let (listing, _) = in_part(&mut cache, &names[..2]);
     let looked = ask(&mut cache, 3, Op::Lookup { dir: 1, name: name(names[3]) });
-    let Response { result: Ok(Reply::Made { entry, .. }), grants, .. } = granted(made()) else { panic!() };
-    let response = Response { grants, ..Response::plain(Ok(Reply::Looked(Some(entry)))) };
+    let Response { result: Ok(Reply::Created { entry, .. }), grants, .. } = granted(made()) else { panic!() };
+    let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(entry)))) };
     arrives(&mut cache, looked, response);
     let change = unlink(&mut cache, 2, names[2]);
     arrives(&mut cache, change, removed());
@@ -207,12 +207,12 @@ fn a_directory_just_made_is_not_known_to_be_empty_once_something_was_made_in_it(
     let entry = Entry { id: dir, attr, target: None, no_xattrs: true };
     let made_it = ask(&mut cache, 1, Op::Mkdir { dir: 1, name: name("d"), mode: 0o755, umask: 0 });
     let looked = ask(&mut cache, 2, Op::Lookup { dir: 1, name: name("d") });
-    arrives(&mut cache, looked, granted(Response::plain(Ok(Reply::Looked(Some(entry.clone()))))));
+    arrives(&mut cache, looked, granted(Response::plain(Ok(Reply::Entry(Some(entry.clone()))))));
     let mknod = Op::Mknod { dir: 40, name: name("f"), kind: Kind::File, mode: 0o644, umask: 0, rdev: 0 };
     let change = ask(&mut cache, 3, mknod);
     arrives(&mut cache, change, made());
     let grants = vec![names_of(dir)];
-    let reply = Reply::Made { entry, handle: None, existed: false };
+    let reply = Reply::Created { entry, handle: None, existed: false };
     arrives(&mut cache, made_it, Response { grants, ..Response::plain(Ok(reply)) });
     assert_eq!(answers(&mut cache).len(), 2);
     let looked = cache.handle_op(T0, OpId(4), Caller::default(), Op::Lookup { dir: 40, name: name("f") });

@@ -36,7 +36,7 @@ impl Rig {
         let (op, answer) = rig.ask(Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
         assert_eq!(answer, None);
         let entry = Entry { id: FILE, attr: attr(), target: None, no_xattrs: true };
-        let answers = rig.reply(Ok(Reply::Looked(Some(entry))));
+        let answers = rig.reply(Ok(Reply::Entry(Some(entry))));
         assert!(matches!(answers[..], [(id, Answer::Node(_))] if id == op));
         rig
     }
@@ -251,7 +251,7 @@ fn a_wait_that_was_given_up_is_not_sent_again() {
     let (call, _) = rig.call();
     rig.cache.handle_event(T0, Event::Response { call, response: Response::plain(Err(Errno::STALE)) });
     let (walk, what) = rig.call();
-    assert!(matches!(what, Call::Walk { .. }));
+    assert!(matches!(what, Call::ResolvePath { .. }));
     rig.cache.handle_interrupt(op, false);
     assert_eq!(rig.outputs(), [Output::Cancel(call)]);
     assert_eq!(rig.respond(walk, Ok(Reply::Done)), [(op, Answer::Failed(Errno::INTR))]);
@@ -383,7 +383,7 @@ fn another_export_in_the_place_of_the_old_one_fails_all_that_was_open() {
 fn no_acknowledgement_of_one_session_is_said_to_another() {
     let mut rig = Rig::new();
     for kept in [true, false] {
-        let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Data, names: vec![] };
+        let recall = Recall { id: RecallId(5), node: FILE, covers: LeaseScope::Data, names: vec![] };
         rig.cache.handle_event(T0, Event::Recall(recall));
         let Output::Invalidate { id, .. } = rig.cache.poll_output() else { panic!("not told") };
         rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });

@@ -4,7 +4,9 @@ use super::*;
 use crate::Config;
 use crate::lookup::tests::{T0, cache, session};
 use crate::op::Output;
-use nigh_types::{Attr, CallId, Commit, Entry, Event, Grant, GrantId, Hold, OpId, RecallId, Term};
+use nigh_types::{
+    Attr, CallId, Entry, Event, Grant, GrantId, OpId, RecallId, Term, UpdateCommit, UpdatePrepare,
+};
 
 const FILE: NodeId = NodeId { ino: 7, generation: 1 };
 
@@ -41,7 +43,7 @@ fn answer(cache: &mut Cache, call: CallId, response: Response) -> Vec<Stale> {
 fn looked(cache: &mut Cache) {
     let looked = ask(cache, Op::Lookup { dir: 1, name: name("x") });
     let entry = Entry { id: FILE, attr: attr(), target: None, no_xattrs: true };
-    answer(cache, looked, granted(Reply::Looked(Some(entry))));
+    answer(cache, looked, granted(Reply::Entry(Some(entry))));
     assert_eq!(value(cache), Some(Answer::Failed(Errno::NODATA)));
 }
 
@@ -81,10 +83,10 @@ fn nor_does_one_that_others_are_at() {
     let mut cache = cache(Config::default());
     looked(&mut cache);
     let (id, node, names) = (RecallId(7), session().root, vec![name("x")]);
-    let facts = vec![nigh_types::Held { node, covers: nigh_types::Covers::Names, names }];
-    cache.handle_event(T0, Event::Hold(Hold { id, facts }));
+    let facts = vec![nigh_types::UpdateScope { node, covers: nigh_types::LeaseScope::Directory, names }];
+    cache.handle_event(T0, Event::UpdatePrepare(UpdatePrepare { id, facts }));
     renamed(&mut cache);
-    cache.handle_event(T0, Event::Commit(Commit { id, facts: Vec::new() }));
+    cache.handle_event(T0, Event::UpdateCommit(UpdateCommit { id, facts: Vec::new() }));
     assert_eq!(value(&mut cache), None, "the remote is asked");
 }
 
@@ -137,10 +139,10 @@ fn inode_that_lost_its_latest_name_is_reached_by_the_one_before() {
         Entry { id: LEFT, attr, target: None, no_xattrs: true }
     };
     let call = ask(&mut cache, Op::Lookup { dir: 1, name: name("x") });
-    answer(&mut cache, call, granted(Reply::Looked(Some(entry(1)))));
+    answer(&mut cache, call, granted(Reply::Entry(Some(entry(1)))));
     let call = ask(&mut cache, Op::Link { ino: 9, dir: 1, name: name("y") });
-    answer(&mut cache, call, granted(Reply::Made { entry: entry(2), handle: None, existed: false }));
-    let at = |cache: &Cache| cache.place(9).and_then(|place| place.hint).map(|(_, name)| name);
+    answer(&mut cache, call, granted(Reply::Created { entry: entry(2), handle: None, existed: false }));
+    let at = |cache: &Cache| cache.place(9).and_then(|place| place.path_hint).map(|(_, name)| name);
     assert_eq!(at(&cache), Some(name("y")));
     let call = ask(&mut cache, Op::Unlink { dir: 1, name: name("y") });
     answer(&mut cache, call, granted(Reply::Removed { node: LEFT, kept: None }));

@@ -15,7 +15,7 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-fn grant(node: NodeId, covers: Covers, millis: u64) -> Grant {
+fn grant(node: NodeId, covers: LeaseScope, millis: u64) -> Grant {
     let term = Term::Limited(Span::from_millis(millis));
     Grant { id: GrantId(1), node, covers, mode: Mode::Read, term, recallable: false, shared: false }
 }
@@ -26,10 +26,10 @@ fn file() -> Entry {
 }
 
 /// Replies of a remote without recalls: names for 1 s, absence for 2 s, attributes for 1 s.
-fn answer(cache: &mut Cache, now: Time, call: CallId, reply: Result<Reply, Errno>, covers: &[Covers]) {
+fn answer(cache: &mut Cache, now: Time, call: CallId, reply: Result<Reply, Errno>, covers: &[LeaseScope]) {
     let grants = covers.iter().map(|covers| match covers {
-        Covers::Absence => grant(ROOT, *covers, 2_000),
-        Covers::Inode => grant(FILE, *covers, 1_000),
+        LeaseScope::NegativeDentry => grant(ROOT, *covers, 2_000),
+        LeaseScope::Attributes => grant(FILE, *covers, 1_000),
         covers => grant(ROOT, *covers, 1_000),
     });
     let response = Response { grants: grants.collect(), ..Response::plain(reply) };
@@ -57,7 +57,7 @@ fn is_missing(found: &Result<Answer, CallId>) -> bool {
 
 fn missing(cache: &mut Cache, now: Time, text: &str) {
     let call = look(cache, now, text).unwrap_err();
-    answer(cache, now, call, Ok(Reply::Looked(None)), &[Covers::Absence]);
+    answer(cache, now, call, Ok(Reply::Entry(None)), &[LeaseScope::NegativeDentry]);
     calls(cache);
 }
 
@@ -82,12 +82,18 @@ fn a_missing_name_that_is_made_is_there_at_once() {
     for make in makes {
         let mut cache = cache(Config::default());
         let call = look(&mut cache, at(0), "other").unwrap_err();
-        answer(&mut cache, at(0), call, Ok(Reply::Looked(Some(file()))), &[Covers::Entry, Covers::Inode]);
+        answer(
+            &mut cache,
+            at(0),
+            call,
+            Ok(Reply::Entry(Some(file()))),
+            &[LeaseScope::Dentry, LeaseScope::Attributes],
+        );
         calls(&mut cache);
         missing(&mut cache, at(0), "a");
         let call = ask(&mut cache, at(1), make(name("a"))).unwrap_err();
-        let made = Reply::Made { entry: file(), handle: None, existed: false };
-        answer(&mut cache, at(2), call, Ok(made), &[Covers::Entry, Covers::Inode]);
+        let made = Reply::Created { entry: file(), handle: None, existed: false };
+        answer(&mut cache, at(2), call, Ok(made), &[LeaseScope::Dentry, LeaseScope::Attributes]);
         calls(&mut cache);
         assert!(matches!(look(&mut cache, at(3), "a"), Ok(Answer::Node(_))));
     }
@@ -99,7 +105,7 @@ fn without_a_grant_an_own_change_ends_what_was_believed() {
     let mut cache = cache(Config::default());
     missing(&mut cache, at(0), "a");
     let call = ask(&mut cache, at(1), Op::Mkdir { dir: 1, name: name("a"), mode: 0, umask: 0 }).unwrap_err();
-    let made = Reply::Made { entry: file(), handle: None, existed: false };
+    let made = Reply::Created { entry: file(), handle: None, existed: false };
     answer(&mut cache, at(2), call, Ok(made), &[]);
     calls(&mut cache);
     assert!(look(&mut cache, at(3), "a").is_err(), "it is asked");
@@ -110,7 +116,13 @@ fn what_was_removed_or_moved_is_missing_at_once() {
     for moves in [false, true] {
         let mut cache = cache(Config::default());
         let call = look(&mut cache, at(0), "a").unwrap_err();
-        answer(&mut cache, at(0), call, Ok(Reply::Looked(Some(file()))), &[Covers::Entry, Covers::Inode]);
+        answer(
+            &mut cache,
+            at(0),
+            call,
+            Ok(Reply::Entry(Some(file()))),
+            &[LeaseScope::Dentry, LeaseScope::Attributes],
+        );
         calls(&mut cache);
         missing(&mut cache, at(0), "b");
         if moves {
@@ -126,13 +138,13 @@ fn what_was_removed_or_moved_is_missing_at_once() {
             };
             let call = ask(&mut cache, at(1), rename).unwrap_err();
             let renamed = Reply::Renamed { moved: FILE, replaced: None, kept: None, whiteout: None };
-            answer(&mut cache, at(1), call, Ok(renamed), &[Covers::Entry, Covers::Absence]);
+            answer(&mut cache, at(1), call, Ok(renamed), &[LeaseScope::Dentry, LeaseScope::NegativeDentry]);
             calls(&mut cache);
         } else {
             let unlink = Op::Unlink { dir: 1, name: name("a") };
             let call = ask(&mut cache, at(1), unlink).unwrap_err();
             let removed = Reply::Removed { node: FILE, kept: None };
-            answer(&mut cache, at(1), call, Ok(removed), &[Covers::Absence]);
+            answer(&mut cache, at(1), call, Ok(removed), &[LeaseScope::NegativeDentry]);
             calls(&mut cache);
         }
         assert!(is_missing(&look(&mut cache, at(2), "a")), "moves: {moves}");
@@ -156,7 +168,7 @@ fn list(cache: &mut Cache, now: Time, names: &[(&str, NodeId)]) {
     let call = ask(cache, now, Op::OpenDir { ino: 1 }).unwrap_err();
     let mut names: Vec<_> = names.iter().map(|(text, id)| (name(text), *id, Some(Kind::File))).collect();
     names.sort_by_key(|(name, ..)| cache.key.cookie(name.as_bytes()));
-    answer(cache, now, call, Ok(Reply::Names(names)), &[Covers::Names]);
+    answer(cache, now, call, Ok(Reply::Names(names)), &[LeaseScope::Directory]);
     calls(cache);
 }
 
@@ -171,7 +183,13 @@ fn a_listing_without_attributes_tells_names_and_types_and_what_is_missing() {
     assert_eq!((entry.ino, entry.mode, entry.node.is_none()), (7, 0o100_000, true));
     assert!(is_missing(&look(&mut cache, at(2), "b")));
     let call = look(&mut cache, at(2), "a").unwrap_err();
-    answer(&mut cache, at(2), call, Ok(Reply::Looked(Some(file()))), &[Covers::Entry, Covers::Inode]);
+    answer(
+        &mut cache,
+        at(2),
+        call,
+        Ok(Reply::Entry(Some(file()))),
+        &[LeaseScope::Dentry, LeaseScope::Attributes],
+    );
     calls(&mut cache);
     assert!(matches!(look(&mut cache, at(1_001), "a"), Ok(Answer::Node(_))), "the listing's time is over");
     assert!(look(&mut cache, at(1_001), "b").is_err());
@@ -182,7 +200,13 @@ fn who_finds_another_thing_than_was_listed_believes_the_listing_no_more() {
     let mut cache = cache(Config::default());
     list(&mut cache, at(0), &[("a", NodeId { ino: 6, generation: 1 }), ("b", FILE)]);
     let call = look(&mut cache, at(2), "a").unwrap_err();
-    answer(&mut cache, at(2), call, Ok(Reply::Looked(Some(file()))), &[Covers::Entry, Covers::Inode]);
+    answer(
+        &mut cache,
+        at(2),
+        call,
+        Ok(Reply::Entry(Some(file()))),
+        &[LeaseScope::Dentry, LeaseScope::Attributes],
+    );
     calls(&mut cache);
     assert!(matches!(look(&mut cache, at(3), "a"), Ok(Answer::Node(_))));
     assert!(look(&mut cache, at(3), "c").is_err(), "whether it is missing is not known");
@@ -221,7 +245,7 @@ fn a_directory_that_is_found_by_another_name_may_be_another() {
         let call = look(cache, now, text).unwrap_err();
         let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
         let entry = Entry { id: DIR, attr, target: None, no_xattrs: false };
-        answer(cache, now, call, Ok(Reply::Looked(Some(entry))), &[Covers::Entry]);
+        answer(cache, now, call, Ok(Reply::Entry(Some(entry))), &[LeaseScope::Dentry]);
         calls(cache);
     };
     let below = || Op::Lookup { dir: DIR.ino, name: name("f") };
@@ -229,8 +253,8 @@ fn a_directory_that_is_found_by_another_name_may_be_another() {
     found(&mut cache, at(0), "one");
     let call = ask(&mut cache, at(0), below()).unwrap_err();
     let response = Response {
-        grants: vec![grant(DIR, Covers::Absence, 9_000)],
-        ..Response::plain(Ok(Reply::Looked(None)))
+        grants: vec![grant(DIR, LeaseScope::NegativeDentry, 9_000)],
+        ..Response::plain(Ok(Reply::Entry(None)))
     };
     cache.handle_event(at(0), Event::Response { call, response });
     calls(&mut cache);

@@ -5,8 +5,8 @@ use crate::ahead::Prefetch;
 use crate::lookup::tests::{T0, cache, calls};
 use crate::op::{Caller, Fh, Op, Opened};
 use nigh_types::{
-    Attr, Call, Cookie, CookieKey, Covers, Dirent, Entry, Event, Grant, GrantId, Kind, Listed, Mode, Name,
-    NodeId, Reply, Response, Step, Term,
+    Attr, Call, Cookie, CookieKey, Dirent, Entries, Entry, Event, Grant, GrantId, Kind, LeaseScope, Mode,
+    Name, NodeId, PrefetchedDir, Reply, Response, Term,
 };
 
 const BUDGET: u64 = 4 << 20;
@@ -76,7 +76,7 @@ impl Rig {
         let grant = Grant {
             id: GrantId(1),
             node: NodeId { ino: 1, generation: 1 },
-            covers: Covers::Names,
+            covers: LeaseScope::Directory,
             mode: Mode::Read,
             term: Term::Session,
             recallable: true,
@@ -84,15 +84,15 @@ impl Rig {
         };
         let grants = if self.told == 0 { vec![grant] } else { Vec::new() };
         self.told += PART;
-        self.reply(vec![Listed { entries }], grants);
+        self.reply(vec![Entries { entries }], grants);
     }
 
     /// Delivers chunks of the listing, or of the job, in one reply.
-    fn reply(&mut self, parts: Vec<Listed>, grants: Vec<Grant>) {
+    fn reply(&mut self, parts: Vec<Entries>, grants: Vec<Grant>) {
         let dir = NodeId { ino: 1, generation: 1 };
-        let step = |listed| Step { dir, listed: Some(listed), last: false };
+        let step = |listed| PrefetchedDir { dir, listed: Some(listed), last: false };
         let reply = match self.walks {
-            true => Reply::Ahead(parts.into_iter().map(step).collect()),
+            true => Reply::Prefetched(parts.into_iter().map(step).collect()),
             false => Reply::Listed(parts.into_iter().next().unwrap()),
         };
         let response = Response { last: false, grants, ..Response::plain(Ok(reply)) };
@@ -154,7 +154,7 @@ fn reader_of_a_directory_beyond_the_budget_goes_on_by_names_from_its_offset() {
     let behind = rig.cookie(rig.names.len() - 100);
     assert_eq!(rig.read(behind), None);
     rig.until_cancelled();
-    let [(call, Call::Dirents { after, .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
+    let [(call, Call::ListNames { after, .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
     assert_eq!(after, behind);
     let last = rig.names[rig.names.len() - 99..].iter().map(|name| Dirent {
         name: name.clone(),
@@ -189,7 +189,7 @@ fn endless_names_are_cut_at_the_budget_and_asked_for_again_where_they_end() {
     rig.until_cancelled();
     let mut offset = rig.cookie(rig.told - 1);
     assert_eq!(rig.read(offset), None);
-    let [(mut call, Call::Dirents { .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
+    let [(mut call, Call::ListNames { .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
     rig.cancelled.clear();
     rig.names = (0..200_000).map(|n| Name::new(format!("{n:0240}").as_bytes()).unwrap()).collect();
     rig.names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
@@ -211,7 +211,7 @@ fn endless_names_are_cut_at_the_budget_and_asked_for_again_where_they_end() {
         offset = page.entries.last().expect("names are left").next;
         pages += 1;
     }
-    let [(next, Call::Dirents { after, .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
+    let [(next, Call::ListNames { after, .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
     assert_eq!((after, after), (offset, rig.cookie(at - 1)), "no name is left out");
     assert!(pages > 100 && next != call);
     call = next;
@@ -229,14 +229,14 @@ fn reader_beyond_the_budget_asks_anew_where_memory_is_short() {
     rig.until_cancelled();
     let offset = rig.cookie(rig.told - 1);
     assert_eq!(rig.read(offset), None);
-    let [(first, Call::Dirents { .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
+    let [(first, Call::ListNames { .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
     rig.cancelled.clear();
     // Another directory was read last.
     rig.cache.dirents.forget_last();
     rig.cache.handle_pressure(T0);
     rig.drain();
     assert_eq!(rig.cancelled, [first]);
-    let [_, (second, Call::Dirents { after, .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
+    let [_, (second, Call::ListNames { after, .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
     assert_eq!(after, offset);
     let response = Response::plain(Ok(Reply::Dirents(Vec::new())));
     rig.cache.handle_event(T0, Event::Response { call: second, response });
@@ -268,18 +268,19 @@ fn rest_of_a_reply_whose_walk_was_cancelled_is_given_back() {
     });
     let many = rig.names[rig.told..rig.told + 9 * PART].iter().zip(1_000..);
     let many = many.map(|(name, n)| (name.clone(), entry(n))).collect();
-    let step = |dir, entries| Step { dir, listed: Some(Listed { entries }), last: false };
+    let step = |dir, entries| PrefetchedDir { dir, listed: Some(Entries { entries }), last: false };
     let steps = vec![step(NodeId { ino: 1, generation: 1 }, many), step(below, Vec::new())];
     let grant = Grant {
         id: GrantId(5),
         node: below,
-        covers: Covers::Names,
+        covers: LeaseScope::Directory,
         mode: Mode::Read,
         term: Term::Session,
         recallable: true,
         shared: false,
     };
-    let response = Response { last: false, grants: vec![grant], ..Response::plain(Ok(Reply::Ahead(steps))) };
+    let response =
+        Response { last: false, grants: vec![grant], ..Response::plain(Ok(Reply::Prefetched(steps))) };
     rig.cache.handle_event(T0, Event::Response { call: rig.list, response });
     let outputs: Vec<Output> = std::iter::from_fn(|| Some(rig.cache.poll_output()))
         .take_while(|output| !matches!(output, Output::Timeout(..)))

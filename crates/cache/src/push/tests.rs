@@ -25,7 +25,7 @@ fn told() -> Cache {
     let [call] = calls(&mut cache)[..] else { panic!("it is not known") };
     let grant = Grant { node: root, recallable: true, ..crate::grants::made_up(root) };
     let grants = vec![Grant { id: GrantId(1), term: Term::Session, ..grant }];
-    let response = Response { grants, ..Response::plain(Ok(Reply::Looked(Some(entry())))) };
+    let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(entry())))) };
     cache.handle_event(T0, Event::Response { call, response });
     let told = std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..))));
     let valid = told.filter_map(|output| match output {
@@ -53,8 +53,8 @@ fn push(cache: &mut Cache, called: &str) -> bool {
 
 fn become_of(cache: &mut Cache, called: &str, entry: Option<Entry>) -> bool {
     let (id, node) = (RecallId(7), session().root);
-    let facts = vec![Held { node, covers: Covers::Names, names: vec![name(called)] }];
-    cache.handle_event(T0, Event::Hold(Hold { id, facts }));
+    let facts = vec![UpdateScope { node, covers: LeaseScope::Directory, names: vec![name(called)] }];
+    cache.handle_event(T0, Event::UpdatePrepare(UpdatePrepare { id, facts }));
     let mut forgets = false;
     loop {
         match cache.poll_output() {
@@ -66,8 +66,8 @@ fn become_of(cache: &mut Cache, called: &str, entry: Option<Entry>) -> bool {
             _ => {}
         }
     }
-    let facts = vec![Fact::Name { dir: node, name: name(called), entry }];
-    cache.handle_event(T0, Event::Commit(Commit { id, facts }));
+    let facts = vec![UpdatedFact::Name { dir: node, name: name(called), entry }];
+    cache.handle_event(T0, Event::UpdateCommit(UpdateCommit { id, facts }));
     calls(cache);
     forgets
 }
@@ -103,8 +103,8 @@ fn a_name_is_dropped_though_another_one_of_its_file_was_dropped_before() {
         let call = calls(&mut cache)[0];
         let grant = |node, covers| Grant { node, covers, recallable: true, ..crate::grants::made_up(node) };
         let grant = |id, node, covers| Grant { id: GrantId(id), term: Term::Session, ..grant(node, covers) };
-        let grants = vec![grant(1, root, Covers::Names), grant(2, FILE, Covers::Inode)];
-        let response = Response { grants, ..Response::plain(Ok(Reply::Looked(Some(two.clone())))) };
+        let grants = vec![grant(1, root, LeaseScope::Directory), grant(2, FILE, LeaseScope::Attributes)];
+        let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(two.clone())))) };
         cache.handle_event(later, Event::Response { call, response });
         let valid = std::iter::from_fn(|| Some(cache.poll_output())).find_map(|output| match output {
             Output::Answer { answer: Answer::Node(node), .. } => Some(node.entry_valid),

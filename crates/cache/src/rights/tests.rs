@@ -4,7 +4,9 @@ use super::*;
 use crate::Config;
 use crate::lookup::tests::{T0, cache, session};
 use crate::op::{Fh, Output};
-use nigh_types::{Access, CallId, Covers, Event, Grant, GrantId, Handle, NodeId, Term, WriteFlags, XattrSet};
+use nigh_types::{
+    Access, CallId, Event, Grant, GrantId, Handle, LeaseScope, NodeId, Term, WriteFlags, XattrSet,
+};
 
 const FILE: NodeId = NodeId { ino: 7, generation: 1 };
 const PROGRAM: u32 = 0o104_755;
@@ -23,7 +25,7 @@ fn opened(mode: u32) -> Cache {
     let entry = nigh_types::Entry { id: FILE, attr, target: None, no_xattrs: false };
     let name = nigh_types::Name::new(b"f").unwrap();
     let looked = ask(&mut cache, 0, Op::Lookup { dir: session().root.ino, name });
-    answer(&mut cache, looked, granted(Reply::Looked(Some(entry))));
+    answer(&mut cache, looked, granted(Reply::Entry(Some(entry))));
     let opened = ask(&mut cache, 0, Op::Open { ino: 7, access, append: false });
     answer(&mut cache, opened, granted(Reply::Opened { handle: Handle(1), attr }));
     let told = cache.handle_op(T0, OpId(9), Caller::default(), Op::GetAttr { ino: 7 });
@@ -51,7 +53,7 @@ fn answer(cache: &mut Cache, (call, _): (CallId, Call), response: Response) -> O
 fn granted(reply: Reply) -> Response {
     let root = session().root;
     let grant = Grant { id: GrantId(1), term: Term::Session, ..crate::grants::made_up(root) };
-    let own = Grant { node: FILE, covers: Covers::Inode, id: GrantId(2), ..grant };
+    let own = Grant { node: FILE, covers: LeaseScope::Attributes, id: GrantId(2), ..grant };
     Response { grants: vec![grant, own], ..Response::plain(Ok(reply)) }
 }
 

@@ -19,8 +19,8 @@ fn attr(secs: i64) -> Attr {
     Attr { mode: 0o100_644, nlink: 1, size: 4, mtime, ctime: mtime, ..Attr::default() }
 }
 
-fn stamp(secs: i64) -> DataStamp {
-    DataStamp::of(&attr(secs))
+fn stamp(secs: i64) -> DataVersion {
+    DataVersion::of(&attr(secs))
 }
 
 fn session() -> Session {
@@ -30,8 +30,8 @@ fn session() -> Session {
         cookie_key: CookieKey::default(),
         term: Term::Limited(TERM),
         has_acls: false,
-        host_bound: String::new(),
-        not_given: Vec::new(),
+        staleness_bound: String::new(),
+        unsupported_guarantees: Vec::new(),
         acts_as: (0, 0),
         walks_ahead: false,
         tells_dirents: false,
@@ -42,7 +42,7 @@ fn session() -> Session {
 }
 
 fn data_grant(id: GrantId) -> Grant {
-    let (covers, mode, term) = (Covers::Data, Mode::Read, Term::Limited(TERM));
+    let (covers, mode, term) = (LeaseScope::Data, Mode::Read, Term::Limited(TERM));
     Grant { id, node: FILE, covers, mode, term, recallable: true, shared: false }
 }
 
@@ -66,7 +66,7 @@ impl Rig {
         rig.event(Event::Attached(session()));
         rig.ask(Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
         let entry = Entry { id: FILE, attr: attr(1), target: None, no_xattrs: true };
-        rig.respond(Ok(Reply::Looked(Some(entry))), 1, None);
+        rig.respond(Ok(Reply::Entry(Some(entry))), 1, None);
         let access =
             Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         rig.ask(Op::Open { ino: FILE.ino, access, append: false });
@@ -100,7 +100,7 @@ impl Rig {
     }
 
     /// Writes back stores; returns the call's precondition.
-    fn flush(&mut self) -> Option<Since> {
+    fn flush(&mut self) -> Option<WriteBackPrecondition> {
         self.write(true);
         let Some((_, Call::Write { flags, .. })) = self.calls.last() else { panic!("{:?}", self.calls) };
         assert!(flags.flush);
@@ -114,7 +114,7 @@ impl Rig {
 
     /// Recalls the file's data.
     fn recall(&mut self) {
-        let recall = Recall { id: RecallId(1), node: FILE, covers: Covers::Data, names: Vec::new() };
+        let recall = Recall { id: RecallId(1), node: FILE, covers: LeaseScope::Data, names: Vec::new() };
         self.event(Event::Recall(recall));
     }
 
@@ -215,12 +215,12 @@ impl Rig {
     }
 }
 
-fn under(secs: i64, grant: GrantId) -> Option<Since> {
-    Some(Since { stamp: stamp(secs), under: Some((grant, Covers::Data)) })
+fn under(secs: i64, grant: GrantId) -> Option<WriteBackPrecondition> {
+    Some(WriteBackPrecondition { stamp: stamp(secs), under: Some((grant, LeaseScope::Data)) })
 }
 
-fn ended(secs: i64) -> Option<Since> {
-    Some(Since { stamp: stamp(secs), under: None })
+fn ended(secs: i64) -> Option<WriteBackPrecondition> {
+    Some(WriteBackPrecondition { stamp: stamp(secs), under: None })
 }
 
 #[test]
@@ -230,7 +230,12 @@ fn a_write_back_names_the_grant_until_its_recall_is_acknowledged() {
     assert_eq!(rig.written(2, Some(FIRST)), Answer::Written(4));
     assert_eq!(rig.flush(), under(2, FIRST), "its own change is what it has");
     rig.written(3, Some(FIRST));
-    rig.event(Event::Recall(Recall { id: RecallId(1), node: FILE, covers: Covers::Data, names: Vec::new() }));
+    rig.event(Event::Recall(Recall {
+        id: RecallId(1),
+        node: FILE,
+        covers: LeaseScope::Data,
+        names: Vec::new(),
+    }));
     assert_eq!(rig.flush(), under(3, FIRST), "the server knows best what is still so");
     rig.written(4, None);
     rig.told();
@@ -428,13 +433,17 @@ fn of_writes_that_crossed_within_a_tick_the_longer_file_counts() {
     for (first, second) in [(attr(2), longer), (longer, attr(2))] {
         let mut rig = Rig::with_pages();
         rig.answered_in_order(first, second);
-        assert_eq!(rig.flush().map(|since| since.stamp), Some(DataStamp::of(&longer)));
+        assert_eq!(rig.flush().map(|since| since.stamp), Some(DataVersion::of(&longer)));
     }
 }
 
 /// A session is forgotten during write-back; `lapsed`: its term had run out. Returns the precondition in the next
 /// session, in which the file is reopened as it was in that second.
-fn over_a_forgotten_session(lapsed: bool, secs: i64, granted: Option<GrantId>) -> Option<Since> {
+fn over_a_forgotten_session(
+    lapsed: bool,
+    secs: i64,
+    granted: Option<GrantId>,
+) -> Option<WriteBackPrecondition> {
     over_a_forgotten_session_with(Config::default(), lapsed, secs, granted)
 }
 
@@ -443,7 +452,7 @@ fn over_a_forgotten_session_with(
     lapsed: bool,
     secs: i64,
     granted: Option<GrantId>,
-) -> Option<Since> {
+) -> Option<WriteBackPrecondition> {
     let mut rig = Rig::with(config);
     rig.read(Some(FIRST), 1);
     let op = rig.write(true);
@@ -503,7 +512,12 @@ fn what_was_closed_while_the_remote_was_away_is_said_in_one_call() {
 fn pages_are_dropped_behind_a_read_that_failed() {
     let mut rig = Rig::with_pages();
     rig.ask(Op::Read { ino: FILE.ino, fh: rig.fh, offset: 0, size: 4096 });
-    rig.event(Event::Recall(Recall { id: RecallId(1), node: FILE, covers: Covers::Data, names: Vec::new() }));
+    rig.event(Event::Recall(Recall {
+        id: RecallId(1),
+        node: FILE,
+        covers: LeaseScope::Data,
+        names: Vec::new(),
+    }));
     rig.stale.clear();
     rig.respond(Err(Errno::INTR), 0, None);
     assert_eq!(rig.dropped(), [(0, 4096)]);

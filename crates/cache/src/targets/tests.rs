@@ -2,7 +2,9 @@ use super::*;
 use crate::Config;
 use crate::lookup::tests::{T0, cache, calls, session};
 use crate::op::{Op, Output};
-use nigh_types::{CallId, Covers, Event, Grant, GrantId, Mode, Name, Recall, RecallId, Span, Term, XattrSet};
+use nigh_types::{
+    CallId, Event, Grant, GrantId, LeaseScope, Mode, Name, Recall, RecallId, Span, Term, XattrSet,
+};
 
 /// Inode ids on a filesystem with birth times, and on one without.
 const LINK: NodeId = NodeId { ino: 7, generation: 7 << 32 };
@@ -23,7 +25,7 @@ fn grants(id: NodeId, term: Term) -> Vec<Grant> {
         recallable: term == Term::Session,
         shared: true,
     };
-    vec![grant(session().root, Covers::Entry), grant(id, Covers::Inode)]
+    vec![grant(session().root, LeaseScope::Dentry), grant(id, LeaseScope::Attributes)]
 }
 
 fn answer(cache: &mut Cache, now: Time, reply: Reply, grants: Vec<Grant>) -> Vec<Output> {
@@ -58,7 +60,7 @@ fn look(cache: &mut Cache, now: Time, id: NodeId, term: Term) -> Vec<Output> {
     let attr = Attr { mode: 0o120_777, nlink: 1, ..Attr::default() };
     let entry = Entry { id, attr, target: None, no_xattrs: false };
     assert_eq!(ask(cache, now, Op::Lookup { dir: 1, name: Name::new(b"l").unwrap() }), None);
-    answer(cache, now, Reply::Looked(Some(entry)), grants(id, term))
+    answer(cache, now, Reply::Entry(Some(entry)), grants(id, term))
 }
 
 fn read(cache: &mut Cache, now: Time, target: &[u8]) -> Vec<Output> {
@@ -111,7 +113,7 @@ fn target_leaves_the_kernel_with_a_recall_of_the_attributes() {
     let mut cache = cache(Config::default());
     look(&mut cache, T0, LINK, Term::Session);
     assert_eq!(dropped(&read(&mut cache, T0, b"one")), []);
-    let recall = Recall { id: RecallId(1), node: LINK, covers: Covers::Inode, names: Vec::new() };
+    let recall = Recall { id: RecallId(1), node: LINK, covers: LeaseScope::Attributes, names: Vec::new() };
     cache.handle_event(T0, Event::Recall(recall));
     assert_eq!(dropped(&outputs(&mut cache)), [Stale::Attr { ino: 7 }, PAGE]);
     read(&mut cache, T0, b"two");
@@ -123,7 +125,7 @@ fn target_that_was_asked_before_a_recall_leaves_the_kernel_behind_its_answer() {
     let mut cache = cache(Config::default());
     look(&mut cache, T0, LINK, Term::Session);
     read(&mut cache, T0, b"one");
-    let recall = Recall { id: RecallId(1), node: LINK, covers: Covers::Inode, names: Vec::new() };
+    let recall = Recall { id: RecallId(1), node: LINK, covers: LeaseScope::Attributes, names: Vec::new() };
     cache.handle_event(T0, Event::Recall(recall));
     let why = outputs(&mut cache).iter().find_map(|output| match output {
         Output::Invalidate { id, .. } => Some(*id),

@@ -56,7 +56,7 @@ impl Stage {
         let cache = Cache::new(Config::default());
         let transport = Box::new(Arc::clone(&kernel));
         let (link, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let remote: (Box<dyn Carried>, _) = (Box::new(session), link.into());
+        let remote: (Box<dyn ResumableRemote>, _) = (Box::new(session), link.into());
         let driver = Driver::new(cache, remote, transport, <(IdMap, Callers)>::default(), clock).unwrap();
         driver.with(|core, now| core.cache.handle_event(now, attached.expect("a welcome")));
         Stage { driver: Arc::new(driver), kernel, server, now, unique: 0 }

@@ -5,7 +5,7 @@ use crate::driver::tests::Stage;
 use nigh_cache::{Caller, Op};
 use nigh_fuse::{Notification, NotifyOutcome};
 use nigh_remote::Event;
-use nigh_types::{Bug, Covers, Name, OpId, Recall, RecallId, Span, WriteFlags, plant};
+use nigh_types::{Bug, LeaseScope, Name, OpId, Recall, RecallId, Span, WriteFlags, plant};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -502,7 +502,7 @@ fn whatever_the_notifier_waits_for_the_kernel_forgets_at_the_end_of_the_term() {
         flags: WriteFlags { flush: true, ..WriteFlags::default() },
     };
     driver.operate(900, OpId(900), Caller::default(), Shape::Natural, flush);
-    let recall = Recall { id: RecallId(1), node, covers: Covers::Data, names: Vec::new() };
+    let recall = Recall { id: RecallId(1), node, covers: LeaseScope::Data, names: Vec::new() };
     driver.with(|core, now| core.cache.handle_event(now, Event::Recall(recall)));
     let told = |one: &Notification<'static>| kernel.notifications().contains(one);
     until("the recall", || told(&Notification::contents(MADE)));
@@ -559,5 +559,5 @@ fn all_who_ask_are_waited_for_together() {
 
 fn of_root(ino: u64) -> Recall {
     let node = nigh_types::NodeId { ino, generation: 1 };
-    Recall { id: RecallId(1), node, covers: Covers::Names, names: Vec::new() }
+    Recall { id: RecallId(1), node, covers: LeaseScope::Directory, names: Vec::new() }
 }

@@ -8,22 +8,22 @@ fn id(ino: u64) -> NodeId {
     NodeId { ino, generation: 1 }
 }
 
-fn listed(names: &[(&str, u64, u32)]) -> Listed {
+fn listed(names: &[(&str, u64, u32)]) -> Entries {
     let entry = |&(text, ino, mode): &(&str, u64, u32)| {
         let attr = Attr { mode, nlink: 1, ..Attr::default() };
         (Name::new(text.as_bytes()).unwrap(), Entry { id: id(ino), attr, target: None, no_xattrs: true })
     };
     let mut entries: Vec<_> = names.iter().map(entry).collect();
     entries.sort_by_key(|(name, _)| KEY.cookie(name.as_bytes()));
-    Listed { entries }
+    Entries { entries }
 }
 
-fn step(dir: u64, names: &[(&str, u64, u32)], last: bool) -> Step {
-    Step { dir: id(dir), listed: Some(listed(names)), last }
+fn step(dir: u64, names: &[(&str, u64, u32)], last: bool) -> PrefetchedDir {
+    PrefetchedDir { dir: id(dir), listed: Some(listed(names)), last }
 }
 
 fn walk(credit: u32) -> Walk {
-    Walk::new(&[Place::bare(id(2)), Place::bare(id(3))], credit)
+    Walk::new(&[NodeRef::bare(id(2)), NodeRef::bare(id(3))], credit)
 }
 
 fn why(result: Result<(), ProtocolError>) -> &'static str {
@@ -60,7 +60,7 @@ fn no_directory_is_begun_without_credit_but_one_that_is_wanted() {
     assert_eq!(walk.check(CALL, &[step(2, &[("a", 4, DIR), ("b", 5, FILE)], true)], KEY), Ok(()));
     let mut spent = walk.clone();
     assert_eq!(why(spent.check(CALL, &[step(4, &[], true)], KEY)), "more than was asked for");
-    walk.steer(0, Some(&Place::bare(id(3))));
+    walk.steer(0, Some(&NodeRef::bare(id(3))));
     assert_eq!(walk.check(CALL, &[step(3, &[("c", 6, FILE)], true)], KEY), Ok(()));
     walk.steer(1, None);
     assert_eq!(walk.check(CALL, &[step(4, &[], true)], KEY), Ok(()));
@@ -69,7 +69,7 @@ fn no_directory_is_begun_without_credit_but_one_that_is_wanted() {
 #[test]
 fn one_that_is_left_out_costs_nothing_and_is_not_told_later() {
     let mut walk = walk(1);
-    let out = |dir| Step { dir: id(dir), listed: None, last: true };
+    let out = |dir| PrefetchedDir { dir: id(dir), listed: None, last: true };
     assert_eq!(walk.check(CALL, &[out(2), out(3)], KEY), Ok(()));
     assert_eq!(why(walk.check(CALL, &[out(2)], KEY)), "a directory that was not asked for");
 }
@@ -92,7 +92,7 @@ fn a_name_is_told_once_over_all_parts() {
 
 #[test]
 fn a_directory_without_end_does_not_come_unasked() {
-    let mut walk = Walk::new(&[Place::bare(id(2))], u32::MAX);
+    let mut walk = Walk::new(&[NodeRef::bare(id(2))], u32::MAX);
     let names: Vec<String> = (0..=Call::MOST_AHEAD).map(|n| n.to_string()).collect();
     let entries: Vec<(&str, u64, u32)> = names.iter().map(|name| (name.as_str(), 9, FILE)).collect();
     let told = walk.check(CALL, &[step(2, &entries, false)], KEY);

@@ -11,7 +11,7 @@ use crate::locks::MAX_LOCK_WAITS;
 use crate::message::{Message, encode_request};
 use crate::stream::WINDOW_BYTES;
 use nigh_remote::Event;
-use nigh_types::{Call, CallId, Errno, GrantId, Request, Response, Since, Time, WriteFlags};
+use nigh_types::{Call, CallId, Errno, GrantId, Request, Response, Time, WriteBackPrecondition, WriteFlags};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -47,7 +47,11 @@ impl ClientSession {
 
     /// Removes a grant of an earlier session from a call, and converts one of this session to the server's id.
     fn number_as_theirs(&self, call: &mut Call) {
-        if let Call::Write { flags: WriteFlags { since: Some(Since { under, .. }), .. }, .. } = call {
+        if let Call::Write {
+            flags: WriteFlags { since: Some(WriteBackPrecondition { under, .. }), .. },
+            ..
+        } = call
+        {
             *under = under.and_then(|(grant, covers)| Some((GrantId(self.grants.theirs(grant.0)?), covers)));
         }
     }
@@ -76,7 +80,7 @@ impl ClientSession {
             return self.answer(call, Errno::NOLCK);
         }
         *self.counters.by_type.entry(type_name).or_default() += 1;
-        if let Call::Steer { walk, credit, want } = &request.call {
+        if let Call::PrefetchCredit { walk, credit, want } = &request.call {
             let Some(outstanding) = self.outstanding.get_mut(walk) else { return };
             outstanding.expected.steer(*credit, want.as_ref());
         }

@@ -1,12 +1,12 @@
-//! The client session as a [`Carried`], for the driver of a mount.
+//! The client session as a [`ResumableRemote`], for the driver of a mount.
 
 use super::{ClientConfig, ClientSession};
-use nigh_remote::{Carried, Counters, Packer};
+use nigh_remote::{Counters, Packer, ResumableRemote};
 use nigh_types::Time;
 
 /// Returns a factory for one mount's sessions. It takes the time, and whether an earlier session was lost.
 #[must_use]
-pub fn sessions(config: ClientConfig) -> Box<dyn Fn(Time, bool) -> Box<dyn Carried> + Send> {
+pub fn sessions(config: ClientConfig) -> Box<dyn Fn(Time, bool) -> Box<dyn ResumableRemote> + Send> {
     Box::new(move |now, lost| {
         let config = config.clone();
         Box::new(match lost {
@@ -16,7 +16,7 @@ pub fn sessions(config: ClientConfig) -> Box<dyn Fn(Time, bool) -> Box<dyn Carri
     })
 }
 
-impl Carried for ClientSession {
+impl ResumableRemote for ClientSession {
     fn handle_connect(&mut self, now: Time) {
         ClientSession::handle_connect(self, now);
     }

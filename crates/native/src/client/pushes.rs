@@ -2,7 +2,7 @@
 
 use super::ClientSession;
 use crate::ProtocolError;
-use nigh_types::{Commit, Event, Hold, RecallId};
+use nigh_types::{Event, RecallId, UpdateCommit, UpdatePrepare};
 use std::collections::BTreeSet;
 
 /// The most uncommitted prepares of one server.
@@ -29,7 +29,7 @@ impl Pushes {
 }
 
 impl ClientSession {
-    pub(super) fn take_hold(&mut self, number: u8, mut hold: Hold) -> Result<(), ProtocolError> {
+    pub(super) fn take_hold(&mut self, number: u8, mut hold: UpdatePrepare) -> Result<(), ProtocolError> {
         if !self.pushes.agreed {
             return Err(ProtocolError::Unexpected(number));
         }
@@ -40,17 +40,17 @@ impl ClientSession {
             return Err(ProtocolError::Malformed("a hold with the number of another"));
         }
         hold.id = RecallId(self.recalls.take(hold.id.0));
-        self.event(Event::Hold(hold));
+        self.event(Event::UpdatePrepare(hold));
         Ok(())
     }
 
-    pub(super) fn take_commit(&mut self, number: u8, mut commit: Commit) -> Result<(), ProtocolError> {
+    pub(super) fn take_commit(&mut self, number: u8, mut commit: UpdateCommit) -> Result<(), ProtocolError> {
         if !self.pushes.agreed {
             return Err(ProtocolError::Unexpected(number));
         }
         if self.pushes.held.remove(&commit.id) {
             commit.id = RecallId(self.recalls.take(commit.id.0));
-            self.event(Event::Commit(commit));
+            self.event(Event::UpdateCommit(commit));
         }
         Ok(())
     }

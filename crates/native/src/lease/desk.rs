@@ -6,7 +6,7 @@
 use super::unsent::{Carried, Unsent};
 use super::words::{Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason};
 use super::{LeaseReport, LeaseTable, Told};
-use nigh_types::{Bug, Grant, GrantId, Hold, NodeId, Recall, RecallId, Time, planted};
+use nigh_types::{Bug, Grant, GrantId, NodeId, Recall, RecallId, Time, UpdatePrepare, planted};
 use std::collections::BTreeMap;
 
 /// Lease sequencer of a server: its lease table, and the blocked calls `P`, each with the change that it waits for.
@@ -36,7 +36,7 @@ pub enum DeskOutput<P> {
     /// Queue this update prepare in the holder's stream.
     Hold {
         holder: Holder,
-        hold: Hold,
+        hold: UpdatePrepare,
     },
     Commit {
         holder: Holder,

@@ -7,7 +7,7 @@ use super::recalls::Outstanding;
 use super::timers::Due;
 use super::words::{Granted, Holder, LeaseKey, Refusal, longer};
 use super::{Entry, LeaseTable};
-use nigh_types::{Covers, GrantId, NodeId, Span};
+use nigh_types::{GrantId, LeaseScope, NodeId, Span};
 
 impl LeaseTable {
     pub(super) fn grant(&mut self, holder: Holder, key: LeaseKey, node: NodeId) -> Result<Granted, Refusal> {
@@ -17,7 +17,7 @@ impl LeaseTable {
         }
         let state = self.keys.get(&key);
         let changing = match key.covers {
-            Covers::Data => state.is_some_and(|state| state.is_changing_for(holder)),
+            LeaseScope::Data => state.is_some_and(|state| state.is_changing_for(holder)),
             _ => state.is_some_and(KeyState::is_changing),
         };
         if changing {
@@ -35,7 +35,7 @@ impl LeaseTable {
         if self.outstays((key, holder), limit) {
             return Err(Refusal::Changing);
         }
-        let shared = key.covers == Covers::Names && self.share(holder, key)?;
+        let shared = key.covers == LeaseScope::Directory && self.share(holder, key)?;
         let granted = self.register(holder, key, node, (shared, limit));
         self.keep_quota(holder);
         Ok(granted)
@@ -51,7 +51,7 @@ impl LeaseTable {
         let id = self.numbers.next_grant();
         let account = self.accounts.get_mut(&holder).expect("a grant is given to somebody");
         account.begin(id, Held { key, until: self.now.after(longer(limit)) });
-        let unlisted = account.confined && key.covers == Covers::Names;
+        let unlisted = account.confined && key.covers == LeaseScope::Directory;
         let marks = if shared { Entry::SHARED } else { 0 } | if unlisted { Entry::UNLISTED } else { 0 };
         let mut entry = Entry { id, node, since: self.now, behind: 0, unbroken: 0, marks };
         if let Some(earlier) = self.entries.get(&(key, holder)) {

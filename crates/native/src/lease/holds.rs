@@ -6,7 +6,7 @@
 
 use super::words::{ChangeId, Holder, LeaseKey, LeaseOutput};
 use super::{Entry, LeaseTable};
-use nigh_types::{Covers, Held, Hold, Name, NodeId, RecallId, Time};
+use nigh_types::{LeaseScope, Name, NodeId, RecallId, Time, UpdatePrepare, UpdateScope};
 use std::collections::BTreeMap;
 
 /// A key, and the name if the key is updated name by name.
@@ -23,7 +23,7 @@ pub(super) struct FactState {
 #[derive(Clone, Debug)]
 pub(super) struct Holding {
     pub(super) holder: Holder,
-    pub(super) hold: Hold,
+    pub(super) hold: UpdatePrepare,
     pub(super) waiting: ChangeId,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct HeldBack {
 pub struct Told {
     pub key: LeaseKey,
     pub node: NodeId,
-    /// With [`Covers::Names`].
+    /// With [`LeaseScope::Directory`].
     pub name: Option<Name>,
 }
 
@@ -92,9 +92,9 @@ impl LeaseTable {
     /// Whether this holder can be sent the new values of these names of a key.
     pub(super) fn takes(&self, holder: Holder, key: LeaseKey, names: &[Name]) -> bool {
         let tells = match key.covers {
-            Covers::Names => !names.is_empty(),
-            Covers::Inode => true,
-            Covers::Data | Covers::Entry | Covers::Absence => false,
+            LeaseScope::Directory => !names.is_empty(),
+            LeaseScope::Attributes => true,
+            LeaseScope::Data | LeaseScope::Dentry | LeaseScope::NegativeDentry => false,
         };
         let account = &self.accounts[&holder];
         // A recall ends grants, so the number of recalls is bounded.
@@ -118,7 +118,7 @@ impl LeaseTable {
     pub(super) fn put_holds(&mut self, id: ChangeId, asked: BTreeMap<Holder, Vec<Told>>) {
         for (holder, facts) in asked {
             let number = self.numbers.next_recall();
-            let hold = Hold { id: number, facts: by_key(&facts) };
+            let hold = UpdatePrepare { id: number, facts: by_key(&facts) };
             let account = self.accounts.get_mut(&holder).expect("a grant has a holder");
             account.owed.insert(number, self.now);
             self.outputs.push_back(LeaseOutput::Hold { holder, hold: hold.clone() });
@@ -157,7 +157,7 @@ impl LeaseTable {
 
     /// The nodes and scopes whose acknowledgement a holder owes, numbered as in its export. Others' write-back may be
     /// applied before them (rule 10).
-    pub fn owed_nodes(&self, holder: Holder) -> impl Iterator<Item = (NodeId, Covers)> + '_ {
+    pub fn owed_nodes(&self, holder: Holder) -> impl Iterator<Item = (NodeId, LeaseScope)> + '_ {
         let owed = self.accounts.get(&holder).into_iter().flat_map(|account| account.owed.keys());
         owed.flat_map(|id| {
             let recalled = self.recalls.get(id).map(|recall| (recall.node, recall.key.covers));
@@ -187,14 +187,14 @@ impl Told {
 }
 
 /// Groups the names of each key.
-fn by_key(facts: &[Told]) -> Vec<Held> {
-    let mut held: Vec<(LeaseKey, Held)> = Vec::new();
+fn by_key(facts: &[Told]) -> Vec<UpdateScope> {
+    let mut held: Vec<(LeaseKey, UpdateScope)> = Vec::new();
     for Told { key, node, name } in facts {
         match held.iter_mut().find(|(of, _)| of == key) {
             Some((_, held)) => held.names.extend(name.clone()),
             None => {
                 let names = name.iter().cloned().collect();
-                held.push((*key, Held { node: *node, covers: key.covers, names }));
+                held.push((*key, UpdateScope { node: *node, covers: key.covers, names }));
             }
         }
     }

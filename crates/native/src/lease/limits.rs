@@ -9,7 +9,7 @@
 use super::account::Account;
 use super::words::{Holder, LeaseKey, Object};
 use super::{Entry, LeaseTable, Seat};
-use nigh_types::{Covers, GrantId, Span, Time};
+use nigh_types::{GrantId, LeaseScope, Span, Time};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
@@ -80,7 +80,7 @@ impl LeaseTable {
     pub fn handle_unwatched_object(&mut self, now: Time, object: Object) {
         self.advance(now);
         if self.watched.objects.remove(&object) && !self.watched.has(object) {
-            self.disturb(LeaseKey { object, covers: Covers::Data });
+            self.disturb(LeaseKey { object, covers: LeaseScope::Data });
             let seats: Vec<Seat> =
                 self.seats_from(object, None).take_while(|seat| seat.0.object == object).collect();
             seats.into_iter().for_each(|seat| self.miss(seat));
@@ -154,14 +154,15 @@ impl LeaseTable {
     }
 
     fn seats_from(&self, first: Object, after: Option<Seat>) -> impl Iterator<Item = Seat> + '_ {
-        let key = LeaseKey { object: first, covers: Covers::Names };
+        let key = LeaseKey { object: first, covers: LeaseScope::Directory };
         let from = after.map_or(Bound::Included((key, Holder(0))), Bound::Excluded);
         self.entries.range((from, Bound::Unbounded)).map(|(seat, _)| *seat)
     }
 
     /// Marks every key on the filesystem of this object (the first one there) as possibly changed during a write.
     fn disturb_all(&mut self, first: Object) {
-        let keys = self.keys.range(LeaseKey { object: first, covers: Covers::Names }..).map(|(key, _)| *key);
+        let keys =
+            self.keys.range(LeaseKey { object: first, covers: LeaseScope::Directory }..).map(|(key, _)| *key);
         let keys: Vec<LeaseKey> = keys.take_while(|key| key.object.filesystem == first.filesystem).collect();
         keys.into_iter().for_each(|key| self.disturb(key));
     }

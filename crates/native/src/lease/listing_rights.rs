@@ -10,7 +10,7 @@
 
 use super::words::{Holder, LeaseKey, Object};
 use super::{Entry, LeaseTable};
-use nigh_types::{Covers, GrantId, Time};
+use nigh_types::{GrantId, LeaseScope, Time};
 
 impl LeaseTable {
     /// Confines a holder: it receives names only of directories that it may list, and takes no updates.
@@ -36,7 +36,7 @@ impl LeaseTable {
     /// change waits for these recalls.
     pub fn handle_rights_changed(&mut self, now: Time, directory: Object) {
         self.advance(now);
-        let key = LeaseKey { object: directory, covers: Covers::Names };
+        let key = LeaseKey { object: directory, covers: LeaseScope::Directory };
         let seats = self.entries.range((key, Holder(0))..=(key, Holder(u64::MAX)));
         let confined = seats.map(|(seat, _)| *seat).filter(|(_, holder)| self.accounts[holder].confined);
         for seat in confined.collect::<Vec<_>>() {

@@ -5,7 +5,7 @@ use super::merge_base::{MergeBase, WroteBack};
 use super::recalls::{ChangeState, Outstanding};
 use super::words::{ChangeId, Holder, LeaseKey};
 use super::{Entry, LeaseTable};
-use nigh_types::{Covers, GrantId, RecallId, Time};
+use nigh_types::{GrantId, LeaseScope, RecallId, Time};
 use std::collections::BTreeMap;
 
 /// Memory used by the merge bases of all holders.
@@ -54,7 +54,7 @@ impl LeaseTable {
         &mut self,
         now: Time,
         id: ChangeId,
-        (grant, covers): (GrantId, Covers),
+        (grant, covers): (GrantId, LeaseScope),
         (offset, length): (u64, u64),
     ) -> Option<MergeBase> {
         self.advance(now);
@@ -150,6 +150,6 @@ impl LeaseTable {
     }
 
     fn data_keys<'a>(&self, change: Option<&'a ChangeState>) -> impl Iterator<Item = &'a LeaseKey> + use<'a> {
-        change.into_iter().flat_map(|change| &change.keys).filter(|key| key.covers == Covers::Data)
+        change.into_iter().flat_map(|change| &change.keys).filter(|key| key.covers == LeaseScope::Data)
     }
 }

@@ -1,6 +1,6 @@
 //! History of one client's own changes of a file's data.
 
-use nigh_types::{DataStamp, Timestamp};
+use nigh_types::{DataVersion, Timestamp};
 use std::collections::VecDeque;
 
 /// The number of stretches of time that are remembered: each time a file's mtime is set back, a new stretch begins.
@@ -14,13 +14,13 @@ const STRETCHES: usize = 8;
 #[derive(Clone, Debug, Default)]
 pub struct OwnChanges {
     /// The data versions at the beginning and the end of each stretch.
-    stretches: VecDeque<(DataStamp, DataStamp)>,
+    stretches: VecDeque<(DataVersion, DataVersion)>,
     under_way: u32,
 }
 
 impl OwnChanges {
     /// Begins a change. `before` is evaluated only if no other change is in progress.
-    pub fn handle_begin<E>(&mut self, before: impl FnOnce() -> Result<DataStamp, E>) -> Result<(), E> {
+    pub fn handle_begin<E>(&mut self, before: impl FnOnce() -> Result<DataVersion, E>) -> Result<(), E> {
         if self.under_way == 0 {
             let before = before()?;
             if self.stretches.back().is_none_or(|(_, end)| *end != before) {
@@ -35,7 +35,7 @@ impl OwnChanges {
 
     /// Ends a change, whether it succeeded or failed. `after` is evaluated only for the last change in progress;
     /// `None`: the version is unknown, and the history is dropped.
-    pub fn handle_end(&mut self, after: impl FnOnce() -> Option<DataStamp>) {
+    pub fn handle_end(&mut self, after: impl FnOnce() -> Option<DataVersion>) {
         self.under_way = self.under_way.saturating_sub(1);
         if self.under_way > 0 {
             return;
@@ -56,10 +56,10 @@ impl OwnChanges {
     /// compared by mtime, which grows within a stretch; at the moment in which a stretch began only its first version
     /// counts.
     #[must_use]
-    pub fn have_followed(&self, then: DataStamp) -> bool {
+    pub fn have_followed(&self, then: DataVersion) -> bool {
         // The stretch that a change in progress continues has no end yet.
         let open = self.stretches.len().checked_sub(1).filter(|_| self.under_way > 1);
-        let within = |(nth, (first, end)): (usize, &(DataStamp, DataStamp))| {
+        let within = |(nth, (first, end)): (usize, &(DataVersion, DataVersion))| {
             let ends_later = time(then) <= time(*end) || open == Some(nth);
             *first == then || time(*first) < time(then) && ends_later
         };
@@ -68,7 +68,7 @@ impl OwnChanges {
 
     /// Extends the history back to `then`: it is known from elsewhere that only this client has changed the data since.
     /// Called between begin and end.
-    pub fn handle_known(&mut self, then: DataStamp) {
+    pub fn handle_known(&mut self, then: DataVersion) {
         if let Some((first, _)) = self.stretches.front_mut()
             && time(then) < time(*first)
         {
@@ -77,7 +77,7 @@ impl OwnChanges {
     }
 }
 
-fn time(of: DataStamp) -> (i64, u32) {
+fn time(of: DataVersion) -> (i64, u32) {
     let Timestamp { secs, nanos } = of.mtime;
     (secs, nanos)
 }
@@ -86,17 +86,17 @@ fn time(of: DataStamp) -> (i64, u32) {
 mod tests {
     use super::*;
 
-    fn at(secs: i64, size: u64) -> DataStamp {
-        DataStamp { size, mtime: Timestamp { secs, nanos: 0 } }
+    fn at(secs: i64, size: u64) -> DataVersion {
+        DataVersion { size, mtime: Timestamp { secs, nanos: 0 } }
     }
 
-    fn change(own: &mut OwnChanges, before: DataStamp, after: DataStamp) {
+    fn change(own: &mut OwnChanges, before: DataVersion, after: DataVersion) {
         own.handle_begin(|| Ok::<_, ()>(before)).unwrap();
         own.handle_end(|| Some(after));
     }
 
     /// Whether a write based on version `then` may replace the file, which is at version `now`.
-    fn may(own: &mut OwnChanges, then: DataStamp, now: DataStamp) -> bool {
+    fn may(own: &mut OwnChanges, then: DataVersion, now: DataVersion) -> bool {
         own.handle_begin(|| Ok::<_, ()>(now)).unwrap();
         let may = own.have_followed(then);
         own.handle_end(|| Some(now));

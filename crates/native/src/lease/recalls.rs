@@ -7,7 +7,7 @@ use super::timers::Due;
 use super::turns::Part;
 use super::words::{Change, ChangeId, Holder, LeaseKey, LeaseOutput};
 use super::{Entry, LeaseTable, Seat};
-use nigh_types::{Covers, GrantId, Name, NodeId, Recall, RecallId, Time};
+use nigh_types::{GrantId, LeaseScope, Name, NodeId, Recall, RecallId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A recall whose acknowledgement is owed.
@@ -165,7 +165,7 @@ impl LeaseTable {
         // Data never counts: while contended it would not be granted, and could still be in a kernel's page cache,
         // where no recall would drop it.
         let young = |seat: &Seat| self.now < self.entries[seat].since.after(self.config.young);
-        let counts = key.covers != Covers::Data && others.iter().any(young);
+        let counts = key.covers != LeaseScope::Data && others.iter().any(young);
         if new {
             let state = self.keys.get_mut(&key).expect("just seen");
             state.begin_change(self.now, by, counts, &self.config);

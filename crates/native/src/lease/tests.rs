@@ -16,7 +16,7 @@ mod unbroken;
 mod writers;
 
 use super::*;
-use nigh_types::{Covers, Name, Recall, Span};
+use nigh_types::{LeaseScope, Name, Recall, Span};
 
 pub(super) const T0: Time = Time(1_000_000_000_000);
 
@@ -29,11 +29,11 @@ pub(super) fn object(ino: u64) -> Object {
 }
 
 pub(super) fn names(ino: u64) -> LeaseKey {
-    LeaseKey { object: object(ino), covers: Covers::Names }
+    LeaseKey { object: object(ino), covers: LeaseScope::Directory }
 }
 
 pub(super) fn inode(ino: u64) -> LeaseKey {
-    LeaseKey { object: object(ino), covers: Covers::Inode }
+    LeaseKey { object: object(ino), covers: LeaseScope::Attributes }
 }
 
 /// Each holder's export has its own node ids.
@@ -105,7 +105,7 @@ impl Bench {
     }
 
     /// Whether no other holder may have changed the initiator's data since that grant.
-    pub(super) fn is_unbroken(&mut self, id: ChangeId, under: (GrantId, Covers)) -> bool {
+    pub(super) fn is_unbroken(&mut self, id: ChangeId, under: (GrantId, LeaseScope)) -> bool {
         let base = self.table.merge_base(self.now, id, under, (0, u64::MAX));
         base.is_some_and(|base| base.is_unchanged())
     }

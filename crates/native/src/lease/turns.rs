@@ -9,7 +9,7 @@ use super::key::KeyState;
 use super::recalls::ChangeState;
 use super::timers::{Armed, Due};
 use super::words::{Change, ChangeId, Granted, Holder, LeaseKey};
-use nigh_types::{Bug, Covers, NodeId, RecallId, Time, planted};
+use nigh_types::{Bug, LeaseScope, NodeId, RecallId, Time, planted};
 use std::collections::{BTreeSet, VecDeque};
 
 /// Write queue of a key: the present writer and the waiting changes.
@@ -172,7 +172,7 @@ impl LeaseTable {
         if change.part.flush {
             // A prioritised write-back may have waited for no holder.
             let noted = change.part.noted == Some(true);
-            let is_noted = |key: &&LeaseKey| noted && key.covers == Covers::Data;
+            let is_noted = |key: &&LeaseKey| noted && key.covers == LeaseScope::Data;
             keys.iter().filter(|key| !is_noted(key)).for_each(|key| self.note_changed(*key, by));
         }
         for key in &keys {
@@ -275,7 +275,7 @@ impl LeaseTable {
     /// Whether a write-back is prioritised: its initiator was recalled for that data, and the acknowledgement may wait
     /// for the write-back.
     pub(super) fn is_pressed(&self, id: ChangeId) -> bool {
-        let mut data = self.changes[&id].keys.iter().filter(|key| key.covers == Covers::Data);
+        let mut data = self.changes[&id].keys.iter().filter(|key| key.covers == LeaseScope::Data);
         data.any(|key| self.is_pressed_at(id, *key))
     }
 
@@ -312,7 +312,7 @@ impl LeaseTable {
         let may_be = |turn: &Turn| {
             !turn.queue.is_empty() || turn.writing.is_some_and(|(maker, _)| maker == Some(holder))
         };
-        if key.covers != Covers::Data || !self.keys.get(&key).is_some_and(|state| may_be(&state.turn)) {
+        if key.covers != LeaseScope::Data || !self.keys.get(&key).is_some_and(|state| may_be(&state.turn)) {
             return;
         }
         let is_pressed = |change: &ChangeState| {
@@ -339,7 +339,7 @@ impl LeaseTable {
 
     /// Records acknowledgements that a write-back bypasses; syncs of its data wait for them.
     pub(super) fn leave_behind(&mut self, id: ChangeId, left: BTreeSet<RecallId>) {
-        let data = self.changes[&id].keys.iter().filter(|key| key.covers == Covers::Data);
+        let data = self.changes[&id].keys.iter().filter(|key| key.covers == LeaseScope::Data);
         let data: Vec<LeaseKey> = data.copied().collect();
         for recall in left {
             self.left.entry(recall).or_default().data.extend(data.iter().copied());

@@ -12,7 +12,7 @@
 
 use super::LeaseTable;
 use super::words::{Granted, Holder, LeaseKey};
-use nigh_types::{Covers, Grant, GrantId, NodeId, Recall, Time};
+use nigh_types::{Grant, GrantId, LeaseScope, NodeId, Recall, Time};
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Default, Debug)]
@@ -83,7 +83,7 @@ impl Unsent {
 
     /// Takes a recall that the table emitted; returns it if it can be sent at once.
     pub(super) fn recall(&mut self, holder: Holder, key: LeaseKey, recall: Recall) -> Option<Recall> {
-        if key.covers == Covers::Data
+        if key.covers == LeaseScope::Data
             && let Some(together) = self.by_key.get_mut(&(holder, key))
         {
             together.recall = Some(recall);
@@ -143,15 +143,15 @@ impl Unsent {
 mod tests {
     use super::*;
     use crate::lease::{Change, LeaseConfig, LeaseOutput, Object};
-    use nigh_types::{Covers, Mode, Term};
+    use nigh_types::{LeaseScope, Mode, Term};
 
     const ONE: Holder = Holder(1);
     const NODE: NodeId = NodeId { ino: 7, generation: 1 };
     const KEY: LeaseKey =
-        LeaseKey { object: Object { filesystem: 1, ino: 7, birth: 1 }, covers: Covers::Names };
+        LeaseKey { object: Object { filesystem: 1, ino: 7, birth: 1 }, covers: LeaseScope::Directory };
 
     fn world_grant() -> Grant {
-        let (id, covers, mode, term) = (GrantId(0), Covers::Names, Mode::Read, Term::Session);
+        let (id, covers, mode, term) = (GrantId(0), LeaseScope::Directory, Mode::Read, Term::Session);
         Grant { id, node: NODE, covers, mode, term, recallable: true, shared: false }
     }
 
@@ -218,11 +218,11 @@ mod tests {
     #[test]
     fn a_recall_of_data_is_said_behind_the_answers_under_way() {
         let mut world = World::new();
-        let key = LeaseKey { covers: Covers::Data, ..KEY };
+        let key = LeaseKey { covers: LeaseScope::Data, ..KEY };
         let (mut table, mut unsent) = (world.table, world.unsent);
         let mut grants = [(); 2].map(|()| {
             let granted = unsent.register(&mut table, Time(1), (ONE, key), NODE).unwrap();
-            Grant { id: granted.id, covers: Covers::Data, ..world_grant() }
+            Grant { id: granted.id, covers: LeaseScope::Data, ..world_grant() }
         });
         let change =
             table.handle_change(Time(1), None, &[Change { key, names: vec![], writes: true, told: false }]);

@@ -1,7 +1,9 @@
 //! Inputs, outputs and settings of the lease table.
 
 use super::holds::Told;
-use nigh_types::{Bug, Covers, GrantId, Hold, Name, Origin, Recall, RecallId, Span, Time, planted};
+use nigh_types::{
+    Bug, GrantId, LeaseScope, Name, Origin, Recall, RecallId, Span, Time, UpdatePrepare, planted,
+};
 
 /// Server-wide identity of one file system object, never a node id of an export.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -16,7 +18,7 @@ pub struct Object {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LeaseKey {
     pub object: Object,
-    pub covers: Covers,
+    pub covers: LeaseScope,
 }
 
 /// A session that holds leases.
@@ -118,9 +120,9 @@ pub struct Granted {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
     pub key: LeaseKey,
-    /// With `Covers::Names`: only these names. Empty: all names.
+    /// With `LeaseScope::Directory`: only these names. Empty: all names.
     pub names: Vec<Name>,
-    /// With `Covers::Data`: the initiator writes and may cache what it wrote. Of several initiators, one at a time
+    /// With `LeaseScope::Data`: the initiator writes and may cache what it wrote. Of several initiators, one at a time
     /// writes (rule 10).
     pub writes: bool,
     /// The new value can be sent: holders that take updates need not give the grant back. Not for data, nor for all
@@ -134,7 +136,7 @@ pub enum LeaseOutput {
     /// Queue this recall in the holder's stream before any later reply.
     Recall { holder: Holder, recall: Recall },
     /// Queue this update prepare likewise; the holder's grants go on.
-    Hold { holder: Holder, hold: Hold },
+    Hold { holder: Holder, hold: UpdatePrepare },
     /// Queue this update commit behind the earlier replies. It carries the keys of the prepare whose values are known;
     /// the others are unknown.
     Commit { holder: Holder, id: RecallId, told: Vec<Told> },

@@ -132,7 +132,7 @@ impl ServerConnection {
             let (sequence, beyond) = (request.name.map(|name| name.sequence), beyond_of(&request.call));
             let outstanding = Outstanding { bytes, beyond, sequence, cancelled: false };
             self.note_outstanding(call, request.call.waits_for_lock(), outstanding)?;
-        } else if matches!(request.call, Call::Keep { .. }) {
+        } else if matches!(request.call, Call::PinOpen { .. }) {
             // A call that must precede an acknowledgement must not wait for it. It has no reply, so it renews nothing.
             self.events.push_back(ServerEvent::Request { call, request, again });
             return Ok(());
@@ -197,7 +197,7 @@ fn beyond(message: &Message) -> u64 {
 
 fn beyond_of(call: &Call) -> u64 {
     match call {
-        Call::Walk { names, .. } | Call::Keep { names, .. } => names.len() as u64 * NAME_BYTES,
+        Call::ResolvePath { names, .. } | Call::PinOpen { names, .. } => names.len() as u64 * NAME_BYTES,
         _ => 0,
     }
 }

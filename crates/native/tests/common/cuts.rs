@@ -61,7 +61,7 @@ fn part(number: u64) -> Response {
     names.sort_by_key(|leaf| key.cookie(leaf.as_bytes()));
     let name = samples::name(names[usize::try_from(number).unwrap() - 1]);
     let entries = vec![(name, samples::entry(0o100_644))];
-    Response { last: number == PARTS, ..Response::plain(Ok(Reply::Listed(Listed { entries }))) }
+    Response { last: number == PARTS, ..Response::plain(Ok(Reply::Listed(Entries { entries }))) }
 }
 
 fn session(welcomed: &mut ServerConnection) {
@@ -271,7 +271,7 @@ impl World {
     pub fn recall(&mut self) {
         self.last += 1;
         let (id, names) = (RecallId(self.last), vec![]);
-        let recall = Recall { id, node: samples::id(1), covers: Covers::Inode, names };
+        let recall = Recall { id, node: samples::id(1), covers: LeaseScope::Attributes, names };
         self.server.recall(recall.clone());
         self.said.push(Event::Recall(recall));
     }

@@ -6,9 +6,9 @@ use nigh_native::{
     ServerEvent, Session, Tried,
 };
 use nigh_remote::conformance::Harness;
-use nigh_remote::tree::{Tree, TreeConfig};
+use nigh_remote::model_fs::{Tree, TreeConfig};
 use nigh_remote::{Event, Output, Remote};
-use nigh_types::{Call, CallId, Errno, LockKind, NodeId, Place, Reply, Response, Term, Time};
+use nigh_types::{Call, CallId, Errno, LockKind, NodeId, NodeRef, Reply, Response, Term, Time};
 
 pub const T0: Time = Time(1_000_000_000);
 
@@ -153,7 +153,7 @@ impl Server {
 }
 
 /// The file of a lock call.
-fn lock_place(call: &Call) -> Option<&Place> {
+fn lock_place(call: &Call) -> Option<&NodeRef> {
     match call {
         Call::Lock { node, .. } | Call::Unlock { node, .. } | Call::GetLock { node, .. } => Some(node),
         _ => None,

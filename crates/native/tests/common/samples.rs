@@ -13,12 +13,12 @@ pub const fn id(ino: u64) -> NodeId {
     NodeId { ino, generation: 1_700_000_000_123_456_789 }
 }
 
-pub fn place() -> Place {
-    Place { node: id(7), hint: Some((id(1), name("file"))) }
+pub fn place() -> NodeRef {
+    NodeRef { node: id(7), path_hint: Some((id(1), name("file"))) }
 }
 
-pub fn dir() -> Place {
-    Place::bare(id(1))
+pub fn dir() -> NodeRef {
+    NodeRef::bare(id(1))
 }
 
 pub fn attr(mode: u32) -> Attr {
@@ -54,8 +54,8 @@ pub fn session() -> Session {
         cookie_key: CookieKey(*b"0123456789abcdef"),
         term: Term::Limited(Span::from_secs(5)),
         has_acls: true,
-        host_bound: "changes are seen within 5 s".to_owned(),
-        not_given: vec![("S4".to_owned(), "overlayfs".to_owned())],
+        staleness_bound: "changes are seen within 5 s".to_owned(),
+        unsupported_guarantees: vec![("S4".to_owned(), "overlayfs".to_owned())],
         acts_as: (1000, 100),
         walks_ahead: false,
         tells_dirents: false,
@@ -100,7 +100,7 @@ pub fn queries() -> Vec<Call> {
     let (node, handle) = (place(), Some(Handle(4)));
     vec![
         Call::Lookup { dir: dir(), name: name("x") },
-        Call::Walk { node: id(7), names: vec![name("a"), name("b")] },
+        Call::ResolvePath { node: id(7), names: vec![name("a"), name("b")] },
         Call::GetAttr { node: node.clone() },
         Call::List { dir: dir() },
         Call::ReadLink { node: node.clone() },
@@ -125,20 +125,20 @@ pub fn queries() -> Vec<Call> {
         },
         Call::Unlock { node: node.clone(), owner: 9, flock: true, start: 0, end: u64::MAX },
         Call::GetLock { node: node.clone(), owner: 9, flock: false, kind: LockKind::Read, start: 3, end: 3 },
-        Call::Keep {
+        Call::PinOpen {
             node: node.clone(),
             names: vec![name("a"), name("b")],
-            handle: Handle(Handle::CHOSEN | 5),
+            handle: Handle(Handle::CLIENT_ASSIGNED | 5),
         },
         Call::Reopen {
             node: node.clone(),
             handle: Handle(4),
             access: Access { truncate: false, ..access() },
         },
-        Call::Dirents { dir: dir(), after: Cookie(1 << 40) },
-        Call::Ahead { roots: vec![dir(), node.clone()], order: Order::Name, credit: 1_024 },
-        Call::Steer { walk: CallId(5), credit: 7, want: Some(node) },
-        Call::Steer { walk: CallId(5), credit: 0, want: None },
+        Call::ListNames { dir: dir(), after: Cookie(1 << 40) },
+        Call::Prefetch { roots: vec![dir(), node.clone()], order: Order::Name, credit: 1_024 },
+        Call::PrefetchCredit { walk: CallId(5), credit: 7, want: Some(node) },
+        Call::PrefetchCredit { walk: CallId(5), credit: 0, want: None },
     ]
 }
 
@@ -156,9 +156,12 @@ pub fn mutations() -> Vec<Call> {
     let (node, handle, x) = (place(), Some(Handle(4)), || name("x"));
     let (mode, umask, offset, length) = (0o644, 0o022, 1 << 33, 10);
     let flags = WriteFlags { append: true, sync: true, ..WriteFlags::default() };
-    let stamp = DataStamp { size: 1 << 33, mtime: Timestamp { secs: -7, nanos: 999_999_999 } };
-    let since =
-        |under| WriteFlags { flush: true, since: Some(Since { stamp, under }), ..WriteFlags::default() };
+    let stamp = DataVersion { size: 1 << 33, mtime: Timestamp { secs: -7, nanos: 999_999_999 } };
+    let since = |under| WriteFlags {
+        flush: true,
+        since: Some(WriteBackPrecondition { stamp, under }),
+        ..WriteFlags::default()
+    };
     let set = SetAttr {
         mode: Some(0o755),
         size: Some(9),
@@ -195,7 +198,7 @@ pub fn mutations() -> Vec<Call> {
             handle,
             offset,
             data: b"data".to_vec(),
-            flags: since(Some((GrantId(1 << 40), Covers::Data))),
+            flags: since(Some((GrantId(1 << 40), LeaseScope::Data))),
         },
         Call::Fallocate { node: node.clone(), handle, mode: 3, offset, length },
         Call::CopyRange {
@@ -232,10 +235,10 @@ pub fn replies() -> Vec<Reply> {
         ..Space::default()
     };
     vec![
-        Reply::Looked(None),
-        Reply::Looked(Some(entry(0o120_777))),
+        Reply::Entry(None),
+        Reply::Entry(Some(entry(0o120_777))),
         Reply::Attr(id(7), attr(0o100_644)),
-        Reply::Listed(Listed { entries: vec![(name("a"), file()), (name("b"), entry(0o040_755))] }),
+        Reply::Listed(Entries { entries: vec![(name("a"), file()), (name("b"), entry(0o040_755))] }),
         Reply::Target(b"../target".as_slice().into()),
         Reply::Xattrs(XattrSet { items: vec![xattr(b"user.a", Some(b"1")), xattr(b"user.b", None)] }),
         Reply::Value(vec![1, 2, 3]),
@@ -244,7 +247,7 @@ pub fn replies() -> Vec<Reply> {
         Reply::Data(b"data".to_vec()),
         Reply::Offset(1 << 33),
         Reply::Flags(0x10),
-        Reply::Made { entry: file(), handle: Some(handle), existed: true },
+        Reply::Created { entry: file(), handle: Some(handle), existed: true },
         Reply::Removed { node: id(7), kept: None },
         Reply::Renamed { moved: id(7), replaced: Some(id(8)), kept: Some(handle), whiteout: None },
         Reply::Written { offset: 3, count: 4 },
@@ -257,9 +260,13 @@ pub fn replies() -> Vec<Reply> {
         ]),
         Reply::Found { node: id(7), attr: attr(0o100_644), home: Some((id(1), name("x"))) },
         Reply::Found { node: id(1), attr: attr(0o040_755), home: None },
-        Reply::Ahead(vec![
-            Step { dir: id(7), listed: Some(Listed { entries: vec![(name("a"), file())] }), last: false },
-            Step { dir: id(8), listed: None, last: true },
+        Reply::Prefetched(vec![
+            PrefetchedDir {
+                dir: id(7),
+                listed: Some(Entries { entries: vec![(name("a"), file())] }),
+                last: false,
+            },
+            PrefetchedDir { dir: id(8), listed: None, last: true },
         ]),
     ]
 }
@@ -268,7 +275,7 @@ pub fn grant() -> Grant {
     Grant {
         id: GrantId(3),
         node: id(1),
-        covers: Covers::Names,
+        covers: LeaseScope::Directory,
         mode: Mode::Read,
         term: Term::Session,
         recallable: true,
@@ -279,7 +286,7 @@ pub fn grant() -> Grant {
 pub fn request(call: Call) -> Request {
     let credentials = Credentials { uid: 1000, gid: 100, groups: vec![4, 24], privileges: None };
     let named = call.is_mutation();
-    let name = named.then_some(OpName { client: 0x1122_3344_5566_7788, incarnation: 9, sequence: 1 });
+    let name = named.then_some(MutationId { client: 0x1122_3344_5566_7788, incarnation: 9, sequence: 1 });
     Request { credentials, name, call }
 }
 
@@ -310,16 +317,18 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
     let mut responses: Vec<_> =
         replies().into_iter().map(|reply| (variant(&reply), response(Ok(reply)))).collect();
     responses.push(("error".to_owned(), response(Err(Errno::NOTEMPTY))));
-    let recall = Recall { id: RecallId(6), node: id(1), covers: Covers::Names, names: vec![name("x")] };
-    let held = |covers, names| Held { node: id(1), covers, names };
-    let facts = vec![held(Covers::Names, vec![name("x"), name("y")]), held(Covers::Inode, vec![])];
-    let hold = Hold { id: RecallId(6), facts };
-    let commit = Commit {
+    let recall =
+        Recall { id: RecallId(6), node: id(1), covers: LeaseScope::Directory, names: vec![name("x")] };
+    let held = |covers, names| UpdateScope { node: id(1), covers, names };
+    let facts =
+        vec![held(LeaseScope::Directory, vec![name("x"), name("y")]), held(LeaseScope::Attributes, vec![])];
+    let hold = UpdatePrepare { id: RecallId(6), facts };
+    let commit = UpdateCommit {
         id: RecallId(6),
         facts: vec![
-            Fact::Name { dir: id(1), name: name("x"), entry: None },
-            Fact::Name { dir: id(1), name: name("y"), entry: Some(entry(0o120_777)) },
-            Fact::Attr { node: id(1), attr: attr(0o040_755) },
+            UpdatedFact::Name { dir: id(1), name: name("x"), entry: None },
+            UpdatedFact::Name { dir: id(1), name: name("y"), entry: Some(entry(0o120_777)) },
+            UpdatedFact::Attr { node: id(1), attr: attr(0o040_755) },
         ],
     };
     let resuming = Hello { resume: Some(Resume { session_id: 12, received: 345 }), ..hello() };

@@ -3,14 +3,14 @@
 use super::desk::Desk;
 use crate::Attributes;
 use nigh_types::{
-    Attr, Covers, Entry, Errno, Grant, Kind, Mode, NodeId, Reply, Response, Span, Term, Timestamp,
+    Attr, Entry, Errno, Grant, Kind, LeaseScope, Mode, NodeId, Reply, Response, Span, Term, Timestamp,
 };
 
 /// The reply of a call, with attributes and grants.
 pub(super) struct Answer {
     pub reply: Reply,
     pub after: Vec<(NodeId, Attr)>,
-    pub grants: Vec<(NodeId, Covers)>,
+    pub grants: Vec<(NodeId, LeaseScope)>,
 }
 
 pub(super) type Outcome = Result<Answer, Errno>;
@@ -20,7 +20,7 @@ impl Answer {
         Answer { reply, after: Vec::new(), grants: Vec::new() }
     }
 
-    pub fn granting(mut self, grants: impl IntoIterator<Item = (NodeId, Covers)>) -> Answer {
+    pub fn granting(mut self, grants: impl IntoIterator<Item = (NodeId, LeaseScope)>) -> Answer {
         self.grants.extend(grants);
         self
     }
@@ -28,7 +28,7 @@ impl Answer {
     /// Adds attributes of other inodes, if the server sent them.
     pub fn after(mut self, told: impl IntoIterator<Item = Option<(NodeId, Attr)>>) -> Answer {
         for (node, attr) in told.into_iter().flatten() {
-            self.grants.push((node, Covers::Inode));
+            self.grants.push((node, LeaseScope::Attributes));
             self.after.push((node, attr));
         }
         self
@@ -45,14 +45,14 @@ impl Desk {
         let mut shared = self.shared();
         let times = shared.config.times;
         let gone = |node: &NodeId| after.iter().any(|(n, attr)| n == node && attr.nlink == 0);
-        grants.retain(|(node, covers)| *covers == Covers::Data || !gone(node));
+        grants.retain(|(node, covers)| *covers == LeaseScope::Data || !gone(node));
         let mut given: Vec<Grant> = Vec::new();
         for (node, covers) in grants {
             let term = match covers {
-                Covers::Names => times.listing(),
-                Covers::Entry => times.names,
-                Covers::Absence => times.absent,
-                Covers::Inode | Covers::Data => times.attributes,
+                LeaseScope::Directory => times.listing(),
+                LeaseScope::Dentry => times.names,
+                LeaseScope::NegativeDentry => times.absent,
+                LeaseScope::Attributes | LeaseScope::Data => times.attributes,
             };
             let twice = given.iter().any(|grant| (grant.node, grant.covers) == (node, covers));
             if term != Term::Limited(Span::ZERO) && !twice {

@@ -50,7 +50,7 @@ fn takes_names(call: &Call) -> bool {
 async fn outcome(desk: &Desk, id: CallId, uid: u32, request: &Request) -> Outcome {
     match &request.call {
         Call::Lookup { dir, name } => look::look_up(desk, uid, dir, name).await,
-        Call::Walk { node, names } => {
+        Call::ResolvePath { node, names } => {
             desk.walk_far(uid, *node, names).await.map(|()| Answer::plain(Reply::Done))
         }
         Call::GetAttr { node } => attrs::get(desk, uid, node).await,
@@ -69,7 +69,7 @@ async fn outcome(desk: &Desk, id: CallId, uid: u32, request: &Request) -> Outcom
         Call::RemoveXattr { node, name } => xattrs::remove(desk, uid, node, name).await,
         Call::Open { node, access } => open::open(desk, uid, node, *access).await,
         Call::Reopen { node, handle, access } => open::reopen(desk, uid, node, *handle, *access).await,
-        Call::Keep { node, handle, .. } => open::keep(desk, uid, node, *handle).await,
+        Call::PinOpen { node, handle, .. } => open::keep(desk, uid, node, *handle).await,
         Call::Release { handles } => {
             open::release(desk, handles);
             Ok(Answer::plain(Reply::Done))

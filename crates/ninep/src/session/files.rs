@@ -2,7 +2,7 @@
 
 use super::calls::FileLocks;
 use super::fids::Fid;
-use nigh_types::{DataStamp, Errno, Handle, NodeId};
+use nigh_types::{DataVersion, Errno, Handle, NodeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub(crate) struct Files {
     keeping: BTreeMap<Handle, bool>,
     pub locks: FileLocks,
     /// Data versions of files, each made of the one before by own writes.
-    own: BTreeMap<NodeId, Vec<DataStamp>>,
+    own: BTreeMap<NodeId, Vec<DataVersion>>,
 }
 
 impl Files {
@@ -137,7 +137,7 @@ impl Files {
     }
 
     /// Notes that an own write changed a file's data from one version to another.
-    pub fn followed(&mut self, node: NodeId, before: DataStamp, after: DataStamp) {
+    pub fn followed(&mut self, node: NodeId, before: DataVersion, after: DataVersion) {
         let states = self.own.entry(node).or_default();
         if states.last() != Some(&before) {
             states.clear();
@@ -158,7 +158,7 @@ impl Files {
     }
 
     /// Whether only own writes lie between the versions `then` and `now`.
-    pub fn is_own(&self, node: NodeId, then: DataStamp, now: DataStamp) -> bool {
+    pub fn is_own(&self, node: NodeId, then: DataVersion, now: DataVersion) -> bool {
         let states = self.own.get(&node);
         then == now || states.is_some_and(|states| states.last() == Some(&now) && states.contains(&then))
     }

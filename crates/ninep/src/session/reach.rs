@@ -5,7 +5,7 @@ use super::fids::Fid;
 use crate::values::Qid;
 use crate::wire::Few;
 use crate::{MOST_NAMES, Rmessage, Tmessage};
-use nigh_types::{Attr, Errno, Kind, Name, NodeId, Place};
+use nigh_types::{Attr, Errno, Kind, Name, NodeId, NodeRef};
 use std::sync::Arc;
 
 /// A fid, and whether it was remembered from an earlier call: then it may stand for another file by now.
@@ -81,7 +81,7 @@ impl Desk {
     }
 
     /// A fid of a node, which may be shared, and from which no walk may start if it is no directory.
-    pub async fn reach(&self, uid: u32, place: &Place) -> Result<Reached, Errno> {
+    pub async fn reach(&self, uid: u32, place: &NodeRef) -> Result<Reached, Errno> {
         if self.is_root(place.node) {
             return Ok(Reached { fid: self.root(uid).await?, remembered: false });
         }
@@ -97,7 +97,7 @@ impl Desk {
     }
 
     /// The fid of a directory for a lookup or creation in it.
-    pub async fn reach_dir(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
+    pub async fn reach_dir(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
         if place.node.generation != DIRECTORY {
             return Err(Errno::NOTDIR);
         }
@@ -105,21 +105,21 @@ impl Desk {
     }
 
     /// Resolves by the last known name, in a directory whose fid is known.
-    pub async fn reach_by_hint(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
+    pub async fn reach_by_hint(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
         let fid = self.own_by_hint(uid, place).await?;
-        self.shared().nodes.know(uid, place.node, Arc::clone(&fid), place.hint.clone(), false);
+        self.shared().nodes.know(uid, place.node, Arc::clone(&fid), place.path_hint.clone(), false);
         Ok(fid)
     }
 
     /// Resolves again, after the remembered fid led nowhere or to another node.
-    pub async fn reach_anew(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
+    pub async fn reach_anew(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
         self.shared().nodes.forget(uid, place.node);
         self.reach_by_hint(uid, place).await
     }
 
     /// As [`Desk::reach_by_hint`], for a fid that only the caller has.
-    async fn own_by_hint(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
-        let (dir, name) = place.hint.as_ref().ok_or(Errno::STALE)?;
+    async fn own_by_hint(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
+        let (dir, name) = place.path_hint.as_ref().ok_or(Errno::STALE)?;
         let dir = if self.is_root(*dir) {
             self.root(uid).await?
         } else {
@@ -146,7 +146,7 @@ impl Desk {
     }
 
     /// A fid that is not shared, because it becomes another kind of fid, such as an open file.
-    pub async fn own_fid(&self, uid: u32, place: &Place) -> Result<Arc<Fid>, Errno> {
+    pub async fn own_fid(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
         if self.is_root(place.node) {
             let root = self.root(uid).await?;
             return Ok(self.walk(&root, &[]).await?.0);
@@ -173,7 +173,7 @@ impl Desk {
     pub async fn ask_of(
         &self,
         uid: u32,
-        place: &Place,
+        place: &NodeRef,
         message: impl Fn(u32) -> Tmessage + Send,
     ) -> Result<(Rmessage, Arc<Fid>), Errno> {
         let mut reached = self.reach(uid, place).await?;
@@ -234,7 +234,7 @@ impl Desk {
     }
 
     /// The file type of a node; requested from the server if it is unknown.
-    pub async fn kind(&self, uid: u32, place: &Place) -> Result<Kind, Errno> {
+    pub async fn kind(&self, uid: u32, place: &NodeRef) -> Result<Kind, Errno> {
         match place.node.generation {
             DIRECTORY => return Ok(Kind::Directory),
             SYMLINK => return Ok(Kind::Symlink),
@@ -250,7 +250,7 @@ impl Desk {
 
     /// Attributes of a node. Some servers return none for an unlinked open file: then they are the last known ones,
     /// with later local changes.
-    pub async fn attributes_of(&self, uid: u32, place: &Place) -> Result<(NodeId, Attr), Errno> {
+    pub async fn attributes_of(&self, uid: u32, place: &NodeRef) -> Result<(NodeId, Attr), Errno> {
         let answer = self.ask_of(uid, place, getattr).await;
         if answer.as_ref().err() == Some(&Errno::STALE) {
             let open = self.shared().files.any_moved(uid, place.node);
@@ -277,7 +277,7 @@ impl Desk {
     }
 
     /// Checks that a node is a regular file; fails with the errno of open(2) if it is not.
-    pub async fn check_file(&self, uid: u32, place: &Place) -> Result<(), Errno> {
+    pub async fn check_file(&self, uid: u32, place: &NodeRef) -> Result<(), Errno> {
         match self.kind(uid, place).await? {
             Kind::File => Ok(()),
             Kind::Directory => Err(Errno::ISDIR),

@@ -3,7 +3,8 @@
 use super::{Answered, Opened, Stands, TreeServer};
 use nigh_ninep::{Attributes, Data, Lock, LockStatus, Rmessage, Space, Tmessage, flags, mask};
 use nigh_types::{
-    Call, CallId, Errno, Kind, LockKind, Name, NodeId, Place, Reply, SetAttr, SetTime, Timestamp, WriteFlags,
+    Call, CallId, Errno, Kind, LockKind, Name, NodeId, NodeRef, Reply, SetAttr, SetTime, Timestamp,
+    WriteFlags,
 };
 
 impl TreeServer {
@@ -107,7 +108,7 @@ impl TreeServer {
 
     fn made(&mut self, call: Call) -> Result<NodeId, Errno> {
         match self.call(call)?.0 {
-            Reply::Made { entry, .. } => Ok(entry.id),
+            Reply::Created { entry, .. } => Ok(entry.id),
             _ => Err(Errno::IO),
         }
     }
@@ -214,13 +215,13 @@ impl TreeServer {
         Ok(Rmessage::Readdir { entries: Data(bytes) })
     }
 
-    fn call_list(&mut self, dir: Place) -> Result<(Reply, ()), Errno> {
+    fn call_list(&mut self, dir: NodeRef) -> Result<(Reply, ()), Errno> {
         let request = nigh_types::Request {
             credentials: nigh_types::Credentials::default(),
             name: None,
             call: Call::List { dir },
         };
-        let mut all = nigh_types::Listed::default();
+        let mut all = nigh_types::Entries::default();
         for response in self.tree.execute(self.now, &request) {
             let Reply::Listed(part) = response.result? else { return Err(Errno::IO) };
             all.entries.extend(part.entries);
@@ -230,7 +231,7 @@ impl TreeServer {
 
     fn read_xattr(&mut self, fid: u32, new: u32, name: &[u8]) -> Answered {
         let stands = self.stands(fid)?.clone();
-        let node = Place::bare(stands.node);
+        let node = NodeRef::bare(stands.node);
         let value = if name.is_empty() {
             let (Reply::Xattrs(set), _) = self.call(Call::Xattrs { node })? else { return Err(Errno::IO) };
             set.items.iter().flat_map(|(name, _)| name.iter().copied().chain([0])).collect()
@@ -248,7 +249,7 @@ impl TreeServer {
 
     fn lock(&mut self, fid: u32, kind: u8) -> Answered {
         let node = self.stands(fid)?.node;
-        let (place, owner, flock, start, end) = (Place::bare(node), u64::from(fid), true, 0, u64::MAX);
+        let (place, owner, flock, start, end) = (NodeRef::bare(node), u64::from(fid), true, 0, u64::MAX);
         let call = match kind {
             2 => Call::Unlock { node: place, owner, flock, start, end },
             _ => {

@@ -6,9 +6,10 @@ mod answers;
 
 use nigh_ninep::{Few, Qid, Rmessage, Tmessage, flags};
 use nigh_remote::locks::Locks;
-use nigh_remote::tree::Tree;
+use nigh_remote::model_fs::Tree;
 use nigh_types::{
-    Access, Call, Credentials, Errno, Handle, Name, NodeId, OpName, Place, Reply, Request, Response, Time,
+    Access, Call, Credentials, Errno, Handle, MutationId, Name, NodeId, NodeRef, Reply, Request, Response,
+    Time,
 };
 use std::collections::BTreeMap;
 
@@ -76,7 +77,7 @@ impl TreeServer {
 
     fn call(&mut self, call: Call) -> Result<(Reply, Response), Errno> {
         self.sequence += 1;
-        let name = OpName { client: 1, incarnation: 1, sequence: self.sequence };
+        let name = MutationId { client: 1, incarnation: 1, sequence: self.sequence };
         let name = call.is_mutation().then_some(name);
         let request = Request { credentials: Credentials::default(), name, call };
         let response = self.tree.execute(self.now, &request).pop().ok_or(Errno::IO)?;
@@ -87,8 +88,8 @@ impl TreeServer {
         self.fids.get(&fid).ok_or(Errno::BADF)
     }
 
-    fn place(&self, fid: u32) -> Result<Place, Errno> {
-        Ok(Place::bare(self.stands(fid)?.node))
+    fn place(&self, fid: u32) -> Result<NodeRef, Errno> {
+        Ok(NodeRef::bare(self.stands(fid)?.node))
     }
 
     fn qid(&self, node: NodeId) -> Qid {
@@ -145,7 +146,7 @@ impl TreeServer {
         let open = if attr.is_dir() {
             Opened::Directory
         } else {
-            let (reply, _) = self.call(Call::Open { node: Place::bare(node), access: access(how) })?;
+            let (reply, _) = self.call(Call::Open { node: NodeRef::bare(node), access: access(how) })?;
             let Reply::Opened { handle, .. } = reply else { return Err(Errno::IO) };
             Opened::File { handle, append: how & flags::APPEND != 0 }
         };
@@ -165,7 +166,7 @@ impl TreeServer {
             exclusive: how & flags::EXCL != 0,
             access: access(how),
         };
-        let (Reply::Made { entry, handle: Some(handle), .. }, _) = self.call(call)? else {
+        let (Reply::Created { entry, handle: Some(handle), .. }, _) = self.call(call)? else {
             return Err(Errno::IO);
         };
         let open = Some(Opened::File { handle, append: how & flags::APPEND != 0 });
@@ -179,7 +180,7 @@ impl TreeServer {
         match stands.open.clone() {
             Some(Opened::File { handle, .. }) => self.tree.release(&[handle]),
             Some(Opened::NewXattr { name, size, flags, value }) => {
-                let node = Place::bare(stands.node);
+                let node = NodeRef::bare(stands.node);
                 let call = match size {
                     0 => Call::RemoveXattr { node, name },
                     _ if size != value.len() as u64 => return Err(Errno::INVAL),
@@ -200,14 +201,14 @@ impl TreeServer {
     }
 
     fn unlink(&mut self, dir: NodeId, name: Name, is_dir: bool) -> Result<(), Errno> {
-        let dir = Place::bare(dir);
+        let dir = NodeRef::bare(dir);
         let call = if is_dir { Call::Rmdir { dir, name } } else { Call::Unlink { dir, name, keep: None } };
         self.call(call).map(drop)
     }
 
     fn rename(&mut self, (from, name): (NodeId, Name), to: NodeId, new_name: &[u8]) -> Result<(), Errno> {
         let new_name = Name::new(new_name).map_err(|_| Errno::INVAL)?;
-        let (from, to) = (Place::bare(from), Place::bare(to));
+        let (from, to) = (NodeRef::bare(from), NodeRef::bare(to));
         let call = Call::Rename {
             from,
             name,

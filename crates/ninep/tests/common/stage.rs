@@ -4,11 +4,11 @@
 
 use crate::common::TreeServer;
 use nigh_ninep::{Config, FrameReader, Rmessage, Session, Times, Tmessage};
-use nigh_remote::tree::Tree;
-use nigh_remote::{Carried, Event, Output, Remote};
+use nigh_remote::model_fs::Tree;
+use nigh_remote::{Event, Output, Remote, ResumableRemote};
 use nigh_types::{
-    Access, Call, CallId, CookieKey, Credentials, Errno, Handle, Name, NodeId, OpName, Place, Reply, Request,
-    Response, Span, Term, Time, WriteFlags,
+    Access, Call, CallId, CookieKey, Credentials, Errno, Handle, MutationId, Name, NodeId, NodeRef, Reply,
+    Request, Response, Span, Term, Time, WriteFlags,
 };
 use std::collections::VecDeque;
 
@@ -105,7 +105,7 @@ impl Stage {
     pub fn call_as(&mut self, uid: u32, call: Call) -> CallId {
         self.calls += 1;
         let id = CallId(self.calls);
-        let name = OpName { client: 1, incarnation: 1, sequence: self.calls };
+        let name = MutationId { client: 1, incarnation: 1, sequence: self.calls };
         let name = call.is_mutation().then_some(name);
         let credentials = Credentials { uid, gid: uid, groups: Vec::new(), privileges: None };
         self.session.handle_call(self.now, id, Request { credentials, name, call });
@@ -133,8 +133,8 @@ impl Stage {
         self.response(id).unwrap_or_else(|| panic!("no answer to {text}"))
     }
 
-    pub fn root(&self) -> Place {
-        Place::bare(self.node(self.server.tree.root(), 2))
+    pub fn root(&self) -> NodeRef {
+        NodeRef::bare(self.node(self.server.tree.root(), 2))
     }
 
     /// The session's node id.
@@ -143,24 +143,24 @@ impl Stage {
         NodeId { ino, generation }
     }
 
-    pub fn mkdir(&mut self, dir: &Place, text: &str) -> Place {
+    pub fn mkdir(&mut self, dir: &NodeRef, text: &str) -> NodeRef {
         let call = Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o755, umask: 0 };
-        let Ok(Reply::Made { entry, .. }) = self.done(call).result else { panic!("not made") };
-        Place { node: entry.id, hint: Some((dir.node, name(text))) }
+        let Ok(Reply::Created { entry, .. }) = self.done(call).result else { panic!("not made") };
+        NodeRef { node: entry.id, path_hint: Some((dir.node, name(text))) }
     }
 
-    pub fn create(&mut self, dir: &Place, text: &str) -> (Place, Handle) {
+    pub fn create(&mut self, dir: &NodeRef, text: &str) -> (NodeRef, Handle) {
         let access =
             Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         let (mode, umask, exclusive) = (0o644, 0, true);
         let call = Call::Create { dir: dir.clone(), name: name(text), mode, umask, exclusive, access };
-        let Ok(Reply::Made { entry, handle: Some(handle), .. }) = self.done(call).result else {
+        let Ok(Reply::Created { entry, handle: Some(handle), .. }) = self.done(call).result else {
             panic!("not made")
         };
-        (Place { node: entry.id, hint: Some((dir.node, name(text))) }, handle)
+        (NodeRef { node: entry.id, path_hint: Some((dir.node, name(text))) }, handle)
     }
 
-    pub fn look(&mut self, dir: &Place, text: &str) -> Result<Reply, Errno> {
+    pub fn look(&mut self, dir: &NodeRef, text: &str) -> Result<Reply, Errno> {
         self.done(Call::Lookup { dir: dir.clone(), name: name(text) }).result
     }
 
@@ -190,13 +190,13 @@ impl Stage {
     }
 }
 
-pub fn read_write(node: &Place) -> Call {
+pub fn read_write(node: &NodeRef) -> Call {
     let access =
         Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     Call::Open { node: node.clone(), access }
 }
 
-pub fn written(node: &Place, handle: Handle, data: &[u8], append: bool) -> Call {
+pub fn written(node: &NodeRef, handle: Handle, data: &[u8], append: bool) -> Call {
     let flags = WriteFlags { append, ..WriteFlags::default() };
     Call::Write { node: node.clone(), handle: Some(handle), offset: 0, data: data.to_vec(), flags }
 }

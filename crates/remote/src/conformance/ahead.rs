@@ -2,7 +2,7 @@
 
 use super::Named;
 use super::caller::{Caller, at, name};
-use nigh_types::{Call, CallId, Entry, Errno, Name, NodeId, Order, Place, Reply, Response};
+use nigh_types::{Call, CallId, Entry, Errno, Name, NodeId, NodeRef, Order, Reply, Response};
 use std::collections::BTreeMap;
 
 pub(super) const CASES: &[Named] = &[
@@ -15,7 +15,7 @@ pub(super) const CASES: &[Named] = &[
 ];
 
 /// `a` to `c` in the root, `x` and `y` in each of them, and a file in each directory; returns the directories by path.
-fn tree(c: &mut Caller<'_>) -> Option<BTreeMap<String, Place>> {
+fn tree(c: &mut Caller<'_>) -> Option<BTreeMap<String, NodeRef>> {
     if !c.session.walks_ahead {
         return None;
     }
@@ -33,13 +33,13 @@ fn tree(c: &mut Caller<'_>) -> Option<BTreeMap<String, Place>> {
     Some(places)
 }
 
-fn ahead(c: &mut Caller<'_>, roots: &[&Place], credit: u32) -> CallId {
+fn ahead(c: &mut Caller<'_>, roots: &[&NodeRef], credit: u32) -> CallId {
     let roots = roots.iter().map(|place| (*place).clone()).collect();
-    c.start(Call::Ahead { roots, order: Order::Name, credit })
+    c.start(Call::Prefetch { roots, order: Order::Name, credit })
 }
 
-fn steer(c: &mut Caller<'_>, walk: CallId, credit: u32, want: Option<&Place>) {
-    c.start(Call::Steer { walk, credit, want: want.cloned() });
+fn steer(c: &mut Caller<'_>, walk: CallId, credit: u32, want: Option<&NodeRef>) {
+    c.start(Call::PrefetchCredit { walk, credit, want: want.cloned() });
 }
 
 type Told = (NodeId, Option<Vec<(Name, Entry)>>);
@@ -49,7 +49,7 @@ fn told(responses: &[Response]) -> Vec<Told> {
     let mut told: Vec<Told> = Vec::new();
     let mut goes_on = false;
     for response in responses {
-        let Ok(Reply::Ahead(steps)) = &response.result else { panic!("{response:?}") };
+        let Ok(Reply::Prefetched(steps)) = &response.result else { panic!("{response:?}") };
         for step in steps {
             let entries = step.listed.as_ref().map(|listed| listed.entries.clone());
             match told.last_mut().filter(|(dir, _)| goes_on && *dir == step.dir) {
@@ -91,8 +91,9 @@ fn as_listed(c: &mut Caller<'_>) {
     let mut places = BTreeMap::from([(root.node, root.clone())]);
     for (dir, entries) in told(&responses) {
         let entries = entries.expect("it is told");
-        let below =
-            entries.iter().map(|(leaf, entry)| (entry.id, at(&Place::bare(dir), leaf.as_bytes(), entry.id)));
+        let below = entries
+            .iter()
+            .map(|(leaf, entry)| (entry.id, at(&NodeRef::bare(dir), leaf.as_bytes(), entry.id)));
         places.extend(below);
         let listed = c.list(&places[&dir]);
         let of_walk = entries.into_iter().map(|(name, entry)| (name, entry.id));

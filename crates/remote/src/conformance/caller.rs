@@ -3,8 +3,8 @@
 use super::Harness;
 use crate::{Event, Remote, Session};
 use nigh_types::{
-    Access, Attr, Call, CallId, Covers, Entry, Errno, Handle, Kind, Name, NodeId, OpName, Place, Reply,
-    Request, Response, SetAttr, Timestamp, WriteFlags,
+    Access, Attr, Call, CallId, Entry, Errno, Handle, Kind, LeaseScope, MutationId, Name, NodeId, NodeRef,
+    Reply, Request, Response, SetAttr, Timestamp, WriteFlags,
 };
 use std::collections::BTreeMap;
 
@@ -34,8 +34,8 @@ pub(super) fn name(bytes: &[u8]) -> Name {
 }
 
 /// Reference to a node by its directory and name.
-pub(super) fn at(dir: &Place, leaf: &[u8], node: NodeId) -> Place {
-    Place { node, hint: Some((dir.node, name(leaf))) }
+pub(super) fn at(dir: &NodeRef, leaf: &[u8], node: NodeId) -> NodeRef {
+    NodeRef { node, path_hint: Some((dir.node, name(leaf))) }
 }
 
 /// Attributes without those that a filesystem may change later by itself.
@@ -56,8 +56,8 @@ impl<'a> Caller<'a> {
         Caller { harness, remote, session, next_call: 1, sequence: 1, responses, calls }
     }
 
-    pub(super) fn root(&self) -> Place {
-        Place::bare(self.session.root)
+    pub(super) fn root(&self) -> NodeRef {
+        NodeRef::bare(self.session.root)
     }
 
     /// Sends a call without waiting.
@@ -66,7 +66,7 @@ impl<'a> Caller<'a> {
         self.next_call += 1;
         let name = call.is_mutation().then(|| {
             self.sequence += 1;
-            OpName { client: 7, incarnation: 7, sequence: self.sequence - 1 }
+            MutationId { client: 7, incarnation: 7, sequence: self.sequence - 1 }
         });
         self.calls.insert(id, call.clone());
         let request = Request { credentials: self.harness.credentials(), name, call };
@@ -99,7 +99,7 @@ impl<'a> Caller<'a> {
     #[track_caller]
     pub(super) fn so_far(&mut self, id: CallId, dirs: usize) -> Vec<Response> {
         let whole = |response: &Response| match &response.result {
-            Ok(Reply::Ahead(steps)) => steps.iter().filter(|step| step.last).count(),
+            Ok(Reply::Prefetched(steps)) => steps.iter().filter(|step| step.last).count(),
             _ => 0,
         };
         while self.responses.get(&id).is_none_or(|parts| parts.iter().map(whole).sum::<usize>() < dirs) {
@@ -120,8 +120,8 @@ impl<'a> Caller<'a> {
                 parts.push(response);
             }
             Event::Recall(recall) => self.remote.handle_acknowledge(self.harness.now(), recall.id),
-            Event::Hold(hold) => self.remote.handle_acknowledge(self.harness.now(), hold.id),
-            Event::Commit(_) => {}
+            Event::UpdatePrepare(hold) => self.remote.handle_acknowledge(self.harness.now(), hold.id),
+            Event::UpdateCommit(_) => {}
             Event::Attached(_) => panic!("attached twice"),
             Event::Lost { why } | Event::Lapsed { why } => panic!("the session was lost: {why}"),
             Event::Restored { .. } => panic!("restored, and was not away"),
@@ -170,33 +170,33 @@ impl<'a> Caller<'a> {
     #[track_caller]
     pub(super) fn made(&mut self, call: Call) -> (Entry, Option<Handle>) {
         match self.ok(call) {
-            Reply::Made { entry, handle, existed: false } => (entry, handle),
+            Reply::Created { entry, handle, existed: false } => (entry, handle),
             other => panic!("not made: {other:?}"),
         }
     }
 
     #[track_caller]
-    pub(super) fn mkdir(&mut self, dir: &Place, leaf: &[u8]) -> Place {
+    pub(super) fn mkdir(&mut self, dir: &NodeRef, leaf: &[u8]) -> NodeRef {
         let call = Call::Mkdir { dir: dir.clone(), name: name(leaf), mode: 0o755, umask: 0 };
         at(dir, leaf, self.made(call).0.id)
     }
 
     #[track_caller]
-    pub(super) fn symlink(&mut self, dir: &Place, leaf: &[u8], target: &[u8]) -> Place {
+    pub(super) fn symlink(&mut self, dir: &NodeRef, leaf: &[u8], target: &[u8]) -> NodeRef {
         let call = Call::Symlink { dir: dir.clone(), name: name(leaf), target: target.to_vec() };
         at(dir, leaf, self.made(call).0.id)
     }
 
     /// A new empty file, open.
     #[track_caller]
-    pub(super) fn create(&mut self, dir: &Place, leaf: &[u8]) -> (Place, Handle) {
+    pub(super) fn create(&mut self, dir: &NodeRef, leaf: &[u8]) -> (NodeRef, Handle) {
         let (entry, handle) = self.made(create(dir, leaf, true));
         (at(dir, leaf, entry.id), handle.expect("a created file comes open"))
     }
 
     /// A new file that is not open.
     #[track_caller]
-    pub(super) fn file(&mut self, dir: &Place, leaf: &[u8], data: &[u8]) -> Place {
+    pub(super) fn file(&mut self, dir: &NodeRef, leaf: &[u8], data: &[u8]) -> NodeRef {
         let (place, handle) = self.create(dir, leaf);
         self.write(&place, handle, 0, data);
         self.release(handle);
@@ -208,7 +208,7 @@ impl<'a> Caller<'a> {
     }
 
     #[track_caller]
-    pub(super) fn open(&mut self, node: &Place) -> Handle {
+    pub(super) fn open(&mut self, node: &NodeRef) -> Handle {
         match self.ok(Call::Open { node: node.clone(), access: READ_WRITE }) {
             Reply::Opened { handle, .. } => handle,
             other => panic!("not opened: {other:?}"),
@@ -216,14 +216,20 @@ impl<'a> Caller<'a> {
     }
 
     #[track_caller]
-    pub(super) fn write(&mut self, node: &Place, handle: Handle, offset: u64, data: &[u8]) {
+    pub(super) fn write(&mut self, node: &NodeRef, handle: Handle, offset: u64, data: &[u8]) {
         let (node, handle, flags) = (node.clone(), Some(handle), WriteFlags::default());
         let call = Call::Write { node, handle, offset, data: data.to_vec(), flags };
         assert_eq!(self.ok(call), Reply::Written { offset, count: data.len() as u64 });
     }
 
     #[track_caller]
-    pub(super) fn read(&mut self, node: &Place, handle: Option<Handle>, offset: u64, length: u32) -> Vec<u8> {
+    pub(super) fn read(
+        &mut self,
+        node: &NodeRef,
+        handle: Option<Handle>,
+        offset: u64,
+        length: u32,
+    ) -> Vec<u8> {
         match self.ok(Call::Read { node: node.clone(), handle, offset, length }) {
             Reply::Data(data) => data,
             other => panic!("no data: {other:?}"),
@@ -231,15 +237,15 @@ impl<'a> Caller<'a> {
     }
 
     #[track_caller]
-    pub(super) fn lookup(&mut self, dir: &Place, leaf: &[u8]) -> Option<Entry> {
+    pub(super) fn lookup(&mut self, dir: &NodeRef, leaf: &[u8]) -> Option<Entry> {
         match self.ok(Call::Lookup { dir: dir.clone(), name: name(leaf) }) {
-            Reply::Looked(entry) => entry,
+            Reply::Entry(entry) => entry,
             other => panic!("not looked up: {other:?}"),
         }
     }
 
     #[track_caller]
-    pub(super) fn getattr(&mut self, node: &Place) -> Attr {
+    pub(super) fn getattr(&mut self, node: &NodeRef) -> Attr {
         match self.ok(Call::GetAttr { node: node.clone() }) {
             Reply::Attr(id, attr) if id == node.node => attr,
             other => panic!("not its attributes: {other:?}"),
@@ -247,7 +253,7 @@ impl<'a> Caller<'a> {
     }
 
     #[track_caller]
-    pub(super) fn setattr(&mut self, node: &Place, set: SetAttr) -> Attr {
+    pub(super) fn setattr(&mut self, node: &NodeRef, set: SetAttr) -> Attr {
         match self.ok(Call::SetAttr { node: node.clone(), handle: None, set }) {
             Reply::Attr(id, attr) if id == node.node => attr,
             other => panic!("not its attributes: {other:?}"),
@@ -256,7 +262,7 @@ impl<'a> Caller<'a> {
 
     /// A whole listing, checked to be in cookie order.
     #[track_caller]
-    pub(super) fn list(&mut self, dir: &Place) -> Vec<(Name, Listee)> {
+    pub(super) fn list(&mut self, dir: &NodeRef) -> Vec<(Name, Listee)> {
         let id = self.start(Call::List { dir: dir.clone() });
         let responses = self.finish(id);
         self.listed(responses)
@@ -282,7 +288,7 @@ impl<'a> Caller<'a> {
     }
 
     #[track_caller]
-    pub(super) fn names(&mut self, dir: &Place) -> Vec<Name> {
+    pub(super) fn names(&mut self, dir: &NodeRef) -> Vec<Name> {
         let mut names: Vec<Name> = self.list(dir).into_iter().map(|(name, _)| name).collect();
         names.sort();
         names
@@ -298,16 +304,16 @@ fn bare((name, id, _): (Name, NodeId, Option<Kind>)) -> (Name, Listee) {
 }
 
 /// A call that creates a file.
-pub(super) fn create(dir: &Place, leaf: &[u8], exclusive: bool) -> Call {
+pub(super) fn create(dir: &NodeRef, leaf: &[u8], exclusive: bool) -> Call {
     let (dir, name) = (dir.clone(), name(leaf));
     Call::Create { dir, name, mode: 0o644, umask: 0, exclusive, access: READ_WRITE }
 }
 
-pub(super) fn unlink(dir: &Place, leaf: &[u8]) -> Call {
+pub(super) fn unlink(dir: &NodeRef, leaf: &[u8]) -> Call {
     Call::Unlink { dir: dir.clone(), name: name(leaf), keep: None }
 }
 
-pub(super) fn rename(from: &Place, old: &[u8], to: &Place, new: &[u8]) -> Call {
+pub(super) fn rename(from: &NodeRef, old: &[u8], to: &NodeRef, new: &[u8]) -> Call {
     Call::Rename {
         from: from.clone(),
         name: name(old),
@@ -328,7 +334,7 @@ fn check_grants(call: &Call, responses: &[Response]) {
     for response in responses {
         known.extend(response.after.iter().map(|(id, attr)| (*id, Some(*attr))));
         match &response.result {
-            Ok(Reply::Looked(Some(entry)) | Reply::Made { entry, .. }) => {
+            Ok(Reply::Entry(Some(entry)) | Reply::Created { entry, .. }) => {
                 known.insert(entry.id, Some(entry.attr));
             }
             Ok(Reply::Attr(id, attr)) => {
@@ -341,7 +347,7 @@ fn check_grants(call: &Call, responses: &[Response]) {
             Ok(Reply::Listed(part)) => {
                 known.extend(part.entries.iter().map(|(_, entry)| (entry.id, Some(entry.attr))));
             }
-            Ok(Reply::Ahead(steps)) => {
+            Ok(Reply::Prefetched(steps)) => {
                 known.extend(steps.iter().map(|step| (step.dir, None)));
                 let entries = steps.iter().filter_map(|step| step.listed.as_ref()).flat_map(|l| &l.entries);
                 known.extend(entries.map(|(_, entry)| (entry.id, Some(entry.attr))));
@@ -355,13 +361,15 @@ fn check_grants(call: &Call, responses: &[Response]) {
             let attr = known.get(&grant.node);
             let attr = attr.unwrap_or_else(|| panic!("{grant:?} is for a node of which nobody spoke"));
             let fits = match grant.covers {
-                Covers::Names | Covers::Entry | Covers::Absence => attr.is_none_or(|attr| attr.is_dir()),
-                Covers::Data => attr.is_none_or(|attr| !attr.is_dir()),
-                Covers::Inode => true,
+                LeaseScope::Directory | LeaseScope::Dentry | LeaseScope::NegativeDentry => {
+                    attr.is_none_or(|attr| attr.is_dir())
+                }
+                LeaseScope::Data => attr.is_none_or(|attr| !attr.is_dir()),
+                LeaseScope::Attributes => true,
             };
             assert!(fits, "{grant:?} cannot cover {attr:?}");
             assert!(
-                attr.is_none_or(|attr| attr.nlink > 0 || grant.covers != Covers::Names),
+                attr.is_none_or(|attr| attr.nlink > 0 || grant.covers != LeaseScope::Directory),
                 "granted and gone"
             );
         }
@@ -370,9 +378,9 @@ fn check_grants(call: &Call, responses: &[Response]) {
 
 /// Nodes that a call refers to, directly or in path hints.
 fn named(call: &Call) -> Vec<NodeId> {
-    let places: Vec<&Place> = match call {
+    let places: Vec<&NodeRef> = match call {
         Call::Lookup { dir, .. } | Call::List { dir } | Call::Create { dir, .. } => vec![dir],
-        Call::Dirents { dir, .. } => vec![dir],
+        Call::ListNames { dir, .. } => vec![dir],
         Call::Tmpfile { dir, .. } | Call::Mknod { dir, .. } | Call::Mkdir { dir, .. } => vec![dir],
         Call::Symlink { dir, .. } | Call::Unlink { dir, .. } | Call::Rmdir { dir, .. } => vec![dir],
         Call::GetAttr { node } | Call::ReadLink { node } | Call::Xattrs { node } => vec![node],
@@ -384,13 +392,13 @@ fn named(call: &Call) -> Vec<NodeId> {
         Call::Reopen { node, .. } => vec![node],
         Call::Link { node, dir, .. } => vec![node, dir],
         Call::Rename { from, to, .. } | Call::CopyRange { from, to, .. } => vec![from, to],
-        Call::Keep { node, .. } => vec![node],
-        Call::Ahead { roots, .. } => roots.iter().collect(),
-        Call::Steer { want, .. } => want.iter().collect(),
-        Call::Walk { .. } | Call::Release { .. } | Call::LookupNumber { .. } => vec![],
+        Call::PinOpen { node, .. } => vec![node],
+        Call::Prefetch { roots, .. } => roots.iter().collect(),
+        Call::PrefetchCredit { want, .. } => want.iter().collect(),
+        Call::ResolvePath { .. } | Call::Release { .. } | Call::LookupNumber { .. } => vec![],
     };
     places
         .into_iter()
-        .flat_map(|p| std::iter::once(p.node).chain(p.hint.iter().map(|(dir, _)| *dir)))
+        .flat_map(|p| std::iter::once(p.node).chain(p.path_hint.iter().map(|(dir, _)| *dir)))
         .collect()
 }

@@ -3,7 +3,8 @@
 use super::Named;
 use super::caller::{Caller, READ_WRITE, at, name, steady, unlink};
 use nigh_types::{
-    Access, Call, DataStamp, Errno, Handle, Reply, SetAttr, SetTime, Since, Timestamp, WriteFlags,
+    Access, Call, DataVersion, Errno, Handle, Reply, SetAttr, SetTime, Timestamp, WriteBackPrecondition,
+    WriteFlags,
 };
 
 pub(super) const CASES: &[Named] = &[
@@ -79,9 +80,13 @@ fn stale_flush(c: &mut Caller<'_>) {
     let root = c.root();
     let place = c.file(&root, b"f", b"0123456789");
     let handle = Some(c.open(&place));
-    let then = DataStamp::of(&c.getattr(&place));
+    let then = DataVersion::of(&c.getattr(&place));
     let write = |offset, data: &[u8], flush, stamp| {
-        let flags = WriteFlags { flush, since: Some(Since { stamp, under: None }), ..WriteFlags::default() };
+        let flags = WriteFlags {
+            flush,
+            since: Some(WriteBackPrecondition { stamp, under: None }),
+            ..WriteFlags::default()
+        };
         Call::Write { node: place.clone(), handle, offset, data: data.to_vec(), flags }
     };
     let written = |offset, count| Reply::Written { offset, count };
@@ -92,7 +97,7 @@ fn stale_flush(c: &mut Caller<'_>) {
     let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     c.setattr(&place, mode);
     assert_eq!(c.ok(write(2, b"F", true, then)), written(2, 1), "its data is as it was");
-    let other = DataStamp { size: then.size + 1, ..then };
+    let other = DataVersion { size: then.size + 1, ..then };
     assert_eq!(c.errno(write(0, b"X", true, other)), Errno::CANCELED);
     assert_eq!(c.errno(write(9, b"DX", true, other)), Errno::CANCELED);
     assert_eq!(c.ok(write(4, b"BC", true, other)), written(4, 2), "that stands there");
@@ -153,7 +158,7 @@ fn reopen(c: &mut Caller<'_>) {
     c.write(&place, first, 0, b"again");
     let handle = Handle(1 << 40);
     let access = READ_WRITE;
-    let call = |node: &nigh_types::Place| Call::Reopen { node: node.clone(), handle, access };
+    let call = |node: &nigh_types::NodeRef| Call::Reopen { node: node.clone(), handle, access };
     let Reply::Opened { handle: opened, attr } = c.ok(call(&place)) else { panic!("not opened") };
     assert_eq!((opened, attr.size), (handle, 5), "nothing is truncated");
     c.write(&place, handle, 5, b" and again");
@@ -212,8 +217,8 @@ fn keep(c: &mut Caller<'_>) {
 fn keep_chosen(c: &mut Caller<'_>) {
     let root = c.root();
     let place = c.file(&root, b"f", b"chosen");
-    let chosen = |n| Handle(Handle::CHOSEN | n);
-    c.start(Call::Keep { node: place.clone(), names: vec![name(b"f")], handle: chosen(1) });
+    let chosen = |n| Handle(Handle::CLIENT_ASSIGNED | n);
+    c.start(Call::PinOpen { node: place.clone(), names: vec![name(b"f")], handle: chosen(1) });
     // A handle whose pin failed: the remote finds the file by its node reference.
     assert_eq!(c.read(&place, Some(chosen(2)), 0, 100), b"chosen");
     c.ok(unlink(&root, b"f"));
@@ -299,7 +304,7 @@ fn tmpfile(c: &mut Caller<'_>) {
     let (entry, handle) = c.made(call);
     let handle = handle.expect("it comes open");
     assert_eq!((entry.attr.nlink, entry.attr.mode), (0, 0o100_600));
-    let nameless = nigh_types::Place::bare(entry.id);
+    let nameless = nigh_types::NodeRef::bare(entry.id);
     c.write(&nameless, handle, 0, b"named now");
     assert_eq!(c.names(&root), []);
     let (linked, _) = c.made(Call::Link { node: nameless, dir: root.clone(), name: name(b"n") });

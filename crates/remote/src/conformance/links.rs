@@ -2,7 +2,7 @@
 
 use super::Named;
 use super::caller::{Caller, at, name, unlink};
-use nigh_types::{Call, Errno, Kind, Place, Reply};
+use nigh_types::{Call, Errno, Kind, NodeRef, Reply};
 
 pub(super) const CASES: &[Named] = &[
     ("links_count_and_share", links),
@@ -12,7 +12,7 @@ pub(super) const CASES: &[Named] = &[
     ("readlink_of_another_type_is_einval", readlink_others),
 ];
 
-fn link(node: &Place, dir: &Place, leaf: &[u8]) -> Call {
+fn link(node: &NodeRef, dir: &NodeRef, leaf: &[u8]) -> Call {
     Call::Link { node: node.clone(), dir: dir.clone(), name: name(leaf) }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Named;
 use super::caller::{Caller, create, name, steady, unlink};
-use nigh_types::{Call, CallId, Cookie, Dirent, Errno, Kind, Name, Place, Reply};
+use nigh_types::{Call, CallId, Cookie, Dirent, Errno, Kind, Name, NodeRef, Reply};
 
 pub(super) const CASES: &[Named] = &[
     ("a_listing_is_complete_and_in_cookie_order", complete),
@@ -15,12 +15,12 @@ pub(super) const CASES: &[Named] = &[
 ];
 
 /// Creates files `f0` … and returns their names, sorted.
-fn fill(c: &mut Caller<'_>, dir: &Place, count: u32) -> Vec<Name> {
+fn fill(c: &mut Caller<'_>, dir: &NodeRef, count: u32) -> Vec<Name> {
     let leaves: Vec<Vec<u8>> = (0..count).map(|i| format!("f{i}").into_bytes()).collect();
     let calls: Vec<CallId> = leaves.iter().map(|leaf| c.start(create(dir, leaf, true))).collect();
     for id in calls {
         let responses = c.finish(id);
-        let Ok(Reply::Made { handle: Some(handle), .. }) = responses[0].result else {
+        let Ok(Reply::Created { handle: Some(handle), .. }) = responses[0].result else {
             panic!("{responses:?}")
         };
         c.release(handle);
@@ -115,8 +115,8 @@ fn last_part(c: &mut Caller<'_>) {
 }
 
 /// A names-only listing after a cookie, checked to be in order and to bring nothing else.
-fn dirents(c: &mut Caller<'_>, dir: &Place, after: Cookie) -> Vec<Dirent> {
-    let id = c.start(Call::Dirents { dir: dir.clone(), after });
+fn dirents(c: &mut Caller<'_>, dir: &NodeRef, after: Cookie) -> Vec<Dirent> {
+    let id = c.start(Call::ListNames { dir: dir.clone(), after });
     let mut all = Vec::new();
     for response in c.finish(id) {
         assert!(response.grants.is_empty() && response.after.is_empty(), "{response:?}");
@@ -155,5 +155,5 @@ fn alone(c: &mut Caller<'_>) {
     let goes = told[301..].iter().find(|dirent| dirent.kind == Some(Kind::File)).expect("there are many");
     c.ok(unlink(&dir, goes.name.as_bytes()));
     assert_eq!(dirents(c, &dir, middle).len(), told.len() - 302);
-    assert_eq!(c.errno(Call::Dirents { dir: file, after: Cookie(0) }), Errno::NOTDIR);
+    assert_eq!(c.errno(Call::ListNames { dir: file, after: Cookie(0) }), Errno::NOTDIR);
 }

@@ -2,7 +2,7 @@
 
 use super::Named;
 use super::caller::{Caller, unlink};
-use nigh_types::{Call, Errno, LockInfo, LockKind, Place, Reply};
+use nigh_types::{Call, Errno, LockInfo, LockKind, NodeRef, Reply};
 
 pub(super) const CASES: &[Named] = &[
     ("locks_exclude_each_other", exclusive),
@@ -19,7 +19,7 @@ const READ: LockKind = LockKind::Read;
 const WRITE: LockKind = LockKind::Write;
 const ALL: (u64, u64) = (0, u64::MAX);
 
-fn lock(node: &Place, owner: u64, kind: LockKind, (start, end): (u64, u64)) -> Call {
+fn lock(node: &NodeRef, owner: u64, kind: LockKind, (start, end): (u64, u64)) -> Call {
     let pid = u32::try_from(owner).expect("small owners");
     Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait: false, pid, reclaim: false }
 }
@@ -33,7 +33,7 @@ fn waits(call: Call) -> Call {
     }
 }
 
-fn flock(node: &Place, owner: u64, kind: LockKind) -> Call {
+fn flock(node: &NodeRef, owner: u64, kind: LockKind) -> Call {
     Call::Lock {
         node: node.clone(),
         owner,
@@ -47,7 +47,7 @@ fn flock(node: &Place, owner: u64, kind: LockKind) -> Call {
     }
 }
 
-fn unlock(node: &Place, owner: u64, (start, end): (u64, u64)) -> Call {
+fn unlock(node: &NodeRef, owner: u64, (start, end): (u64, u64)) -> Call {
     Call::Unlock { node: node.clone(), owner, flock: false, start, end }
 }
 
@@ -55,7 +55,7 @@ fn done(c: &mut Caller<'_>, call: Call) {
     assert_eq!(c.ok(call), Reply::Done);
 }
 
-fn in_the_way(c: &mut Caller<'_>, node: &Place, owner: u64, kind: LockKind, at: u64) -> Option<LockInfo> {
+fn in_the_way(c: &mut Caller<'_>, node: &NodeRef, owner: u64, kind: LockKind, at: u64) -> Option<LockInfo> {
     match c.ok(Call::GetLock { node: node.clone(), owner, flock: false, kind, start: at, end: at }) {
         Reply::Locked(info) => info,
         other => panic!("not about locks: {other:?}"),

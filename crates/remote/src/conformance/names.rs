@@ -2,7 +2,7 @@
 
 use super::Named;
 use super::caller::{Caller, at, create, name, steady, unlink};
-use nigh_types::{Call, Errno, Kind, Place, Reply};
+use nigh_types::{Call, Errno, Kind, NodeRef, Reply};
 
 pub(super) const CASES: &[Named] = &[
     ("lookup_finds_what_was_made_and_nothing_else", lookup),
@@ -60,7 +60,9 @@ fn create_existing(c: &mut Caller<'_>) {
     let root = c.root();
     let place = c.file(&root, b"f", b"kept");
     assert_eq!(c.errno(create(&root, b"f", true)), Errno::EXIST);
-    let Reply::Made { entry, handle, existed } = c.ok(create(&root, b"f", false)) else { panic!("not made") };
+    let Reply::Created { entry, handle, existed } = c.ok(create(&root, b"f", false)) else {
+        panic!("not made")
+    };
     assert!(existed);
     assert_eq!((entry.id, entry.attr.size), (place.node, 4));
     assert_eq!(c.read(&place, handle, 0, 10), b"kept");
@@ -73,7 +75,7 @@ fn create_truncates(c: &mut Caller<'_>) {
     if let Call::Create { access, .. } = &mut call {
         access.truncate = true;
     }
-    let Reply::Made { entry, existed: true, .. } = c.ok(call) else { panic!("it existed") };
+    let Reply::Created { entry, existed: true, .. } = c.ok(call) else { panic!("it existed") };
     assert_eq!((entry.id, entry.attr.size), (place.node, 0));
 }
 
@@ -189,19 +191,19 @@ fn many(c: &mut Caller<'_>) {
     let made: Vec<_> = (0..100).map(|i| c.start(create(&root, &leaf(i), true))).collect();
     for id in made {
         let responses = c.finish(id);
-        assert!(matches!(responses[0].result, Ok(Reply::Made { .. })), "{responses:?}");
+        assert!(matches!(responses[0].result, Ok(Reply::Created { .. })), "{responses:?}");
     }
     let lookup = |leaf: &[u8]| Call::Lookup { dir: root.clone(), name: name(leaf) };
     let found: Vec<_> = (0..200).map(|i| c.start(lookup(&leaf(i)))).collect();
     for (id, i) in found.into_iter().zip(0..200).rev() {
-        let there = matches!(c.finish(id)[0].result, Ok(Reply::Looked(Some(_))));
+        let there = matches!(c.finish(id)[0].result, Ok(Reply::Entry(Some(_))));
         assert_eq!(there, i < 100, "file {i}");
     }
 }
 
 fn after(c: &mut Caller<'_>) {
     let root = c.root();
-    let check = |c: &mut Caller<'_>, call: Call, dirs: &[&Place]| {
+    let check = |c: &mut Caller<'_>, call: Call, dirs: &[&NodeRef]| {
         let response = c.call(call);
         assert!(response.result.is_ok(), "{response:?}");
         for dir in dirs {

@@ -2,7 +2,7 @@
 
 use super::Named;
 use super::caller::{Caller, at, create, name, rename, unlink};
-use nigh_types::{Attr, Call, Errno, Name, Place, Reply};
+use nigh_types::{Attr, Call, Errno, Name, NodeRef, Reply};
 
 pub(super) const CASES: &[Named] = &[
     ("a_moved_file_is_found_or_walked_to", moved_file),
@@ -16,7 +16,7 @@ pub(super) const CASES: &[Named] = &[
 
 /// Attributes of a node by a reference that may be stale; sends its path once if the remote needs it.
 #[track_caller]
-fn mended(c: &mut Caller<'_>, stale: &Place, path: &[&[u8]], fresh: &Place) -> Attr {
+fn mended(c: &mut Caller<'_>, stale: &NodeRef, path: &[&[u8]], fresh: &NodeRef) -> Attr {
     match c.call(Call::GetAttr { node: stale.clone() }).result {
         Ok(Reply::Attr(id, attr)) => {
             assert_eq!(id, stale.node);
@@ -24,7 +24,7 @@ fn mended(c: &mut Caller<'_>, stale: &Place, path: &[&[u8]], fresh: &Place) -> A
         }
         Err(Errno::STALE) => {
             let names: Vec<Name> = path.iter().map(|leaf| name(leaf)).collect();
-            assert_eq!(c.ok(Call::Walk { node: stale.node, names }), Reply::Done);
+            assert_eq!(c.ok(Call::ResolvePath { node: stale.node, names }), Reply::Done);
             c.getattr(fresh)
         }
         other => panic!("neither found nor stale: {other:?}"),
@@ -81,11 +81,11 @@ fn bad_walk(c: &mut Caller<'_>) {
     let root = c.root();
     let (a, _) = (c.file(&root, b"a", b""), c.file(&root, b"b", b""));
     for names in [vec![name(b"b")], vec![name(b"missing")], vec![name(b"a"), name(b"x")], vec![]] {
-        assert_eq!(c.errno(Call::Walk { node: a.node, names }), Errno::STALE);
+        assert_eq!(c.errno(Call::ResolvePath { node: a.node, names }), Errno::STALE);
     }
-    assert_eq!(c.ok(Call::Walk { node: a.node, names: vec![name(b"a")] }), Reply::Done);
+    assert_eq!(c.ok(Call::ResolvePath { node: a.node, names: vec![name(b"a")] }), Reply::Done);
     let names = vec![];
-    assert_eq!(c.ok(Call::Walk { node: root.node, names }), Reply::Done);
+    assert_eq!(c.ok(Call::ResolvePath { node: root.node, names }), Reply::Done);
 }
 
 fn root(c: &mut Caller<'_>) {

@@ -2,7 +2,7 @@
 
 use super::Named;
 use super::caller::{Caller, at, name, rename};
-use nigh_types::{Call, Errno, Kind, NodeId, Place, Reply};
+use nigh_types::{Call, Errno, Kind, NodeId, NodeRef, Reply};
 
 pub(super) const CASES: &[Named] = &[
     ("rename_moves_and_keeps_the_inode", moves),
@@ -34,7 +34,7 @@ fn with(call: Call, want_no_replace: bool, want_exchange: bool, want_keep: Optio
     }
 }
 
-fn renamed(moved: &Place, replaced: Option<&Place>) -> Reply {
+fn renamed(moved: &NodeRef, replaced: Option<&NodeRef>) -> Reply {
     Reply::Renamed {
         moved: moved.node,
         replaced: replaced.map(|place| place.node),
@@ -151,7 +151,7 @@ fn exchange(c: &mut Caller<'_>) {
     let dir = c.mkdir(&root, b"d");
     let inner = c.mkdir(&dir, b"inner");
     let file = c.file(&dir, b"f", b"file");
-    let call = |old: &[u8], to: &Place, new: &[u8]| with(rename(&dir, old, to, new), false, true, None);
+    let call = |old: &[u8], to: &NodeRef, new: &[u8]| with(rename(&dir, old, to, new), false, true, None);
     assert_eq!(c.errno(call(b"f", &root, b"missing")), Errno::NOENT);
     assert_eq!(c.ok(call(b"f", &dir, b"inner")), renamed(&file, Some(&inner)));
     assert_eq!(c.lookup(&dir, b"f").map(|entry| entry.id), Some(inner.node));

@@ -2,7 +2,7 @@
 
 use super::Named;
 use super::caller::Caller;
-use nigh_types::{Call, Errno, Place, Reply};
+use nigh_types::{Call, Errno, NodeRef, Reply};
 
 pub(super) const CASES: &[Named] = &[
     ("xattrs_are_set_read_listed_and_removed", xattrs),
@@ -11,18 +11,18 @@ pub(super) const CASES: &[Named] = &[
     ("an_inode_without_xattrs_says_so", absence),
 ];
 
-fn set(node: &Place, name: &[u8], value: &[u8], flags: u32) -> Call {
+fn set(node: &NodeRef, name: &[u8], value: &[u8], flags: u32) -> Call {
     let (name, value) = (name.to_vec(), value.to_vec());
     Call::SetXattr { node: node.clone(), name, value, flags, kill_sgid: false }
 }
 
-fn one(node: &Place, name: &[u8]) -> Call {
+fn one(node: &NodeRef, name: &[u8]) -> Call {
     Call::Xattr { node: node.clone(), name: name.to_vec() }
 }
 
 /// An inode's xattrs in the `user.` namespace, sorted.
 #[track_caller]
-fn user(c: &mut Caller<'_>, node: &Place) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+fn user(c: &mut Caller<'_>, node: &NodeRef) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     let Reply::Xattrs(all) = c.ok(Call::Xattrs { node: node.clone() }) else { panic!("no xattrs") };
     let items = all.items.into_iter().filter(|(name, _)| name.starts_with(b"user."));
     let mut items: Vec<_> = items.map(|(name, value)| (name.into(), value.map(Vec::from))).collect();

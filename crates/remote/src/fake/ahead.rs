@@ -3,7 +3,8 @@
 use super::core::Core;
 use super::{Event, Fate, Span, Tree};
 use nigh_types::{
-    Call, CallId, CookieKey, Entry, Errno, Name, NodeId, Order, Place, Reply, Request, Response, Step,
+    Call, CallId, CookieKey, Entry, Errno, Name, NodeId, NodeRef, Order, PrefetchedDir, Reply, Request,
+    Response,
 };
 use std::collections::BTreeSet;
 
@@ -11,7 +12,7 @@ use std::collections::BTreeSet;
 #[derive(Default)]
 pub(super) struct Walk {
     /// Directories still to send, the next one last.
-    stack: Vec<Place>,
+    stack: Vec<NodeRef>,
     told: BTreeSet<NodeId>,
     /// Directories in `stack` that cost no credit.
     wanted: BTreeSet<NodeId>,
@@ -22,7 +23,7 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    fn next(&mut self) -> Option<Place> {
+    fn next(&mut self) -> Option<NodeRef> {
         let next = self.stack.last()?;
         if self.credit <= 0 && !self.wanted.contains(&next.node) {
             self.waits = true;
@@ -31,7 +32,7 @@ impl Walk {
         self.stack.pop()
     }
 
-    fn steer(&mut self, credit: u32, want: Option<&Place>) {
+    fn steer(&mut self, credit: u32, want: Option<&NodeRef>) {
         self.credit += i64::from(credit);
         if let Some(want) = want.filter(|want| !self.told.contains(&want.node)) {
             self.stack.retain(|place| place.node != want.node);
@@ -47,14 +48,15 @@ impl Walk {
             Order::Number => children.sort_by_key(|(_, entry)| entry.id.ino),
         }
         let places = children.into_iter().rev();
-        self.stack.extend(places.map(|(name, entry)| Place { node: entry.id, hint: Some((dir, name)) }));
+        self.stack
+            .extend(places.map(|(name, entry)| NodeRef { node: entry.id, path_hint: Some((dir, name)) }));
     }
 }
 
 impl Core {
     /// Starts or continues a prefetch.
     pub(super) fn walk_ahead(&mut self, client: u64, call: CallId, request: Request, fate: Fate) {
-        let Call::Ahead { roots, order, credit } = &request.call else { return };
+        let Call::Prefetch { roots, order, credit } = &request.call else { return };
         let key = self.tree.config().cookie_key;
         let mut walk = self.client_mut(client).walks.remove(&call).unwrap_or_else(|| {
             let stack = roots.iter().rev().cloned().collect();
@@ -65,7 +67,7 @@ impl Core {
             if walk.waits {
                 self.client_mut(client).walks.insert(call, walk);
             } else {
-                let response = Response::plain(Ok(Reply::Ahead(Vec::new())));
+                let response = Response::plain(Ok(Reply::Prefetched(Vec::new())));
                 self.send(client, Span::ZERO, Event::Response { call, response });
             }
             return;
@@ -88,7 +90,7 @@ impl Core {
     }
 
     pub(super) fn steer(&mut self, client: u64, what: &Call) {
-        let Call::Steer { walk: call, credit, want } = what else { return };
+        let Call::PrefetchCredit { walk: call, credit, want } = what else { return };
         let session = self.client_mut(client);
         let Some(walk) = session.walks.get_mut(call) else { return };
         walk.steer(*credit, want.as_ref());
@@ -102,7 +104,7 @@ impl Core {
 }
 
 /// The chunks of one directory as of now, and its entries.
-fn steps(tree: &mut Tree, place: &Place) -> (Vec<Response>, Vec<(Name, Entry)>) {
+fn steps(tree: &mut Tree, place: &NodeRef) -> (Vec<Response>, Vec<(Name, Entry)>) {
     let mut found = Vec::new();
     let listed = tree.list(place).into_iter().map(|part| {
         let (listed, last) = match part.result {
@@ -110,7 +112,7 @@ fn steps(tree: &mut Tree, place: &Place) -> (Vec<Response>, Vec<(Name, Entry)>) 
             _ => (None, true),
         };
         found.extend(listed.iter().flat_map(|listed| listed.entries.iter().cloned()));
-        let result = Ok(Reply::Ahead(vec![Step { dir: place.node, listed, last }]));
+        let result = Ok(Reply::Prefetched(vec![PrefetchedDir { dir: place.node, listed, last }]));
         Response { result, after: Vec::new(), grants: part.grants, last: false }
     });
     (listed.collect(), found)
@@ -118,5 +120,5 @@ fn steps(tree: &mut Tree, place: &Place) -> (Vec<Response>, Vec<(Name, Entry)>) 
 
 /// The reply to a prefetch of a lost session.
 pub(super) fn forgotten(request: &Request) -> Option<Response> {
-    matches!(request.call, Call::Ahead { .. }).then(|| Response::plain(Err(Errno::CANCELED)))
+    matches!(request.call, Call::Prefetch { .. }).then(|| Response::plain(Err(Errno::CANCELED)))
 }

@@ -1,13 +1,13 @@
 //! Server side of the fake: sessions, plans, recalls.
 
 use super::ahead::Walk;
-use super::away::Absence;
+use super::disconnect::Absence;
 use super::pending::Pending;
 use super::{Event, Fate, Output, Reason, Session, Tree, TreeConfig, Which};
 use crate::locks::{Answered, Locks};
 use nigh_types::{
-    Call, CallId, Covers, Errno, Grant, GrantId, Handle, NodeId, OpName, Recall, RecallId, Reply, Request,
-    Response, Span, Term, Time, WriteFlags,
+    Call, CallId, Errno, Grant, GrantId, Handle, LeaseScope, MutationId, NodeId, Recall, RecallId, Reply,
+    Request, Response, Span, Term, Time, WriteFlags,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -21,7 +21,7 @@ pub(super) struct Core {
     next_recall: u64,
     sequence: u64,
     /// Replies to completed mutations by id, for retransmissions.
-    pub(super) remembered: BTreeMap<OpName, Vec<Response>>,
+    pub(super) remembered: BTreeMap<MutationId, Vec<Response>>,
     /// Writes that changed a file, in order: the client by the mutation id, and the inode.
     pub(super) written: Vec<(u64, u64)>,
 }
@@ -50,9 +50,9 @@ pub(super) struct Client {
     pub(super) held: BTreeMap<CallId, (Request, Fate)>,
     pub(super) held_replies: BTreeMap<CallId, VecDeque<Response>>,
     /// A later grant replaces an earlier one, as on a server.
-    pub(super) grants: BTreeMap<(NodeId, Covers), Granted>,
+    pub(super) grants: BTreeMap<(NodeId, LeaseScope), Granted>,
     /// Returned grants by latest number: replies in transit no longer hand out earlier ones.
-    returned: BTreeMap<(NodeId, Covers), GrantId>,
+    returned: BTreeMap<(NodeId, LeaseScope), GrantId>,
     pub(super) recalls: BTreeMap<RecallId, Recall>,
     /// Whether it takes updates instead of recalls; below, its unacknowledged ones.
     pub(super) takes_pushes: bool,
@@ -68,7 +68,7 @@ impl Client {
         self.held.keys().chain(self.held_replies.keys()).copied().collect()
     }
 
-    pub(super) fn holds(&self, now: Time, node: NodeId, covers: Covers) -> bool {
+    pub(super) fn holds(&self, now: Time, node: NodeId, covers: LeaseScope) -> bool {
         self.grants.get(&(node, covers)).is_some_and(|granted| now < granted.until)
     }
 
@@ -105,7 +105,7 @@ impl Core {
     }
 
     /// Whether a client holds a living grant.
-    pub(super) fn holds(&self, client: u64, node: NodeId, covers: Covers) -> bool {
+    pub(super) fn holds(&self, client: u64, node: NodeId, covers: LeaseScope) -> bool {
         self.client(client).holds(self.now, node, covers)
     }
 
@@ -133,8 +133,8 @@ impl Core {
             cookie_key: self.tree.config().cookie_key,
             term: self.tree.config().term,
             has_acls: false,
-            host_bound: String::new(),
-            not_given: Vec::new(),
+            staleness_bound: String::new(),
+            unsupported_guarantees: Vec::new(),
             acts_as: (0, 0),
             walks_ahead: true,
             tells_dirents: true,
@@ -351,16 +351,16 @@ impl Core {
         if let Call::Release { handles } = &request.call {
             self.client_mut(client).handles.retain(|handle| !handles.contains(handle));
         }
-        if let Call::Keep { handle, .. } = &request.call {
+        if let Call::PinOpen { handle, .. } = &request.call {
             self.client_mut(client).handles.insert(*handle);
         }
         if matches!(request.call, Call::Lock { .. } | Call::Unlock { .. } | Call::GetLock { .. }) {
             return self.execute_lock(client, call, &request.call, fate);
         }
-        if matches!(request.call, Call::Ahead { .. }) {
+        if matches!(request.call, Call::Prefetch { .. }) {
             return self.walk_ahead(client, call, request.clone(), fate);
         }
-        if matches!(request.call, Call::Steer { .. }) {
+        if matches!(request.call, Call::PrefetchCredit { .. }) {
             return self.steer(client, &request.call);
         }
         self.vouch(client, request);
@@ -392,7 +392,7 @@ impl Core {
             return;
         };
         let Some((name, (grant, covers))) = request.name.zip(since.under) else { return };
-        let unbroken = |change: &crate::tree::Change| {
+        let unbroken = |change: &crate::model_fs::Change| {
             let held = self.client(client).grants.get(&(change.node, change.covers));
             change.covers == covers && held.is_some_and(|held| self.now < held.until && held.first <= grant)
         };
@@ -447,7 +447,7 @@ impl Core {
 
     /// Records the grants of a response, and removes those of recalled facts.
     pub(super) fn register(&mut self, client: u64, response: &mut Response, fate: Fate) {
-        let changing = |node: NodeId, covers: Covers| {
+        let changing = |node: NodeId, covers: LeaseScope| {
             let mut changes = self.pending.iter().flat_map(|pending| &pending.changes);
             let mut recalls = self.clients[&client].recalls.values();
             changes.any(|change| (change.node, change.covers) == (node, covers))
@@ -474,7 +474,7 @@ impl Core {
 fn handle(reply: &Reply) -> Option<Handle> {
     match reply {
         Reply::Opened { handle, .. } => Some(*handle),
-        Reply::Made { handle, .. } => *handle,
+        Reply::Created { handle, .. } => *handle,
         Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } => *kept,
         _ => None,
     }

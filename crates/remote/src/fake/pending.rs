@@ -2,9 +2,10 @@
 
 use super::core::Core;
 use super::{Event, Fate};
-use crate::tree::Change;
+use crate::model_fs::Change;
 use nigh_types::{
-    CallId, Commit, Covers, Fact, GrantId, Held, Hold, Name, NodeId, Recall, RecallId, Request, Span,
+    CallId, GrantId, LeaseScope, Name, NodeId, Recall, RecallId, Request, Span, UpdateCommit, UpdatePrepare,
+    UpdateScope, UpdatedFact,
 };
 use std::collections::BTreeSet;
 
@@ -17,7 +18,7 @@ pub(super) struct Pending {
     pub(super) changes: Vec<Change>,
     owed: BTreeSet<RecallId>,
     /// Prepared updates of other clients, committed when the mutation is over.
-    held: Vec<(u64, Hold)>,
+    held: Vec<(u64, UpdatePrepare)>,
 }
 
 impl Core {
@@ -52,7 +53,7 @@ impl Core {
             if !self.holds(other, node, covers) {
                 continue;
             }
-            let whole = covers == Covers::Data || covers == Covers::Names && names.is_empty();
+            let whole = covers == LeaseScope::Data || covers == LeaseScope::Directory && names.is_empty();
             if whole || !self.client(other).takes_pushes {
                 pending.owed.insert(self.recall(other, node, covers, names.clone()));
                 continue;
@@ -61,23 +62,25 @@ impl Core {
                 pending.held.iter().any(|(by, hold)| *by == other && has(hold, node, name))
             };
             match covers {
-                Covers::Names => {
+                LeaseScope::Directory => {
                     let names: Vec<Name> =
                         names.iter().filter(|name| !is_held(Some(name))).cloned().collect();
-                    facts.extend((!names.is_empty()).then_some(Held { node, covers, names }));
+                    facts.extend((!names.is_empty()).then_some(UpdateScope { node, covers, names }));
                 }
-                _ => facts.extend((!is_held(None)).then_some(Held { node, covers, names: Vec::new() })),
+                _ => {
+                    facts.extend((!is_held(None)).then_some(UpdateScope { node, covers, names: Vec::new() }))
+                }
             }
         }
         if !facts.is_empty() {
-            let hold = Hold { id: self.next_recall(), facts };
+            let hold = UpdatePrepare { id: self.next_recall(), facts };
             pending.owed.insert(hold.id);
             self.hold(other, &hold);
             pending.held.push((other, hold));
         }
     }
 
-    fn hold(&mut self, client: u64, hold: &Hold) {
+    fn hold(&mut self, client: u64, hold: &UpdatePrepare) {
         let session = self.client_mut(client);
         session.holds.insert(hold.id);
         for held in &hold.facts {
@@ -86,29 +89,39 @@ impl Core {
                 granted.first = GrantId(granted.id.0 + 1);
             }
         }
-        self.send(client, Span::ZERO, Event::Hold(hold.clone()));
+        self.send(client, Span::ZERO, Event::UpdatePrepare(hold.clone()));
     }
 
     /// Sends the new values of the suspended facts.
-    fn commit(&mut self, held: Vec<(u64, Hold)>) {
+    fn commit(&mut self, held: Vec<(u64, UpdatePrepare)>) {
         for (client, hold) in held {
             let facts = hold.facts.iter().flat_map(|held| self.facts_of(held)).collect();
-            self.send(client, Span::ZERO, Event::Commit(Commit { id: hold.id, facts }));
+            self.send(client, Span::ZERO, Event::UpdateCommit(UpdateCommit { id: hold.id, facts }));
         }
     }
 
-    fn facts_of(&self, held: &Held) -> Vec<Fact> {
+    fn facts_of(&self, held: &UpdateScope) -> Vec<UpdatedFact> {
         let node = held.node;
         let name = |name: &Name| {
-            self.tree.entry(node, name).map(|entry| Fact::Name { dir: node, name: name.clone(), entry })
+            self.tree.entry(node, name).map(|entry| UpdatedFact::Name {
+                dir: node,
+                name: name.clone(),
+                entry,
+            })
         };
         match held.covers {
-            Covers::Names => held.names.iter().filter_map(name).collect(),
-            _ => self.tree.attr(node).map(|attr| Fact::Attr { node, attr }).into_iter().collect(),
+            LeaseScope::Directory => held.names.iter().filter_map(name).collect(),
+            _ => self.tree.attr(node).map(|attr| UpdatedFact::Attr { node, attr }).into_iter().collect(),
         }
     }
 
-    pub(super) fn recall(&mut self, client: u64, node: NodeId, covers: Covers, names: Vec<Name>) -> RecallId {
+    pub(super) fn recall(
+        &mut self,
+        client: u64,
+        node: NodeId,
+        covers: LeaseScope,
+        names: Vec<Name>,
+    ) -> RecallId {
         let recall = Recall { id: self.next_recall(), node, covers, names };
         let id = recall.id;
         self.client_mut(client).recalls.insert(id, recall.clone());
@@ -134,9 +147,9 @@ impl Core {
     }
 }
 
-fn has(hold: &Hold, node: NodeId, name: Option<&Name>) -> bool {
+fn has(hold: &UpdatePrepare, node: NodeId, name: Option<&Name>) -> bool {
     hold.facts.iter().filter(|held| held.node == node).any(|held| match name {
         Some(name) => held.names.contains(name),
-        None => held.covers == Covers::Inode,
+        None => held.covers == LeaseScope::Attributes,
     })
 }

@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::conformance::{Harness, assert_conforms};
-use nigh_types::{Access, Call, Credentials, OpName, Place, Recall, Reply, Response, Term};
+use nigh_types::{Access, Call, Credentials, MutationId, NodeRef, Recall, Reply, Response, Term};
 
 const T0: Time = Time(1_000_000_000);
 
 fn request(call: Call, sequence: u64) -> Request {
-    let name = call.is_mutation().then_some(OpName { client: 1, incarnation: 1, sequence });
+    let name = call.is_mutation().then_some(MutationId { client: 1, incarnation: 1, sequence });
     Request { credentials: Credentials::default(), name, call }
 }
 
@@ -49,11 +49,11 @@ fn two(server: &FakeServer) -> (Fake, Fake) {
 }
 
 fn lookup(dir: NodeId, leaf: &str) -> Request {
-    request(Call::Lookup { dir: Place::bare(dir), name: name(leaf) }, 0)
+    request(Call::Lookup { dir: NodeRef::bare(dir), name: name(leaf) }, 0)
 }
 
 fn mkdir(dir: NodeId, leaf: &str) -> Request {
-    request(Call::Mkdir { dir: Place::bare(dir), name: name(leaf), mode: 0o755, umask: 0 }, 1)
+    request(Call::Mkdir { dir: NodeRef::bare(dir), name: name(leaf), mode: 0o755, umask: 0 }, 1)
 }
 
 #[test]
@@ -63,25 +63,25 @@ fn a_mutation_waits_for_the_acknowledgements_of_others_and_not_for_its_own() {
     let (mut a, mut b) = two(&server);
     for fake in [&mut a, &mut b] {
         fake.handle_call(T0, CallId(1), lookup(root, "x"));
-        assert!(fake.control().has_granted(root, Covers::Names));
+        assert!(fake.control().has_granted(root, LeaseScope::Directory));
         drain(fake);
     }
     a.handle_call(T0, CallId(2), mkdir(root, "x"));
     assert_eq!((drain(&mut a), server.waiting()), (vec![], 1));
     let events = drain(&mut b);
     let recalls = recall(&events);
-    assert_eq!((recalls[0].covers, &recalls[0].names[..]), (Covers::Names, &[name("x")][..]));
+    assert_eq!((recalls[0].covers, &recalls[0].names[..]), (LeaseScope::Directory, &[name("x")][..]));
     b.handle_call(T0, CallId(2), lookup(root, "x"));
     let events = drain(&mut b);
     let (_, early) = response(&events);
-    assert_eq!((&early.result, &early.grants[..]), (&Ok(Reply::Looked(None)), &[][..]));
+    assert_eq!((&early.result, &early.grants[..]), (&Ok(Reply::Entry(None)), &[][..]));
     let mut third = server.connect(T0);
     drain(&mut third);
     third.handle_call(T0, CallId(1), lookup(root, "x"));
     assert_eq!(response(&drain(&mut third)).1.grants, [], "what is about to change is not granted to anyone");
     b.handle_acknowledge(T0, recalls[0].id);
-    assert!(matches!(response(&drain(&mut a)).1.result, Ok(Reply::Made { .. })));
-    assert!(!b.control().has_granted(root, Covers::Names));
+    assert!(matches!(response(&drain(&mut a)).1.result, Ok(Reply::Created { .. })));
+    assert!(!b.control().has_granted(root, LeaseScope::Directory));
 }
 
 #[test]
@@ -96,13 +96,13 @@ fn a_recall_overtakes_a_reply_that_is_held_or_late() {
     a.handle_call(T0, CallId(1), lookup(root, "x"));
     a.handle_call(T0, CallId(2), lookup(root, "y"));
     server.edit(|tree| tree.plant_dir(T0, "x"));
-    let recalled = control.recall(root, Covers::Names, &[]);
+    let recalled = control.recall(root, LeaseScope::Directory, &[]);
     assert_eq!(recall(&drain(&mut a))[0].id, recalled);
     assert_eq!(control.held(), [CallId(1)]);
     control.release(CallId(1));
     let events = drain(&mut a);
     let (call, held) = response(&events);
-    assert_eq!((call, &held.result, held.grants.len()), (CallId(1), &Ok(Reply::Looked(None)), 1));
+    assert_eq!((call, &held.result, held.grants.len()), (CallId(1), &Ok(Reply::Entry(None)), 1));
     let due = T0.after(Span::from_millis(5));
     assert_eq!(a.poll_output(), Output::Timeout(due, Reason::Delay));
     a.handle_timeout(due);
@@ -121,18 +121,18 @@ fn a_listing_comes_in_parts_with_pauses_between() {
     }
     let (mut a, _) = two(&server);
     a.control().plan(Which::Type("list"), Fate { part_pause: Span(10), ..Fate::default() });
-    a.handle_call(T0, CallId(1), request(Call::List { dir: Place::bare(root) }, 0));
+    a.handle_call(T0, CallId(1), request(Call::List { dir: NodeRef::bare(root) }, 0));
     let mut now = T0;
     for last in [false, false, true] {
         let events = drain(&mut a);
         let (_, part) = response(&events);
         assert_eq!(part.last, last);
-        assert_eq!(part.grants.iter().any(|grant| grant.covers == Covers::Names), now == T0);
+        assert_eq!(part.grants.iter().any(|grant| grant.covers == LeaseScope::Directory), now == T0);
         now = now.after(Span(10));
         a.handle_timeout(now);
     }
     a.control().plan(Which::Type("list"), Fate { hold_reply: true, ..Fate::default() });
-    a.handle_call(now, CallId(2), request(Call::List { dir: Place::bare(root) }, 0));
+    a.handle_call(now, CallId(2), request(Call::List { dir: NodeRef::bare(root) }, 0));
     for last in [false, false, true] {
         a.control().release_part(CallId(2));
         assert_eq!(response(&drain(&mut a)).1.last, last);
@@ -148,7 +148,7 @@ fn a_lost_session_frees_handles_and_those_who_waited_for_it() {
     let (mut a, mut b) = two(&server);
     let access =
         Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
-    b.handle_call(T0, CallId(1), request(Call::Open { node: Place::bare(file), access }, 0));
+    b.handle_call(T0, CallId(1), request(Call::Open { node: NodeRef::bare(file), access }, 0));
     b.handle_call(T0, CallId(2), lookup(root, "x"));
     drain(&mut b);
     assert_eq!(b.control().open_handles(), 1);
@@ -178,10 +178,7 @@ fn fates_hold_drop_refuse_and_count() {
     assert_eq!(response(&events).1.result, Err(Errno::IO));
     a.handle_call(T0, CallId(4), lookup(root, "x"));
     let events = drain(&mut a);
-    assert_eq!(
-        (&response(&events).1.result, response(&events).1.grants.len()),
-        (&Ok(Reply::Looked(None)), 0)
-    );
+    assert_eq!((&response(&events).1.result, response(&events).1.grants.len()), (&Ok(Reply::Entry(None)), 0));
     a.handle_cancel(T0, CallId(1));
     assert_eq!(response(&drain(&mut a)).1.result, Err(Errno::INTR));
     control.plan_nothing();
@@ -192,7 +189,7 @@ fn fates_hold_drop_refuse_and_count() {
     assert_eq!((control.calls("lookup"), control.calls("mkdir"), control.requests()), (4, 1, 5));
     assert_eq!(control.cancelled(), [CallId(1)]);
     a.handle_return(T0, vec![looked.grants[0].id]);
-    assert!(!control.has_granted(root, Covers::Names));
+    assert!(!control.has_granted(root, LeaseScope::Directory));
 }
 
 /// The suite over fakes with a given tree, slow or not.

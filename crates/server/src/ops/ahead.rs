@@ -5,7 +5,7 @@ use super::list::{self, Listing, PART_BYTES};
 use crate::error::{Fault, Result};
 use crate::keeper::Tally;
 use crate::steering::{Said, Steering};
-use nigh_types::{Call, Covers, Errno, Grant, NodeId, Order, Place, Reply, Response, Step};
+use nigh_types::{Call, Errno, Grant, LeaseScope, NodeId, NodeRef, Order, PrefetchedDir, Reply, Response};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ impl Begun {
 
 /// Whether the reply to a call is streamed.
 pub(crate) fn is_in_parts(call: &Call) -> bool {
-    matches!(call, Call::List { .. } | Call::Dirents { .. } | Call::Ahead { .. })
+    matches!(call, Call::List { .. } | Call::ListNames { .. } | Call::Prefetch { .. })
 }
 
 /// Executes a call with a streamed reply; see [`list::list`].
@@ -50,7 +50,7 @@ pub(crate) fn in_parts(
     };
     let begun = match call {
         Call::List { dir } => list::list(cx, dir, begun, sink)?,
-        Call::Dirents { dir, after } => list::dirents(cx, (dir, *after), begun, sink)?,
+        Call::ListNames { dir, after } => list::dirents(cx, (dir, *after), begun, sink)?,
         // The job exceeds the session's limit.
         _ => return Err(Fault(Errno::AGAIN)),
     };
@@ -64,7 +64,7 @@ pub(crate) struct Ahead {
     credit: i64,
     order: Order,
     /// Directories still to be sent, the next one last.
-    stack: Vec<Place>,
+    stack: Vec<NodeRef>,
     /// The subset of `stack` that the client has requested.
     wanted: BTreeSet<NodeId>,
     /// Directories sent most recently: a request for one of them is already answered.
@@ -91,7 +91,7 @@ const STEP_BYTES: usize = 32;
 impl Ahead {
     pub(crate) fn new(steering: Arc<Steering>, call: &Call) -> Ahead {
         let (roots, order, credit) = match call {
-            Call::Ahead { roots, order, credit } => (roots.as_slice(), *order, *credit),
+            Call::Prefetch { roots, order, credit } => (roots.as_slice(), *order, *credit),
             _ => (&[][..], Order::default(), 0),
         };
         Ahead {
@@ -131,7 +131,8 @@ impl Ahead {
                 continue;
             }
             cx.reach().ids.settle()?;
-            let room = sink(Response { result: Ok(Reply::Ahead(steps)), after: Vec::new(), grants, last });
+            let room =
+                sink(Response { result: Ok(Reply::Prefetched(steps)), after: Vec::new(), grants, last });
             if last {
                 return Ok(None);
             }
@@ -141,7 +142,7 @@ impl Ahead {
         }
     }
 
-    fn want(&mut self, place: Place) {
+    fn want(&mut self, place: NodeRef) {
         let is_open = self.open.as_ref().is_some_and(|open| open.dir == place.node);
         if is_open || self.told.contains(&place.node) {
             return;
@@ -154,7 +155,7 @@ impl Ahead {
     }
 
     /// Collects the next part; empty if there is no credit.
-    fn part(&mut self, cx: Context<'_>) -> Result<(Vec<Step>, Vec<Grant>)> {
+    fn part(&mut self, cx: Context<'_>) -> Result<(Vec<PrefetchedDir>, Vec<Grant>)> {
         let (mut steps, mut grants, mut bytes) = (Vec::new(), Vec::new(), 0);
         let begun = Instant::now();
         while bytes + grants.len() * list::GRANT_BYTES < PART_BYTES && begun.elapsed() < PART_TIME {
@@ -164,7 +165,7 @@ impl Ahead {
                 None => match self.next(cx, &mut own) {
                     Next::Open(open) => open,
                     Next::LeftOut(dir) => {
-                        steps.push(Step { dir, listed: None, last: true });
+                        steps.push(PrefetchedDir { dir, listed: None, last: true });
                         bytes += STEP_BYTES;
                         continue;
                     }
@@ -175,7 +176,7 @@ impl Ahead {
             let last = open.listing.is_done();
             bytes += STEP_BYTES + open.listing.part_bytes();
             open.names += i64::try_from(listed.entries.len()).unwrap_or(i64::MAX);
-            steps.push(Step { dir: open.dir, listed: Some(listed), last });
+            steps.push(PrefetchedDir { dir: open.dir, listed: Some(listed), last });
             grants.append(&mut own);
             if last {
                 self.credit -= if open.wanted { 0 } else { open.names + 1 };
@@ -220,9 +221,9 @@ impl Ahead {
     }
 
     /// Queues newly found directories before the pending ones.
-    fn push(&mut self, mut below: Vec<Place>) {
-        fn name(place: &Place) -> Option<&[u8]> {
-            place.hint.as_ref().map(|(_, name)| name.as_bytes())
+    fn push(&mut self, mut below: Vec<NodeRef>) {
+        fn name(place: &NodeRef) -> Option<&[u8]> {
+            place.path_hint.as_ref().map(|(_, name)| name.as_bytes())
         }
         match self.order {
             Order::Cookie => {}
@@ -245,7 +246,7 @@ impl Listing {
     /// Revokes the grant on the directory's names, which are not sent.
     fn forsake(&self, cx: Context<'_>, own: &mut Vec<Grant>) {
         if self.is_granted() {
-            cx.stake.forsake(own, self.object(), Covers::Names);
+            cx.stake.forsake(own, self.object(), LeaseScope::Directory);
         }
     }
 }

@@ -5,7 +5,7 @@ use super::{Context, Outcome};
 use crate::acting::SetIdBits;
 use crate::error::{Fault, Result};
 use crate::reach::{Node, proc_path};
-use nigh_types::{Errno, Handle, Kind, Place, Reply, SetAttr, SetTime};
+use nigh_types::{Errno, Handle, Kind, NodeRef, Reply, SetAttr, SetTime};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags};
 
 const CAPABILITY: &[u8] = b"security.capability";
@@ -15,7 +15,7 @@ const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 /// again, and a change of the size sets times.
 pub(crate) fn setattr(
     cx: Context<'_>,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     set: &SetAttr,
 ) -> Result<Outcome> {
@@ -31,7 +31,7 @@ pub(crate) fn setattr(
 fn apply(
     cx: Context<'_>,
     node: &Node,
-    (place, handle): (&Place, Option<Handle>),
+    (place, handle): (&NodeRef, Option<Handle>),
     set: &SetAttr,
 ) -> Result<()> {
     let open = cx.files.find_told(handle, place.node)?;
@@ -68,7 +68,7 @@ fn apply(
 
 pub(crate) fn setxattr(
     cx: Context<'_>,
-    place: &Place,
+    place: &NodeRef,
     (name, value): (&[u8], &[u8]),
     flags: u32,
     kill_sgid: bool,
@@ -102,7 +102,7 @@ fn apply_xattr(
     Ok(())
 }
 
-pub(crate) fn removexattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result<Outcome> {
+pub(crate) fn removexattr(cx: Context<'_>, place: &NodeRef, name: &[u8]) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     if name == CAPABILITY {
         remove_capability(cx, &node)?;

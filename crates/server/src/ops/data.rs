@@ -8,7 +8,7 @@ use crate::acting::SetIdBits;
 use crate::error::{Fault, Result};
 use crate::export::with_space;
 use crate::reach::reopen;
-use nigh_types::{Attr, Covers, Errno, Handle, Kind, NodeId, Place, Reply, WriteFlags};
+use nigh_types::{Attr, Errno, Handle, Kind, LeaseScope, NodeId, NodeRef, Reply, WriteFlags};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::ReadWriteFlags;
 use std::io::IoSlice;
@@ -21,7 +21,7 @@ const COPY_BUFFER: u64 = 1 << 20;
 
 pub(crate) fn read(
     cx: Context<'_>,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     offset: u64,
     length: u32,
@@ -29,7 +29,7 @@ pub(crate) fn read(
     let file = for_reading(cx, place, handle)?;
     // Read before the data: after a concurrent change the attributes are recognisably older.
     let after = vec![now(cx, place.node, &file)?];
-    let grants = Vec::from_iter(cx.stake.ask(place.node, file.object(), Covers::Data));
+    let grants = Vec::from_iter(cx.stake.ask(place.node, file.object(), LeaseScope::Data));
     let wanted = usize::try_from(length.min(MAX_READ)).unwrap_or(0);
     let mut data = Vec::with_capacity(wanted);
     while data.len() < wanted {
@@ -52,7 +52,7 @@ pub(crate) fn read(
 
 pub(crate) fn seek(
     cx: Context<'_>,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     offset: u64,
     data: bool,
@@ -65,7 +65,7 @@ pub(crate) fn seek(
 
 pub(crate) fn write(
     cx: Context<'_>,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     offset: u64,
     data: &[u8],
@@ -123,7 +123,7 @@ pub(crate) fn write(
 
 pub(crate) fn fallocate(
     cx: Context<'_>,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     mode: u32,
     offset: u64,
@@ -142,7 +142,7 @@ pub(crate) fn fallocate(
 
 /// One side of a copy.
 pub(crate) struct End<'a> {
-    pub(crate) place: &'a Place,
+    pub(crate) place: &'a NodeRef,
     pub(crate) handle: Option<Handle>,
     pub(crate) offset: u64,
 }
@@ -187,7 +187,7 @@ pub(crate) fn copy(cx: Context<'_>, from: End<'_>, to: End<'_>, length: u64) -> 
 /// Syncs a file or directory, and the directory that contains its name.
 pub(crate) fn fsync(
     cx: Context<'_>,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     data_only: bool,
 ) -> Result<Outcome> {
@@ -207,10 +207,10 @@ pub(crate) fn fsync(
             sync(&open?, data_only)?;
         }
     }
-    if let Some((parent, _)) = &place.hint
+    if let Some((parent, _)) = &place.path_hint
         && !data_only
     {
-        match cx.reach().directory(&Place::bare(*parent), cx.files) {
+        match cx.reach().directory(&NodeRef::bare(*parent), cx.files) {
             // A caller that may not search the directory has no name there to sync.
             Ok(dir)
                 if cx.act_unless_vouched().and_then(|_acting| cx.search_unless_vouched(&dir.fd)).is_err() => {

@@ -7,7 +7,7 @@ use crate::keeper::{Held, Tally};
 use crate::reach::{Node, hides, open_beneath, reopen, without_atime};
 use crate::stat;
 use nigh_native::lease::Object;
-use nigh_types::{Cookie, Covers, Entry, Errno, Grant, Kind, Listed, Name, Place, Reply, Response};
+use nigh_types::{Cookie, Entries, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeRef, Reply, Response};
 use rustix::fs::{FileType, OFlags, RawDir};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -33,7 +33,7 @@ pub(crate) struct Listing {
     /// Approximate size of the latest part.
     part_bytes: usize,
     /// Subdirectories on the directory's mount, if they are to be collected.
-    below: Option<Vec<Place>>,
+    below: Option<Vec<NodeRef>>,
     /// Memory charge of a listing that waits for its client.
     counted: Option<Held>,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Listing {
 /// carries no directory lease.
 pub(crate) fn list(
     cx: Context<'_>,
-    place: &Place,
+    place: &NodeRef,
     begun: Option<Box<Listing>>,
     sink: &mut dyn FnMut(Response) -> bool,
 ) -> Result<Option<Box<Listing>>> {
@@ -63,7 +63,7 @@ pub(crate) fn list(
         let mut after = Vec::new();
         if last {
             cx.watch(listing.dir.object, &listing.dir.fd);
-            grants.extend(cx.stake.ask(listing.dir.id, listing.dir.object, Covers::Inode));
+            grants.extend(cx.stake.ask(listing.dir.id, listing.dir.object, LeaseScope::Attributes));
             after.push(cx.attr_now(&listing.dir)?);
         }
         cx.reach().ids.settle()?;
@@ -78,14 +78,14 @@ pub(crate) fn list(
     }
 }
 
-pub(super) fn begin(cx: Context<'_>, place: &Place, grants: &mut Vec<Grant>) -> Result<Listing> {
+pub(super) fn begin(cx: Context<'_>, place: &NodeRef, grants: &mut Vec<Grant>) -> Result<Listing> {
     let (dir, open) = open(cx, place)?;
     // Before the names are read, so that later changes cause a recall.
-    let granted = cx.grant(grants, &dir, Covers::Names);
+    let granted = cx.grant(grants, &dir, LeaseScope::Directory);
     Ok(Listing::new(dir, Names::read(&open, cx)?, granted))
 }
 
-fn open(cx: Context<'_>, place: &Place) -> Result<(Node, OwnedFd)> {
+fn open(cx: Context<'_>, place: &NodeRef) -> Result<(Node, OwnedFd)> {
     let dir = cx.reach().directory(place, cx.files)?;
     let open = {
         let _acting = cx.act_on(&dir)?;
@@ -142,13 +142,13 @@ impl Listing {
         self.below = Some(Vec::new());
     }
 
-    pub(super) fn take_below(&mut self) -> Vec<Place> {
+    pub(super) fn take_below(&mut self) -> Vec<NodeRef> {
         self.below.take().unwrap_or_default()
     }
 
     /// Returns the next names with their inodes. Names with equal cookies go into one part.
-    pub(super) fn part(&mut self, cx: Context<'_>, grants: &mut Vec<Grant>) -> Result<Listed> {
-        let mut part = Listed::default();
+    pub(super) fn part(&mut self, cx: Context<'_>, grants: &mut Vec<Grant>) -> Result<Entries> {
+        let mut part = Entries::default();
         // A directory with read but without search permission can still be seen to be empty.
         if self.is_done() {
             return Ok(part);
@@ -162,7 +162,7 @@ impl Listing {
                     if let Some(below) = self.below.as_mut().filter(|_| entry.attr.is_dir())
                         && mount == self.dir.stat.mount
                     {
-                        below.push(Place { node: entry.id, hint: Some((self.dir.id, name.clone())) });
+                        below.push(NodeRef { node: entry.id, path_hint: Some((self.dir.id, name.clone())) });
                     }
                     bytes += nigh_native::listed_bytes(&name, &entry);
                     part.entries.push((name, entry));
@@ -172,7 +172,7 @@ impl Listing {
                 Err(Fault(errno)) => {
                     tracing::debug!(%errno, "a name of a listing cannot be looked at");
                     if std::mem::take(&mut self.granted) {
-                        cx.stake.forsake(grants, self.dir.object, Covers::Names);
+                        cx.stake.forsake(grants, self.dir.object, LeaseScope::Directory);
                     }
                 }
             }
@@ -205,7 +205,8 @@ fn look(
     if !stat.attr.covered_by_parent() {
         cx.export.watch_with(cx.files, object, || open_beneath(&dir.fd, name));
     }
-    let own = if stat.attr.covered_by_parent() { None } else { cx.stake.ask(id, object, Covers::Inode) };
+    let own =
+        if stat.attr.covered_by_parent() { None } else { cx.stake.ask(id, object, LeaseScope::Attributes) };
     if own.is_some() || cx.show(object, dir.object) {
         match stat::of_name(&dir.fd, name) {
             Ok(again) if again.is_same(&stat) => {

@@ -7,7 +7,7 @@ use crate::export::Export;
 use crate::files::SessionFiles;
 use crate::reach::{Node, reopen};
 use nigh_native::lease::Object;
-use nigh_types::{Call, Credentials, LockKind, NodeId, Place};
+use nigh_types::{Call, Credentials, LockKind, NodeId, NodeRef};
 use rustix::fs::OFlags;
 use rustix::thread::CapabilitySet;
 
@@ -17,7 +17,7 @@ pub(crate) fn find(
     export: &Export,
     files: &SessionFiles,
     who: &Credentials,
-    (call, place): (&Call, &Place),
+    (call, place): (&Call, &NodeRef),
 ) -> Result<(NodeId, Object)> {
     let node = export.reach().node(place, files)?;
     only_files(&node)?;

@@ -3,10 +3,10 @@
 use super::{Context, Outcome, SELINUX, entry_of};
 use crate::error::{Fault, Result};
 use crate::reach::{Node, proc_path, reopen};
-use nigh_types::{Covers, Errno, Kind, Name, Place, Reply, Space, XattrSet};
+use nigh_types::{Errno, Kind, LeaseScope, Name, NodeRef, Reply, Space, XattrSet};
 use rustix::fs::OFlags;
 
-pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome> {
+pub(crate) fn lookup(cx: Context<'_>, dir: &NodeRef, name: &Name) -> Result<Outcome> {
     let dir = cx.reach().directory(dir, cx.files)?;
     if !cx.is_vouched() {
         // A recall on a directory without search permission would reveal its changes.
@@ -15,7 +15,7 @@ pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcom
     }
     // Before the lookup, so that concurrent changes cause a recall.
     let mut grants = Vec::new();
-    cx.grant(&mut grants, &dir, Covers::Names);
+    cx.grant(&mut grants, &dir, LeaseScope::Directory);
     let opened = {
         let _acting = cx.act_on(&dir)?;
         cx.reach().open_child(&dir, name)
@@ -29,10 +29,10 @@ pub(crate) fn lookup(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcom
         Err(Fault(Errno::NOENT)) => None,
         Err(fault) => return Err(fault),
     };
-    Ok(Outcome { reply: Reply::Looked(looked), after: Vec::new(), grants })
+    Ok(Outcome { reply: Reply::Entry(looked), after: Vec::new(), grants })
 }
 
-pub(crate) fn getattr(cx: Context<'_>, place: &Place) -> Result<Outcome> {
+pub(crate) fn getattr(cx: Context<'_>, place: &NodeRef) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     let mut grants = Vec::new();
     cx.grant_attr_to_reader(&mut grants, &node);
@@ -55,7 +55,7 @@ pub(crate) fn by_number(cx: Context<'_>, ino: u64) -> Result<Outcome> {
     Ok(Outcome { reply: Reply::Found { node, attr, home }, after: Vec::new(), grants })
 }
 
-pub(crate) fn readlink(cx: Context<'_>, place: &Place) -> Result<Outcome> {
+pub(crate) fn readlink(cx: Context<'_>, place: &NodeRef) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     if node.stat.attr.kind() != Kind::Symlink {
         return Err(Fault(Errno::INVAL));
@@ -76,7 +76,7 @@ const XATTR_BUDGET: usize = 64 << 10;
 
 /// Returns all names visible to the peer, and the values that the caller may read. The value is `None` for others,
 /// which the client requests individually.
-pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
+pub(crate) fn xattrs(cx: Context<'_>, place: &NodeRef) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     let mut grants = Vec::new();
     cx.grant_attr_to_reader(&mut grants, &node);
@@ -105,7 +105,7 @@ pub(crate) fn xattrs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     Ok(Outcome { reply: Reply::Xattrs(set), after: Vec::new(), grants })
 }
 
-pub(crate) fn xattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result<Outcome> {
+pub(crate) fn xattr(cx: Context<'_>, place: &NodeRef, name: &[u8]) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     let mut grants = Vec::new();
     cx.grant_attr_to_reader(&mut grants, &node);
@@ -114,7 +114,7 @@ pub(crate) fn xattr(cx: Context<'_>, place: &Place, name: &[u8]) -> Result<Outco
     Ok(Outcome { reply: Reply::Value(value), after: Vec::new(), grants })
 }
 
-pub(crate) fn statfs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
+pub(crate) fn statfs(cx: Context<'_>, place: &NodeRef) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     let said = rustix::fs::fstatvfs(&node.fd)?;
     let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
@@ -130,7 +130,7 @@ pub(crate) fn statfs(cx: Context<'_>, place: &Place) -> Result<Outcome> {
     })))
 }
 
-pub(crate) fn flags(cx: Context<'_>, place: &Place) -> Result<Outcome> {
+pub(crate) fn flags(cx: Context<'_>, place: &NodeRef) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     if !matches!(node.stat.attr.kind(), Kind::File | Kind::Directory) {
         return Err(Fault(Errno::NOTTY));

@@ -5,7 +5,7 @@ use super::{Context, Outcome, entry_of};
 use crate::acting::use_umask;
 use crate::error::{Fault, Result};
 use crate::reach::{Node, hides, proc_path, reopen};
-use nigh_types::{Access, Covers, Errno, Handle, Kind, Name, Place, Reply};
+use nigh_types::{Access, Errno, Handle, Kind, LeaseScope, Name, NodeRef, Reply};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ pub(crate) struct New<'a> {
 
 pub(crate) fn create(
     cx: Context<'_>,
-    dir: &Place,
+    dir: &NodeRef,
     new: &New<'_>,
     exclusive: bool,
     access: Access,
@@ -65,7 +65,7 @@ fn open_existing(cx: Context<'_>, dir: &Node, name: &Name, access: Access) -> Re
 
 pub(crate) fn tmpfile(
     cx: Context<'_>,
-    dir: &Place,
+    dir: &NodeRef,
     mode: u32,
     umask: u32,
     access: Access,
@@ -83,12 +83,12 @@ pub(crate) fn tmpfile(
     cx.stake.done();
     let mut grants = Vec::new();
     let node = cx.grant_child(&mut grants, node)?;
-    cx.grant(&mut grants, &node, Covers::Data);
-    let reply = Reply::Made { entry: entry_of(cx, &node)?, handle: Some(handle), existed: false };
+    cx.grant(&mut grants, &node, LeaseScope::Data);
+    let reply = Reply::Created { entry: entry_of(cx, &node)?, handle: Some(handle), existed: false };
     Ok(Outcome { reply, after: vec![cx.attr_now(&dir)?], grants })
 }
 
-pub(crate) fn mknod(cx: Context<'_>, dir: &Place, new: &New<'_>, kind: Kind, rdev: u32) -> Result<Outcome> {
+pub(crate) fn mknod(cx: Context<'_>, dir: &NodeRef, new: &New<'_>, kind: Kind, rdev: u32) -> Result<Outcome> {
     let file_type = match kind {
         Kind::File => FileType::RegularFile,
         Kind::Fifo => FileType::Fifo,
@@ -103,16 +103,16 @@ pub(crate) fn mknod(cx: Context<'_>, dir: &Place, new: &New<'_>, kind: Kind, rde
     })
 }
 
-pub(crate) fn mkdir(cx: Context<'_>, dir: &Place, new: &New<'_>) -> Result<Outcome> {
+pub(crate) fn mkdir(cx: Context<'_>, dir: &NodeRef, new: &New<'_>) -> Result<Outcome> {
     make(cx, dir, new, |dir, name| rustix::fs::mkdirat(dir, name, permissions(new.mode)))
 }
 
-pub(crate) fn symlink(cx: Context<'_>, dir: &Place, name: &Name, target: &[u8]) -> Result<Outcome> {
+pub(crate) fn symlink(cx: Context<'_>, dir: &NodeRef, name: &Name, target: &[u8]) -> Result<Outcome> {
     let new = New { name, mode: 0o777, umask: 0 };
     make(cx, dir, &new, |dir, name| rustix::fs::symlinkat(target, dir, name))
 }
 
-pub(crate) fn link(cx: Context<'_>, place: &Place, dir: &Place, name: &Name) -> Result<Outcome> {
+pub(crate) fn link(cx: Context<'_>, place: &NodeRef, dir: &NodeRef, name: &Name) -> Result<Outcome> {
     let dir = parent(cx, dir, name)?;
     let node = cx.reach().node(place, cx.files)?;
     if node.stat.attr.is_dir() {
@@ -135,7 +135,7 @@ pub(crate) fn link(cx: Context<'_>, place: &Place, dir: &Place, name: &Name) -> 
 /// Creates a name as the caller, then resolves it.
 fn make(
     cx: Context<'_>,
-    dir: &Place,
+    dir: &NodeRef,
     new: &New<'_>,
     how: impl FnOnce(&Arc<OwnedFd>, &[u8]) -> rustix::io::Result<()>,
 ) -> Result<Outcome> {
@@ -162,22 +162,22 @@ fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed
     cx.stake.done();
     cx.note_parent(node.id, &node.stat, dir);
     let mut grants = Vec::new();
-    cx.grant(&mut grants, dir, Covers::Names);
+    cx.grant(&mut grants, dir, LeaseScope::Directory);
     let mut node = Node { stat: crate::stat::of_fd(&node.fd)?, ..node };
-    if !node.stat.attr.covered_by_parent() && cx.grant(&mut grants, &node, Covers::Inode) {
+    if !node.stat.attr.covered_by_parent() && cx.grant(&mut grants, &node, LeaseScope::Attributes) {
         node.stat = crate::stat::of_fd(&node.fd)?;
     }
     if handle.is_some() {
-        cx.grant(&mut grants, &node, Covers::Data);
+        cx.grant(&mut grants, &node, LeaseScope::Data);
     }
     if node.stat.attr.is_dir() {
         // The creator may cache the directory as empty, unless another process has created an entry already.
         cx.watch(node.object, &node.fd);
         let one_spelling = cx.reach().spellings.is_one_each(node.directory());
-        let names = one_spelling.then(|| cx.stake.ask(node.id, node.object, Covers::Names)).flatten();
+        let names = one_spelling.then(|| cx.stake.ask(node.id, node.object, LeaseScope::Directory)).flatten();
         grants.extend(names.filter(|_| is_empty(&node)));
     }
-    let reply = Reply::Made { entry: entry_of(cx, &node)?, handle, existed };
+    let reply = Reply::Created { entry: entry_of(cx, &node)?, handle, existed };
     Ok(Outcome { reply, after: vec![cx.attr_now(dir)?], grants })
 }
 
@@ -195,7 +195,7 @@ fn is_empty(dir: &Node) -> bool {
 }
 
 /// Resolves the directory in which a name is to be changed.
-pub(super) fn parent(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Node> {
+pub(super) fn parent(cx: Context<'_>, dir: &NodeRef, name: &Name) -> Result<Node> {
     let dir = cx.reach().directory(dir, cx.files)?;
     if hides(name.as_bytes()) {
         return Err(Fault(Errno::PERM));

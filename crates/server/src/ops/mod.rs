@@ -29,7 +29,7 @@ use crate::reach::{Node, Reach, proc_path};
 use crate::stake::Stake;
 use crate::stat;
 use nigh_native::lease::Object;
-use nigh_types::{Attr, Covers, Credentials, Entry, Grant, Kind, NodeId, Reply, Response, SetAttr};
+use nigh_types::{Attr, Credentials, Entry, Grant, Kind, LeaseScope, NodeId, Reply, Response, SetAttr};
 use rustix::fs::OFlags;
 use rustix::thread::CapabilitySet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -147,12 +147,12 @@ impl<'a> Context<'a> {
     }
 
     /// Registers a grant. The caller reads the covered facts only afterwards.
-    pub(crate) fn grant(&self, grants: &mut Vec<Grant>, node: &Node, covers: Covers) -> bool {
-        if covers == Covers::Names && !self.reach().spellings.is_one_each(node.directory()) {
+    pub(crate) fn grant(&self, grants: &mut Vec<Grant>, node: &Node, covers: LeaseScope) -> bool {
+        if covers == LeaseScope::Directory && !self.reach().spellings.is_one_each(node.directory()) {
             return false;
         }
         self.watch(node.object, &node.fd);
-        let grant = if covers == Covers::Names {
+        let grant = if covers == LeaseScope::Directory {
             self.export.note_directory(self.files, node.object, &node.fd);
             self.ask_names((node.id, node.object), &node.fd).map(|(grant, _)| grant)
         } else {
@@ -167,7 +167,7 @@ impl<'a> Context<'a> {
         let again = if child.stat.attr.covered_by_parent() {
             child.under.as_ref().is_some_and(|under| self.show(child.object, under.object))
         } else {
-            self.grant(grants, &child, Covers::Inode)
+            self.grant(grants, &child, LeaseScope::Attributes)
         };
         if again { Ok(Node { stat: stat::of_fd(&child.fd)?, ..child }) } else { Ok(child) }
     }
@@ -176,7 +176,7 @@ impl<'a> Context<'a> {
     /// false if the name by which the node was resolved leads to another inode by now.
     pub(crate) fn grant_attr(&self, grants: &mut Vec<Grant>, node: &Node) -> bool {
         let Some(under) = &node.under else {
-            self.grant(grants, node, Covers::Inode);
+            self.grant(grants, node, LeaseScope::Attributes);
             return true;
         };
         let covered = node.stat.attr.covered_by_parent();
@@ -195,7 +195,7 @@ impl<'a> Context<'a> {
             Some((grant, _)) => grants.push(grant),
             None => {
                 self.watch(node.object, &node.fd);
-                grants.extend(self.stake.ask(node.id, node.object, Covers::Inode));
+                grants.extend(self.stake.ask(node.id, node.object, LeaseScope::Attributes));
             }
         }
         now.is_some()

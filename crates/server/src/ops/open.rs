@@ -7,13 +7,13 @@ use crate::files::OpenFile;
 use crate::homes::Counted;
 use crate::reach::{Node, reopen, without_atime};
 use nigh_native::lease::Object;
-use nigh_types::{Access, Covers, Errno, Grant, Handle, Kind, Name, Place, Reply};
+use nigh_types::{Access, Errno, Grant, Handle, Kind, LeaseScope, Name, NodeRef, Reply};
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-pub(crate) fn open(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> {
+pub(crate) fn open(cx: Context<'_>, place: &NodeRef, access: Access) -> Result<Outcome> {
     match open_once(cx, place, access) {
         // The file just lost the name by which it was resolved; another name may lead to it.
         Err(Fault::STALE) => open_once(cx, place, access),
@@ -21,7 +21,7 @@ pub(crate) fn open(cx: Context<'_>, place: &Place, access: Access) -> Result<Out
     }
 }
 
-fn open_once(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> {
+fn open_once(cx: Context<'_>, place: &NodeRef, access: Access) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     only_files(&node)?;
     cx.files.has_room()?;
@@ -38,7 +38,7 @@ fn open_once(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> 
     if access.truncate {
         cx.stake.done();
         cx.grant_attr(&mut grants, &node);
-        cx.grant(&mut grants, &node, Covers::Data);
+        cx.grant(&mut grants, &node, LeaseScope::Data);
     }
     let (_, attr) = cx.attr_now(&node)?;
     Ok(Outcome { reply: Reply::Opened { handle, attr }, after: Vec::new(), grants })
@@ -46,7 +46,7 @@ fn open_once(cx: Context<'_>, place: &Place, access: Access) -> Result<Outcome> 
 
 /// Reopens a file that the client had open under `handle` before its session was discarded, with the caller's rights
 /// as any open.
-pub(crate) fn reopen_as(cx: Context<'_>, place: &Place, handle: Handle, access: Access) -> Result<Outcome> {
+pub(crate) fn reopen_as(cx: Context<'_>, place: &NodeRef, handle: Handle, access: Access) -> Result<Outcome> {
     let node = cx.reach().node(place, cx.files)?;
     only_files(&node)?;
     let counted = cx.count(node.object);
@@ -65,7 +65,7 @@ pub(crate) fn reopen_as(cx: Context<'_>, place: &Place, handle: Handle, access: 
 
 fn grant_open(cx: Context<'_>, grants: &mut Vec<Grant>, node: &Node) -> bool {
     let there = cx.grant_attr_to_reader(grants, node);
-    cx.grant(grants, node, Covers::Data);
+    cx.grant(grants, node, LeaseScope::Data);
     there
 }
 
@@ -121,7 +121,7 @@ fn adopt(cx: Context<'_>, node: &Node) {
 
 /// Opens a file, under a client-assigned handle, that the client's kernel opened without the server. On failure
 /// nothing is kept; the client's later calls resolve the file by its node id.
-pub(crate) fn keep_for(cx: Context<'_>, place: &Place, names: &[Name], handle: Handle) -> Result<()> {
+pub(crate) fn keep_for(cx: Context<'_>, place: &NodeRef, names: &[Name], handle: Handle) -> Result<()> {
     let node = match cx.reach().node(place, cx.files) {
         Err(Fault::STALE) if !names.is_empty() => {
             cx.reach().walk(place.node, names)?;
@@ -220,7 +220,7 @@ impl DataFile {
 /// Returns a descriptor for reading: an open file, or one that the server opens itself. The server uses its own
 /// rights, because the caller's kernel checked the open. Without a vouching kernel it uses the caller's rights, each
 /// time.
-pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>) -> Result<DataFile> {
+pub(crate) fn for_reading(cx: Context<'_>, place: &NodeRef, handle: Option<Handle>) -> Result<DataFile> {
     if let Some(file) = cx.files.find_told(handle, place.node)? {
         return if file.readable { Ok(DataFile::Open(file)) } else { Err(Fault(Errno::BADF)) };
     }
@@ -247,7 +247,7 @@ pub(crate) fn for_reading(cx: Context<'_>, place: &Place, handle: Option<Handle>
 /// permits.
 pub(crate) fn for_writing(
     cx: Context<'_>,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     append: bool,
 ) -> Result<DataFile> {

@@ -4,7 +4,7 @@ use super::Context;
 use crate::error::Result;
 use crate::stat;
 use nigh_native::lease::OwnChanges;
-use nigh_types::{DataStamp, NodeId};
+use nigh_types::{DataVersion, NodeId};
 use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl<'f> OwnChange<'f> {
     }
 
     /// Whether no other session has changed the data since version `then`.
-    pub(crate) fn has_followed(&self, then: DataStamp) -> Result<bool> {
+    pub(crate) fn has_followed(&self, then: DataVersion) -> Result<bool> {
         match &self.own {
             Some(own) => Ok(own.lock().have_followed(then)),
             None => Ok(stamp(self.fd)? == then),
@@ -36,7 +36,7 @@ impl<'f> OwnChange<'f> {
     }
 
     /// Records that the lease table vouches for the data since version `then`.
-    pub(crate) fn is_known_since(&self, then: DataStamp) {
+    pub(crate) fn is_known_since(&self, then: DataVersion) {
         if let Some(own) = &self.own {
             own.lock().handle_known(then);
         }
@@ -51,6 +51,6 @@ impl Drop for OwnChange<'_> {
     }
 }
 
-fn stamp(fd: BorrowedFd<'_>) -> Result<DataStamp> {
-    Ok(DataStamp::of(&stat::of_fd(fd)?.attr))
+fn stamp(fd: BorrowedFd<'_>) -> Result<DataVersion> {
+    Ok(DataVersion::of(&stat::of_fd(fd)?.attr))
 }

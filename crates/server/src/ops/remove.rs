@@ -6,11 +6,11 @@ use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::homes::Leaving;
 use crate::reach::Node;
-use nigh_types::{Attr, Errno, Handle, Kind, Name, NodeId, Place, Reply};
+use nigh_types::{Attr, Errno, Handle, Kind, Name, NodeId, NodeRef, Reply};
 use rustix::fs::AtFlags;
 use std::time::Instant;
 
-pub(crate) fn unlink(cx: Context<'_>, dir: &Place, name: &Name, keep: Option<NodeId>) -> Result<Outcome> {
+pub(crate) fn unlink(cx: Context<'_>, dir: &NodeRef, name: &Name, keep: Option<NodeId>) -> Result<Outcome> {
     let dir = parent(cx, dir, name)?;
     let victim = cx.reach().child(&dir, name)?;
     // Before the file is pinned: a pin for an open that may follow does not count as open.
@@ -30,7 +30,7 @@ pub(crate) fn unlink(cx: Context<'_>, dir: &Place, name: &Name, keep: Option<Nod
     Ok(Outcome { reply: Reply::Removed { node: victim.id, kept }, after, grants: Vec::new() })
 }
 
-pub(crate) fn rmdir(cx: Context<'_>, dir: &Place, name: &Name) -> Result<Outcome> {
+pub(crate) fn rmdir(cx: Context<'_>, dir: &NodeRef, name: &Name) -> Result<Outcome> {
     let dir = parent(cx, dir, name)?;
     let victim = cx.reach().child(&dir, name)?;
     {

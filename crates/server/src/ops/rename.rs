@@ -5,14 +5,14 @@ use super::remove::{Aside, gone, pin_if_kept, unpin};
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::reach::Node;
-use nigh_types::{Attr, Errno, Kind, Name, NodeId, Place, Reply};
+use nigh_types::{Attr, Errno, Kind, Name, NodeId, NodeRef, Reply};
 use rustix::fs::RenameFlags;
 
 /// Source and target of a rename.
 pub(crate) struct Names<'a> {
-    pub(crate) from: &'a Place,
+    pub(crate) from: &'a NodeRef,
     pub(crate) name: &'a Name,
-    pub(crate) to: &'a Place,
+    pub(crate) to: &'a NodeRef,
     pub(crate) new_name: &'a Name,
 }
 

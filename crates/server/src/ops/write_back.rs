@@ -5,7 +5,7 @@ use super::own::OwnChange;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use nigh_native::lease::{MergeBase, WroteBack};
-use nigh_types::{Errno, NodeId, Reply, Since};
+use nigh_types::{Errno, NodeId, Reply, WriteBackPrecondition};
 
 /// Write-back of a range of pages, from reading the file's present data until the write. No other change of the file
 /// intervenes.
@@ -23,7 +23,7 @@ impl WriteBack {
         cx: Context<'_>,
         change: &OwnChange<'_>,
         (node, file): (NodeId, &DataFile),
-        since: Option<Since>,
+        since: Option<WriteBackPrecondition>,
         (offset, pages): (u64, &[u8]),
     ) -> Result<Option<WriteBack>> {
         let range = (offset, pages.len() as u64);
@@ -68,7 +68,7 @@ impl WriteBack {
 fn base(
     cx: Context<'_>,
     change: &OwnChange<'_>,
-    since: Option<Since>,
+    since: Option<WriteBackPrecondition>,
     range: (u64, u64),
 ) -> Result<Option<MergeBase>> {
     let Some(since) = since else { return Ok(Some(MergeBase::default())) };

@@ -47,9 +47,9 @@ impl Place {
             | Call::Unlink { dir, name, .. }
             | Call::Rmdir { dir, name }
             | Call::Rename { from: dir, name, .. } => (dir.node, Some(name)),
-            Call::Walk { node, names } => (*node, names.first()),
+            Call::ResolvePath { node, names } => (*node, names.first()),
             Call::Tmpfile { dir, .. } => (dir.node, None),
-            Call::List { dir } | Call::Dirents { dir, .. } => {
+            Call::List { dir } | Call::ListNames { dir, .. } => {
                 return Some(Place { export, node: dir.node, names: 1 });
             }
             Call::GetAttr { node }
@@ -72,10 +72,10 @@ impl Place {
             | Call::RemoveXattr { node, .. }
             | Call::Fsync { node, .. } => (node.node, None),
             Call::LookupNumber { ino } => (NodeId { ino: *ino, generation: 0 }, None),
-            Call::Ahead { .. }
-            | Call::Steer { .. }
+            Call::Prefetch { .. }
+            | Call::PrefetchCredit { .. }
             | Call::Release { .. }
-            | Call::Keep { .. }
+            | Call::PinOpen { .. }
             | Call::Unlock { .. } => {
                 return None;
             }
@@ -149,7 +149,7 @@ mod tests {
     use nigh_types::Name;
 
     fn lookup(ino: u64, name: &str) -> Option<Place> {
-        let dir = nigh_types::Place::bare(NodeId { ino, generation: 1 });
+        let dir = nigh_types::NodeRef::bare(NodeId { ino, generation: 1 });
         Place::of(1, &Call::Lookup { dir, name: Name::new(name.as_bytes()).unwrap() })
     }
 

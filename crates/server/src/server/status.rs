@@ -6,7 +6,7 @@ use crate::leases::Picture;
 use crate::locks::LockPicture;
 use crate::session::{Session, now};
 use nigh_native::lease::{ChangeId, Holder, HolderReport, LeaseKey};
-use nigh_types::{Covers, Time};
+use nigh_types::{LeaseScope, Time};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -231,7 +231,7 @@ impl Server {
             let path = exports.iter().find_map(|export| export.reach().path_of(*object));
             json!({
                 "inode": object.ino,
-                "covers": match covers { Covers::Names | Covers::Entry | Covers::Absence => "names", Covers::Inode => "attributes", Covers::Data => "data" },
+                "covers": match covers { LeaseScope::Directory | LeaseScope::Dentry | LeaseScope::NegativeDentry => "names", LeaseScope::Attributes => "attributes", LeaseScope::Data => "data" },
                 "path": path.map(|path| path.to_string_lossy().into_owned()),
             })
         });

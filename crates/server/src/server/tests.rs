@@ -9,8 +9,8 @@ use nigh_native::{
     Hello, MAX_VERSION, MIN_VERSION, Message, Resume, ServerEvent, WINDOW_BYTES, encode_request,
 };
 use nigh_types::{
-    Access, Call, CallId, Covers, Credentials, Handle, LockKind, Name, OpName, Place, Recall, RecallId,
-    Reply, Request, Response, Term,
+    Access, Call, CallId, Credentials, Handle, LeaseScope, LockKind, MutationId, Name, NodeRef, Recall,
+    RecallId, Reply, Request, Response, Term,
 };
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -70,7 +70,7 @@ fn lock(server: &Server, session: &Session, dir: &Path) -> bool {
     std::fs::write(dir.join("f"), "").unwrap();
     let reach = session.attached().unwrap().export.reach();
     let file = reach.child(reach.root_node(), &Name::new(b"f").unwrap()).unwrap();
-    let (node, owner, flock, kind, wait) = (Place::bare(file.id), 1, false, LockKind::Write, false);
+    let (node, owner, flock, kind, wait) = (NodeRef::bare(file.id), 1, false, LockKind::Write, false);
     let (start, end, pid, reclaim) = (0, 9, 1, false);
     let call = Call::Lock { node, owner, flock, kind, start, end, wait, pid, reclaim };
     server.locks.lock(session.id, CallId(1), (file.id, file.object), &call).unwrap().is_ok()
@@ -88,7 +88,7 @@ fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
 fn a_cancel_that_crosses_its_answer_is_not_kept() {
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
-    let root = Place::bare(session.attached().unwrap().export.reach().root());
+    let root = NodeRef::bare(session.attached().unwrap().export.reach().root());
     let getattr = asking(Call::GetAttr { node: root });
     let seven = CallId(7);
     server.hear(&session, LINK, &encode_request(seven, &getattr));
@@ -113,17 +113,17 @@ fn a_close_that_takes_long_keeps_nobody_from_being_heard() {
     std::fs::write(dir.path().join("f"), "").unwrap();
     let (session, _theirs) = attached(&server, dir.path());
     let Attached { export, files, .. } = session.attached().unwrap();
-    let root = Place::bare(export.reach().root());
+    let root = NodeRef::bare(export.reach().root());
     let execute = |call| {
         let mut result = None;
         export.execute(files, CallId(1), asking(call), &mut |response| result = Some(response.result));
         result.unwrap().unwrap()
     };
     let name = Name::new(b"f").unwrap();
-    let Reply::Looked(Some(entry)) = execute(Call::Lookup { dir: root.clone(), name: name.clone() }) else {
+    let Reply::Entry(Some(entry)) = execute(Call::Lookup { dir: root.clone(), name: name.clone() }) else {
         panic!()
     };
-    let node = Place { node: entry.id, hint: Some((root.node, name)) };
+    let node = NodeRef { node: entry.id, path_hint: Some((root.node, name)) };
     let access =
         Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     let Reply::Opened { handle, .. } = execute(Call::Open { node, access }) else { panic!() };
@@ -173,10 +173,10 @@ fn no_session_begins_while_an_earlier_one_is_being_forgotten() {
 #[test]
 fn an_answer_that_is_remembered_is_not_lost_with_the_session_that_asks_for_it() {
     let (server, _state, dir) = world();
-    let name = OpName { client: 1, incarnation: 1, sequence: 7 };
+    let name = MutationId { client: 1, incarnation: 1, sequence: 7 };
     let (first, _theirs) = attached(&server, dir.path());
     let Attached { export, files, .. } = first.attached().unwrap();
-    let root = Place::bare(export.reach().root());
+    let root = NodeRef::bare(export.reach().root());
     let done = Response::plain(Ok(Reply::Done));
     first.leave_answers().unwrap().note(name.sequence, done.clone(), files);
     server.forget(&first, End::Forgotten);
@@ -223,7 +223,7 @@ fn locks_are_not_free_before_it_is_recorded_who_loses_them() {
 fn a_lock_that_is_called_off_while_it_is_held_back_leaves_nothing() {
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
-    let node = Place::bare(session.attached().unwrap().export.reach().root());
+    let node = NodeRef::bare(session.attached().unwrap().export.reach().root());
     let (owner, flock, kind, start, end) = (1, true, LockKind::Write, 0, u64::MAX);
     let (wait, pid, reclaim) = (true, 1, false);
     let lock = Call::Lock { node: node.clone(), owner, flock, kind, start, end, wait, pid, reclaim };
@@ -252,7 +252,7 @@ fn a_session_that_lapses_leaves_the_link_alone_on_which_it_is_resumed() {
     let (session, _theirs) = attached(&server, dir.path());
     let Attached { export, files, .. } = session.attached().unwrap();
     // An unconfirmed recall keeps the session from being discarded.
-    let (id, node, covers, names) = (RecallId(1), export.reach().root(), Covers::Names, vec![]);
+    let (id, node, covers, names) = (RecallId(1), export.reach().root(), LeaseScope::Directory, vec![]);
     session.queue(|connection| connection.recall(Recall { id, node, covers, names }));
     let agreed = export.session(files).unwrap();
     let (begun, done) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -2,7 +2,7 @@
 //! trusted.
 
 use nigh_native::lease::{Change, LeaseKey, Object};
-use nigh_types::{Covers, Name};
+use nigh_types::{LeaseScope, Name};
 
 /// An event with resolved handles; `None` for an object that is gone or was never granted.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -44,39 +44,39 @@ pub(crate) fn directory_of_rights(hint: &Hint) -> Option<Object> {
 /// Collects the keys to recall.
 pub(crate) fn keys(hint: &Hint, changes: &mut Vec<Change>) {
     let Hint { mask, dir, own, home, same } = hint;
-    let mut push = |object: Object, covers: Covers, name: Option<&Name>| {
+    let mut push = |object: Object, covers: LeaseScope, name: Option<&Name>| {
         let names = name.into_iter().cloned().collect();
         changes.push(Change { key: LeaseKey { object, covers }, names, writes: false, told: false });
     };
     let attributes = mask & INODE != 0 || (is_of_attributes(*mask) && !same);
     if let Some((dir, name)) = dir {
         if mask & NAMES != 0 {
-            push(*dir, Covers::Inode, None);
+            push(*dir, LeaseScope::Attributes, None);
         }
         if mask & NAMES != 0 || attributes {
-            push(*dir, Covers::Names, name.as_ref());
+            push(*dir, LeaseScope::Directory, name.as_ref());
         }
     }
     if let Some(own) = own {
         if attributes {
-            push(*own, Covers::Inode, None);
+            push(*own, LeaseScope::Attributes, None);
         }
         if mask & DATA != 0 {
-            push(*own, Covers::Data, None);
+            push(*own, LeaseScope::Data, None);
         }
         if mask & libc::FAN_DELETE_SELF != 0 {
-            push(*own, Covers::Names, None);
+            push(*own, LeaseScope::Directory, None);
         }
     }
     if let Some((dir, name)) = home.as_ref().filter(|_| attributes) {
-        push(*dir, Covers::Names, Some(name));
+        push(*dir, LeaseScope::Directory, Some(name));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Covers::{Data, Inode, Names};
+    use LeaseScope::{Attributes, Data, Directory};
 
     const DIR: Object = Object { filesystem: 1, ino: 2, birth: 3 };
     const FILE: Object = Object { filesystem: 1, ino: 4, birth: 5 };
@@ -86,7 +86,7 @@ mod tests {
         Name::new(b"n").unwrap()
     }
 
-    fn told(mask: u64, dir: bool, own: bool, same: bool) -> Vec<(Object, Covers, usize)> {
+    fn told(mask: u64, dir: bool, own: bool, same: bool) -> Vec<(Object, LeaseScope, usize)> {
         let dir = dir.then(|| (DIR, Some(name())));
         let home = (own && dir.is_none()).then(|| (HOME, name()));
         let mut changes = Vec::new();
@@ -109,10 +109,10 @@ mod tests {
     fn every_event_becomes_its_keys() {
         for mask in [libc::FAN_CREATE, libc::FAN_DELETE, libc::FAN_MOVED_FROM, libc::FAN_MOVED_TO] {
             for mask in [mask, mask | libc::FAN_ONDIR] {
-                assert_eq!(told(mask, true, false, false), [(DIR, Inode, 0), (DIR, Names, 1)]);
+                assert_eq!(told(mask, true, false, false), [(DIR, Attributes, 0), (DIR, Directory, 1)]);
             }
         }
-        let child = [(DIR, Names, 1), (FILE, Inode, 0)];
+        let child = [(DIR, Directory, 1), (FILE, Attributes, 0)];
         assert_eq!(told(libc::FAN_ATTRIB, true, true, false), child);
         assert_eq!(told(libc::FAN_ATTRIB, true, true, true), child, "only what is closed is compared");
         let written = [child[0], child[1], (FILE, Data, 0)];
@@ -121,14 +121,17 @@ mod tests {
         }
         assert_eq!(told(libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE, true, true, true), written);
         assert_eq!(told(libc::FAN_CLOSE_WRITE, true, true, true), [(FILE, Data, 0)]);
-        assert_eq!(told(libc::FAN_ATTRIB, false, true, false), [(FILE, Inode, 0), (HOME, Names, 1)]);
-        assert_eq!(told(libc::FAN_MOVE_SELF, false, true, false), [(FILE, Inode, 0), (HOME, Names, 1)]);
-        let gone = [(FILE, Inode, 0), (FILE, Data, 0), (FILE, Names, 0), (HOME, Names, 1)];
+        assert_eq!(told(libc::FAN_ATTRIB, false, true, false), [(FILE, Attributes, 0), (HOME, Directory, 1)]);
+        assert_eq!(
+            told(libc::FAN_MOVE_SELF, false, true, false),
+            [(FILE, Attributes, 0), (HOME, Directory, 1)]
+        );
+        let gone = [(FILE, Attributes, 0), (FILE, Data, 0), (FILE, Directory, 0), (HOME, Directory, 1)];
         assert_eq!(told(libc::FAN_DELETE_SELF, false, true, false), gone);
         assert_eq!(told(OWN_DELETE_SELF, true, true, false), []);
         assert_eq!(
             told(libc::FAN_MODIFY, true, false, false),
-            [(DIR, Names, 1)],
+            [(DIR, Directory, 1)],
             "nobody has the file by itself"
         );
     }

@@ -5,7 +5,7 @@ use super::group::Way;
 use super::local::{is_local, is_quick};
 use crate::stat;
 use nigh_native::lease::{Change, LeaseKey};
-use nigh_types::{Covers, Name};
+use nigh_types::{LeaseScope, Name};
 use rustix::fs::{CWD, Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -155,7 +155,7 @@ fn names_at(point: &[u8]) -> Option<[Change; 2]> {
     let object = stat::of_fd(&dir).ok()?.object(false);
     let change =
         |covers, names| Change { key: LeaseKey { object, covers }, names, writes: false, told: false };
-    Some([change(Covers::Names, vec![name]), change(Covers::Inode, Vec::new())])
+    Some([change(LeaseScope::Directory, vec![name]), change(LeaseScope::Attributes, Vec::new())])
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::*;
 use nigh_native::lease::{Granted, Holder, LeaseConfig, LeaseKey};
-use nigh_types::{Covers, NodeId, Span, Term};
+use nigh_types::{LeaseScope, NodeId, Span, Term};
 use rustix::fs::{Mode, OFlags};
 use std::path::Path;
 use std::process::Command;
@@ -40,7 +40,7 @@ impl Bench {
         let fd = open(&path);
         let object = look(&fd).unwrap().0.object(false);
         self.watched.watch(object, &fd);
-        let key = LeaseKey { object, covers: Covers::Names };
+        let key = LeaseKey { object, covers: LeaseScope::Directory };
         let node = NodeId { ino: object.ino, generation: 1 };
         self.leases.grant(ONE, key, node).unwrap()
     }

@@ -312,7 +312,7 @@ fn merged(changes: Vec<Change>) -> Vec<Change> {
 mod tests {
     use super::*;
     use nigh_native::lease::Object;
-    use nigh_types::Covers;
+    use nigh_types::LeaseScope;
 
     #[test]
     fn three_losses_within_ten_seconds_are_many_until_there_was_none_for_as_long() {
@@ -333,11 +333,17 @@ mod tests {
             Change { key: LeaseKey { object, covers }, names, writes: false, told: false }
         };
         let all = |named: &[&str]| {
-            let changes =
-                vec![change(Covers::Names, &["b"]), change(Covers::Inode, &[]), change(Covers::Names, named)];
+            let changes = vec![
+                change(LeaseScope::Directory, &["b"]),
+                change(LeaseScope::Attributes, &[]),
+                change(LeaseScope::Directory, named),
+            ];
             merged(changes)
         };
-        assert_eq!(all(&["a", "b"]), [change(Covers::Names, &["a", "b"]), change(Covers::Inode, &[])]);
-        assert_eq!(all(&[]), [change(Covers::Names, &[]), change(Covers::Inode, &[])]);
+        assert_eq!(
+            all(&["a", "b"]),
+            [change(LeaseScope::Directory, &["a", "b"]), change(LeaseScope::Attributes, &[])]
+        );
+        assert_eq!(all(&[]), [change(LeaseScope::Directory, &[]), change(LeaseScope::Attributes, &[])]);
     }
 }

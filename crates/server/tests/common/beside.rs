@@ -82,8 +82,8 @@ struct Others(Vec<Other>);
 
 struct Other {
     client: Client,
-    d2: Place,
-    own: Place,
+    d2: NodeRef,
+    own: NodeRef,
     made: u32,
 }
 
@@ -108,7 +108,7 @@ impl Others {
                     for nth in 0..LOOKS {
                         let call = Call::Lookup { dir: other.d2.clone(), name: name(&format!("n{nth}")) };
                         let begun = Instant::now();
-                        assert_eq!(other.client.call(call).result, Ok(Reply::Looked(None)));
+                        assert_eq!(other.client.call(call).result, Ok(Reply::Entry(None)));
                         looked.lock().unwrap().push(begun.elapsed());
                         let took = other.make();
                         made.lock().unwrap().push(took);

@@ -220,7 +220,7 @@ impl Client {
         let id = CallId(self.calls);
         let name = call.is_mutation().then(|| {
             self.sequence += 1;
-            OpName { client: 1, incarnation: self.incarnation, sequence: self.sequence }
+            MutationId { client: 1, incarnation: self.incarnation, sequence: self.sequence }
         });
         self.session.handle_call(self.now(), id, Request { credentials: who.clone(), name, call });
         self.drain();
@@ -284,28 +284,28 @@ impl Client {
         self.drain();
     }
 
-    pub fn root(&mut self) -> Place {
-        Place::bare(self.session().root)
+    pub fn root(&mut self) -> NodeRef {
+        NodeRef::bare(self.session().root)
     }
 
-    pub fn entry(&mut self, dir: &Place, text: &str) -> Entry {
+    pub fn entry(&mut self, dir: &NodeRef, text: &str) -> Entry {
         match self.call(Call::Lookup { dir: dir.clone(), name: name(text) }).result {
-            Ok(Reply::Looked(Some(entry))) => entry,
+            Ok(Reply::Entry(Some(entry))) => entry,
             other => panic!("{text}: {other:?}"),
         }
     }
 
     /// Resolves a path below the root, with the hint that a client would give.
-    pub fn place(&mut self, path: &str) -> Place {
+    pub fn place(&mut self, path: &str) -> NodeRef {
         let mut at = self.root();
         for part in path.split('/').filter(|part| !part.is_empty()) {
             let entry = self.entry(&at, part);
-            at = Place { node: entry.id, hint: Some((at.node, name(part))) };
+            at = NodeRef { node: entry.id, path_hint: Some((at.node, name(part))) };
         }
         at
     }
 
-    pub fn attr(&mut self, node: &Place) -> (Attr, Vec<Grant>) {
+    pub fn attr(&mut self, node: &NodeRef) -> (Attr, Vec<Grant>) {
         let response = self.call(Call::GetAttr { node: node.clone() });
         match response.result {
             Ok(Reply::Attr(_, attr)) => (attr, response.grants),
@@ -313,7 +313,7 @@ impl Client {
         }
     }
 
-    pub fn list(&mut self, dir: &Place) -> (Vec<(Name, Entry)>, Vec<Grant>) {
+    pub fn list(&mut self, dir: &NodeRef) -> (Vec<(Name, Entry)>, Vec<Grant>) {
         let id = self.send(Call::List { dir: dir.clone() });
         let (mut entries, mut grants) = (Vec::new(), Vec::new());
         loop {
@@ -327,14 +327,14 @@ impl Client {
         }
     }
 
-    pub fn open(&mut self, node: &Place, access: Access) -> Handle {
+    pub fn open(&mut self, node: &NodeRef, access: Access) -> Handle {
         match self.call(Call::Open { node: node.clone(), access }).result {
             Ok(Reply::Opened { handle, .. }) => handle,
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn read(&mut self, node: &Place) -> (Vec<u8>, Vec<Grant>) {
+    pub fn read(&mut self, node: &NodeRef) -> (Vec<u8>, Vec<Grant>) {
         let call = Call::Read { node: node.clone(), handle: None, offset: 0, length: 4096 };
         let response = self.call(call);
         match response.result {
@@ -345,15 +345,15 @@ impl Client {
 }
 
 /// The root of the attached export.
-pub fn top(client: &mut Client) -> Place {
-    Place::bare(client.session().root)
+pub fn top(client: &mut Client) -> NodeRef {
+    NodeRef::bare(client.session().root)
 }
 
 /// Looks up a name in the root, with the hint that a client would give.
-pub fn find(client: &mut Client, text: &str) -> Place {
+pub fn find(client: &mut Client, text: &str) -> NodeRef {
     let top = top(client);
     match client.call(Call::Lookup { dir: top.clone(), name: name(text) }).result {
-        Ok(Reply::Looked(Some(entry))) => Place { node: entry.id, hint: Some((top.node, name(text))) },
+        Ok(Reply::Entry(Some(entry))) => NodeRef { node: entry.id, path_hint: Some((top.node, name(text))) },
         other => panic!("{text}: {other:?}"),
     }
 }

@@ -42,19 +42,19 @@ pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-pub fn mkdir(dir: &Place, text: &str) -> Call {
+pub fn mkdir(dir: &NodeRef, text: &str) -> Call {
     Call::Mkdir { dir: dir.clone(), name: name(text), mode: 0o700, umask: 0 }
 }
 
 /// Appends a record of 16 bytes.
-pub fn append(node: &Place, handle: Handle, record: u64) -> Call {
+pub fn append(node: &NodeRef, handle: Handle, record: u64) -> Call {
     let flags = WriteFlags { append: true, ..WriteFlags::default() };
     let data = format!("{record:015}\n").into_bytes();
     Call::Write { node: node.clone(), handle: Some(handle), offset: 0, data, flags }
 }
 
 /// A write lock on the whole range of a file.
-pub fn lock(node: &Place, owner: u64, wait: bool, reclaim: bool) -> Call {
+pub fn lock(node: &NodeRef, owner: u64, wait: bool, reclaim: bool) -> Call {
     let (kind, start, end) = (LockKind::Write, 0, u64::MAX);
     Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait, pid: 1, reclaim }
 }
@@ -123,7 +123,7 @@ impl Exported {
     pub fn responses(&self, who: &Credentials, call: Call) -> Vec<Response> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let sequence = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        let name = call.is_mutation().then_some(OpName { client: 1, incarnation: 1, sequence });
+        let name = call.is_mutation().then_some(MutationId { client: 1, incarnation: 1, sequence });
         let request = Request { credentials: who.clone(), name, call };
         let mut all = Vec::new();
         self.export.execute(&self.files, CallId(sequence), request, &mut |response| all.push(response));
@@ -146,28 +146,28 @@ impl Exported {
         self.response(call).result
     }
 
-    pub fn entry(&self, dir: &Place, text: &str) -> Option<Entry> {
+    pub fn entry(&self, dir: &NodeRef, text: &str) -> Option<Entry> {
         match self.call(Call::Lookup { dir: dir.clone(), name: name(text) }) {
-            Ok(Reply::Looked(entry)) => entry,
+            Ok(Reply::Entry(entry)) => entry,
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn top(&self) -> Place {
-        Place::bare(self.root)
+    pub fn top(&self) -> NodeRef {
+        NodeRef::bare(self.root)
     }
 
     /// Resolves a path, with the hint that a client would give.
-    pub fn place(&self, path: &str) -> Place {
+    pub fn place(&self, path: &str) -> NodeRef {
         let mut at = self.top();
         for part in path.split('/') {
             let entry = self.entry(&at, part).unwrap_or_else(|| panic!("no {part} of {path}"));
-            at = Place { node: entry.id, hint: Some((at.node, name(part))) };
+            at = NodeRef { node: entry.id, path_hint: Some((at.node, name(part))) };
         }
         at
     }
 
-    pub fn attr(&self, place: &Place) -> Result<Attr, Errno> {
+    pub fn attr(&self, place: &NodeRef) -> Result<Attr, Errno> {
         match self.call(Call::GetAttr { node: place.clone() })? {
             Reply::Attr(id, attr) => {
                 assert_eq!(id, place.node);
@@ -177,7 +177,7 @@ impl Exported {
         }
     }
 
-    pub fn create(&self, dir: &Place, text: &str, mode: u32) -> (Place, Handle) {
+    pub fn create(&self, dir: &NodeRef, text: &str, mode: u32) -> (NodeRef, Handle) {
         let call = Call::Create {
             dir: dir.clone(),
             name: name(text),
@@ -187,22 +187,22 @@ impl Exported {
             access: BOTH,
         };
         match self.call(call) {
-            Ok(Reply::Made { entry, handle: Some(handle), existed: false }) => {
-                (Place { node: entry.id, hint: Some((dir.node, name(text))) }, handle)
+            Ok(Reply::Created { entry, handle: Some(handle), existed: false }) => {
+                (NodeRef { node: entry.id, path_hint: Some((dir.node, name(text))) }, handle)
             }
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn read(&self, node: &Place, handle: Option<Handle>) -> Result<Vec<u8>, Errno> {
+    pub fn read(&self, node: &NodeRef, handle: Option<Handle>) -> Result<Vec<u8>, Errno> {
         match self.call(Call::Read { node: node.clone(), handle, offset: 0, length: 1 << 20 })? {
             Reply::Data(data) => Ok(data),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn dirents(&self, dir: &Place) -> Vec<Dirent> {
-        let told = self.responses(&me(), Call::Dirents { dir: dir.clone(), after: Cookie(0) });
+    pub fn dirents(&self, dir: &NodeRef) -> Vec<Dirent> {
+        let told = self.responses(&me(), Call::ListNames { dir: dir.clone(), after: Cookie(0) });
         let part = |response: Response| match response.result {
             Ok(Reply::Dirents(part)) => part,
             other => panic!("{other:?}"),
@@ -210,7 +210,7 @@ impl Exported {
         told.into_iter().flat_map(part).collect()
     }
 
-    pub fn list(&self, dir: &Place) -> Vec<(Name, Entry)> {
+    pub fn list(&self, dir: &NodeRef) -> Vec<(Name, Entry)> {
         let all = self.responses(&me(), Call::List { dir: dir.clone() });
         let count = all.len();
         let mut entries = Vec::new();

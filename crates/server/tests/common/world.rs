@@ -71,7 +71,7 @@ impl World {
     }
 
     /// A client that holds every lease, and its nodes by path.
-    pub fn warm(&self) -> (Client, Vec<(&'static str, Place)>) {
+    pub fn warm(&self) -> (Client, Vec<(&'static str, NodeRef)>) {
         let mut client = self.client();
         let names = ["", "d", "d2", "d/e", "d/f", "d/h", "d2/old"];
         let places: Vec<_> = names.iter().map(|name| (*name, client.place(name))).collect();

@@ -55,10 +55,10 @@ impl Said {
             Some(Ok(reply)) => reply,
         };
         match (op, reply) {
-            (_, Reply::Looked(Some(entry))) | (_, Reply::Made { entry, .. }) => {
+            (_, Reply::Entry(Some(entry))) | (_, Reply::Created { entry, .. }) => {
                 Said::Node(entry.id, entry.attr)
             }
-            (_, Reply::Looked(None)) => Said::Missing,
+            (_, Reply::Entry(None)) => Said::Missing,
             (_, Reply::Attr(id, attr)) => Said::Node(*id, *attr),
             (_, Reply::Listed(_)) => Said::Names(listed(responses)),
             (_, Reply::Target(target)) => Said::Bytes(target.to_vec()),

@@ -2,9 +2,9 @@
 
 use super::said::Said;
 use nigh_cache::{Fh, Op};
-use nigh_remote::tree::{Tree, TreeConfig};
+use nigh_remote::model_fs::{Tree, TreeConfig};
 use nigh_types::{
-    Call, Credentials, Handle, Name, NodeId, Place, Reply, Request, Response, Time, WriteFlags,
+    Call, Credentials, Handle, Name, NodeId, NodeRef, Reply, Request, Response, Time, WriteFlags,
 };
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ impl Twin {
         responses.iter().for_each(|response| self.learn(response));
         let handle = responses.first().and_then(|response| match &response.result {
             Ok(Reply::Opened { handle, .. }) => Some(*handle),
-            Ok(Reply::Made { handle, .. }) => *handle,
+            Ok(Reply::Created { handle, .. }) => *handle,
             _ => None,
         });
         (Said::by_replies(op, &responses), handle)
@@ -56,7 +56,7 @@ impl Twin {
 
     fn learn(&mut self, response: &Response) {
         match &response.result {
-            Ok(Reply::Looked(Some(entry)) | Reply::Made { entry, .. }) => {
+            Ok(Reply::Entry(Some(entry)) | Reply::Created { entry, .. }) => {
                 self.ids.insert(entry.id.ino, entry.id);
             }
             Ok(Reply::Listed(part)) => {
@@ -72,8 +72,8 @@ impl Twin {
         self.ids.get(&ino).copied().unwrap_or(NodeId { ino, generation: 0 })
     }
 
-    fn place(&self, ino: u64) -> Place {
-        Place::bare(self.id(ino))
+    fn place(&self, ino: u64) -> NodeRef {
+        NodeRef::bare(self.id(ino))
     }
 
     fn handle(&self, fh: Fh) -> Option<Handle> {

@@ -4,7 +4,7 @@ use super::server::Server;
 use super::session::{Due, Work};
 use nigh_native::lease::{Change, ChangeId, Granted, Holder, LeaseKey, Object, Parking, Reading};
 use nigh_types::{
-    Call, CallId, Covers, Errno, Grant, Handle, Mode, NodeId, Reply, Request, Response, Span, Time,
+    Call, CallId, Errno, Grant, Handle, LeaseScope, Mode, NodeId, Reply, Request, Response, Span, Time,
     WriteFlags,
 };
 
@@ -19,7 +19,7 @@ pub(super) struct Job {
 }
 
 /// Returns a node's key in the lease table.
-pub(super) fn key(node: NodeId, covers: Covers) -> LeaseKey {
+pub(super) fn key(node: NodeId, covers: LeaseScope) -> LeaseKey {
     LeaseKey { object: Object { filesystem: 1, ino: node.ino, birth: node.generation }, covers }
 }
 
@@ -27,7 +27,7 @@ pub(super) fn key(node: NodeId, covers: Covers) -> LeaseKey {
 pub(super) fn handle(response: &mut Response) -> Option<&mut Handle> {
     match response.result.as_mut().ok()? {
         Reply::Opened { handle, .. } => Some(handle),
-        Reply::Made { handle, .. } => handle.as_mut(),
+        Reply::Created { handle, .. } => handle.as_mut(),
         Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } => kept.as_mut(),
         _ => None,
     }
@@ -49,7 +49,7 @@ impl Server {
                 self.tree.release(&own);
                 return;
             }
-            Call::Keep { handle, .. } => {
+            Call::PinOpen { handle, .. } => {
                 self.tree.execute(now, &request);
                 if self.tree.opened(*handle).is_some() {
                     self.sessions.get_mut(&id).expect("it asks").handles.insert(*handle);
@@ -117,7 +117,7 @@ impl Server {
         let holder = Holder(job.session);
         match &job.request.call {
             Call::Read { node, .. } if self.tree.attr(node.node).is_some() => {
-                let seat = (holder, key(node.node, Covers::Data));
+                let seat = (holder, key(node.node, LeaseScope::Data));
                 let given = match job.change {
                     Some(reader) => self.desk.take_granted(reader),
                     None => match self.desk.handle_read(now, seat, node.node) {
@@ -134,7 +134,7 @@ impl Server {
                 self.execute(now, job, given);
             }
             Call::Fsync { node, .. } if job.change.is_none() => {
-                let key = key(node.node, Covers::Data);
+                let key = key(node.node, LeaseScope::Data);
                 let change = self.desk.table_mut().handle_settle(now, holder, key);
                 self.settle(now);
                 job.change = Some(change);
@@ -176,10 +176,10 @@ impl Server {
     }
 
     fn changes(&self, call: &Call) -> Vec<Change> {
-        let change = |change: nigh_remote::tree::Change| Change {
-            writes: change.covers == Covers::Data,
-            told: change.covers == Covers::Inode
-                || change.covers == Covers::Names && !change.names.is_empty(),
+        let change = |change: nigh_remote::model_fs::Change| Change {
+            writes: change.covers == LeaseScope::Data,
+            told: change.covers == LeaseScope::Attributes
+                || change.covers == LeaseScope::Directory && !change.names.is_empty(),
             key: key(change.node, change.covers),
             names: change.names,
         };
@@ -196,7 +196,7 @@ impl Server {
         {
             self.written.push((name.client, node.ino));
         }
-        let mut given = given.map(|granted| (Covers::Data, granted));
+        let mut given = given.map(|granted| (LeaseScope::Data, granted));
         if let Some(change) = job.change {
             let is_done = responses.iter().all(|response| response.result.is_ok());
             self.note_data(change, &job.request.call, back, is_done);
@@ -209,9 +209,9 @@ impl Server {
                 written_node(&job.request.call).filter(|_| responses.iter().all(|r| r.result.is_ok()));
             match changed {
                 Some(node) => {
-                    let seat = (holder, key(node, Covers::Data));
+                    let seat = (holder, key(node, LeaseScope::Data));
                     let granted = self.desk.handle_written(now, change, seat, node);
-                    given = granted.map(|granted| (Covers::Data, granted));
+                    given = granted.map(|granted| (LeaseScope::Data, granted));
                 }
                 None => self.desk.handle_done(now, change),
             }
@@ -248,7 +248,7 @@ impl Server {
         now: Time,
         holder: Holder,
         wanted: Grant,
-        given: &mut Option<(Covers, Granted)>,
+        given: &mut Option<(LeaseScope, Granted)>,
     ) -> Option<Grant> {
         let term = self.sessions.get(&holder.0)?.term;
         let had = given.take_if(|(covers, _)| *covers == wanted.covers).map(|(_, granted)| granted);

@@ -7,7 +7,7 @@ use crate::world::{Client, World};
 use nigh_cache::{Config, Level, OnDisconnect};
 use nigh_native::lease::LeaseConfig;
 use nigh_native::{DIRENTS, NAMES_ALONE, PUSHES};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{OpId, Span, Term, Time};
 use std::collections::BTreeMap;
 

@@ -5,7 +5,7 @@ use super::{Native, Place};
 use crate::world::{Backend, World};
 use nigh_cache::{Answer, Config, Fh, Op, Stale};
 use nigh_native::lease::LeaseConfig;
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{Access, Call, Errno, Name, OpId, Reply, Span, Time, WriteFlags};
 
 const A: usize = 0;
@@ -129,7 +129,7 @@ impl Mounts {
         let is_refused = self.world.answers.iter().any(refused);
         let (node, now) =
             (self.world.server.edit(|tree| tree.find("f").expect("it is there")), self.world.now);
-        let read = Call::Read { node: nigh_types::Place::bare(node), handle: None, offset: 0, length: 100 };
+        let read = Call::Read { node: nigh_types::NodeRef::bare(node), handle: None, offset: 0, length: 100 };
         let Ok(Reply::Data(data)) = self.world.server.edit(|tree| tree.beside(now, read)) else {
             panic!("no data")
         };

@@ -11,10 +11,10 @@ use super::session::{Due, Grace, Hello, Memory, Remembered, Session, Who, Work};
 use crate::random::Dice;
 use nigh_native::lease::{Desk, DeskOutput, Holder, LeaseConfig, Party, Told};
 use nigh_native::{NAMES_ALONE, PUSHES, ServerConfig, ServerConnection, ServerEvent};
-use nigh_remote::tree::Tree;
+use nigh_remote::model_fs::Tree;
 use nigh_types::{
-    Call, CallId, Commit, Credentials, Errno, Fact, Handle, NodeId, Origin, Place, Request, Response, Span,
-    Term, Time,
+    Call, CallId, Credentials, Errno, Handle, NodeId, NodeRef, Origin, Request, Response, Span, Term, Time,
+    UpdateCommit, UpdatedFact,
 };
 use std::collections::BTreeMap;
 
@@ -220,8 +220,8 @@ impl Server {
             cookie_key: self.tree.config().cookie_key,
             term,
             has_acls: false,
-            host_bound: String::new(),
-            not_given: Vec::new(),
+            staleness_bound: String::new(),
+            unsupported_guarantees: Vec::new(),
             acts_as: (0, 0),
             walks_ahead: false,
             tells_dirents: false,
@@ -316,7 +316,7 @@ impl Server {
                 DeskOutput::Commit { holder, id, told } => {
                     let facts = told.into_iter().filter_map(|told| self.become_of(told)).collect();
                     if let Some(session) = self.sessions.get_mut(&holder.0) {
-                        session.connection.commit(Commit { id, facts });
+                        session.connection.commit(UpdateCommit { id, facts });
                         self.flush(holder.0);
                     }
                 }
@@ -346,14 +346,14 @@ impl Server {
     }
 
     /// Returns the committed state of an updated fact.
-    fn become_of(&self, told: Told) -> Option<Fact> {
+    fn become_of(&self, told: Told) -> Option<UpdatedFact> {
         let Told { node, name, .. } = told;
         match name {
             Some(name) => {
                 let entry = self.tree.entry(node, &name)?;
-                Some(Fact::Name { dir: node, name, entry })
+                Some(UpdatedFact::Name { dir: node, name, entry })
             }
-            None => self.tree.attr(node).map(|attr| Fact::Attr { node, attr }),
+            None => self.tree.attr(node).map(|attr| UpdatedFact::Attr { node, attr }),
         }
     }
 
@@ -445,7 +445,7 @@ impl Server {
     pub(super) fn keep(&mut self, now: Time, node: NodeId) -> Option<Handle> {
         self.last_kept += 1;
         let handle = Handle(1 << 40 | self.last_kept);
-        let call = Call::Keep { node: Place::bare(node), names: Vec::new(), handle };
+        let call = Call::PinOpen { node: NodeRef::bare(node), names: Vec::new(), handle };
         self.tree.execute(now, &Request { credentials: Credentials::default(), name: None, call });
         (self.tree.opened(handle) == Some(node)).then_some(handle)
     }

@@ -4,7 +4,7 @@ use super::{Native, Place};
 use crate::world::{Backend, World};
 use nigh_cache::{Answer, Config, Op, Prefetch};
 use nigh_native::lease::{HolderReport, LeaseConfig, LeaseReport};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{Cookie, Name, Span, Time};
 
 const SHARE: u64 = 40;

@@ -3,7 +3,7 @@
 use super::calls::Job;
 use super::server::Server;
 use nigh_native::lease::{ChangeId, Holder, WroteBack};
-use nigh_types::{Call, Covers, Place, Reply, Time, WriteFlags};
+use nigh_types::{Call, LeaseScope, NodeRef, Reply, Time, WriteFlags};
 
 /// Pages that a client writes back.
 pub(super) struct WriteBack {
@@ -25,7 +25,7 @@ impl Server {
         }
         let (node, offset) = (node.node, *offset);
         let read = Call::Read {
-            node: Place::bare(node),
+            node: NodeRef::bare(node),
             handle: None,
             offset,
             length: u32::try_from(data.len()).unwrap_or(u32::MAX),
@@ -58,8 +58,8 @@ impl Server {
         let own = self.sessions.iter().filter(|(_, session)| session.who.0 == client);
         let mut owed = own.flat_map(|(id, _)| self.desk.table().owed_nodes(Holder(*id)));
         owed.any(|(node, covers)| match covers {
-            Covers::Data => !attributes && node.ino == ino,
-            Covers::Inode => attributes && node.ino == ino,
+            LeaseScope::Data => !attributes && node.ino == ino,
+            LeaseScope::Attributes => attributes && node.ino == ino,
             _ => attributes,
         })
     }

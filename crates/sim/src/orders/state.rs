@@ -7,7 +7,7 @@ use crate::world::{Backend, World, name_of};
 use nigh_cache::{Answer, Config, Level, Op};
 use nigh_native::lease::LeaseConfig;
 use nigh_native::{NAMES_ALONE, PUSHES};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{Access, Name, OpId, Span, Time};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::collections::BTreeSet;

@@ -4,7 +4,7 @@ use super::{Dice, History, Kinds};
 use crate::world::{World, name_of};
 use nigh_cache::{Config, Level, OnDisconnect, Prefetch};
 use nigh_remote::fake::{Fate, Which};
-use nigh_remote::tree::TreeConfig;
+use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{OpId, Span, Term};
 
 /// The parameters of a history.

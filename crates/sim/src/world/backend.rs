@@ -2,7 +2,7 @@
 
 use nigh_remote::Remote;
 use nigh_remote::fake::{Control, Fake, FakeServer};
-use nigh_remote::tree::Tree;
+use nigh_remote::model_fs::Tree;
 use nigh_types::Time;
 
 /// A server with its clients' ends of sessions. Times are the world's, except for inputs and timeouts of

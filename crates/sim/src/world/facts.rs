@@ -4,8 +4,8 @@ use super::own::changed_inode;
 use super::{Backend, World, name_of};
 use crate::kept::Written;
 use nigh_cache::{Level, Op};
-use nigh_remote::tree::Tree;
-use nigh_types::{Attr, Call, NodeId, OpId, Place, Reply, Time, WriteFlags};
+use nigh_remote::model_fs::Tree;
+use nigh_types::{Attr, Call, NodeId, NodeRef, OpId, Reply, Time, WriteFlags};
 use std::collections::BTreeMap;
 
 /// The watched xattr.
@@ -120,7 +120,7 @@ impl Facts {
 }
 
 fn value(tree: &mut Tree, now: Time, id: NodeId, fact: Fact) -> Option<Vec<u8>> {
-    let node = Place::bare(id);
+    let node = NodeRef::bare(id);
     let call = match fact {
         Fact::Data => Call::Read { node, handle: None, offset: 0, length: 4096 },
         Fact::Xattr => Call::Xattr { node, name: XATTR.to_vec() },

@@ -2,7 +2,7 @@
 
 use nigh_cache::{Answer, Stale};
 use nigh_remote::Event;
-use nigh_types::{Commit, Covers, Fact, Hold, Span};
+use nigh_types::{LeaseScope, Span, UpdateCommit, UpdatePrepare, UpdatedFact};
 
 /// A line for a lost or restored session.
 pub(super) fn away_line(at: usize, event: &Event) -> Option<String> {
@@ -16,9 +16,9 @@ pub(super) fn away_line(at: usize, event: &Event) -> Option<String> {
 }
 
 /// A line for a prepared update.
-pub(super) fn held_line(hold: &Hold) -> String {
+pub(super) fn held_line(hold: &UpdatePrepare) -> String {
     let facts = hold.facts.iter().map(|held| match held.covers {
-        Covers::Names => {
+        LeaseScope::Directory => {
             let names: Vec<String> =
                 held.names.iter().map(|name| format!("{}/{name}", held.node.ino)).collect();
             names.join(", ")
@@ -29,13 +29,13 @@ pub(super) fn held_line(hold: &Hold) -> String {
 }
 
 /// A line for an update's commit.
-pub(super) fn became_line(commit: &Commit) -> String {
+pub(super) fn became_line(commit: &UpdateCommit) -> String {
     let facts = commit.facts.iter().map(|fact| match fact {
-        Fact::Name { dir, name, entry: Some(entry) } => {
+        UpdatedFact::Name { dir, name, entry: Some(entry) } => {
             format!("{}/{name} is inode {}", dir.ino, entry.id.ino)
         }
-        Fact::Name { dir, name, entry: None } => format!("{}/{name} is gone", dir.ino),
-        Fact::Attr { node, attr } => format!("{} has nlink {}", node.ino, attr.nlink),
+        UpdatedFact::Name { dir, name, entry: None } => format!("{}/{name} is gone", dir.ino),
+        UpdatedFact::Attr { node, attr } => format!("{} has nlink {}", node.ino, attr.nlink),
     });
     facts.collect::<Vec<String>>().join(", ")
 }

@@ -1,22 +1,22 @@
 //! Remote changes that come as updates in place.
 
 use super::*;
-use nigh_types::{Commit, Fact, Held, Hold};
+use nigh_types::{UpdateCommit, UpdatePrepare, UpdateScope, UpdatedFact};
 
 impl Stage {
     /// Another client changes these names of the root: each then leads to an inode, or to nothing. No listing follows.
     fn push(&mut self, names: &[(&str, Option<(u64, Attr)>)]) {
         self.now = self.now.after(Span::from_millis(300));
         let held = names.iter().map(|(text, _)| name(text)).collect();
-        let facts = vec![Held { node: ROOT, covers: Covers::Names, names: held }];
-        self.cache.handle_event(self.now, Event::Hold(Hold { id: RecallId(7), facts }));
+        let facts = vec![UpdateScope { node: ROOT, covers: LeaseScope::Directory, names: held }];
+        self.cache.handle_event(self.now, Event::UpdatePrepare(UpdatePrepare { id: RecallId(7), facts }));
         self.poll();
         let fact = |(text, entry): &(&str, Option<(u64, Attr)>)| {
             let entry = entry.map(|(ino, attr)| Entry { id: id(ino), attr, target: None, no_xattrs: true });
-            Fact::Name { dir: ROOT, name: name(text), entry }
+            UpdatedFact::Name { dir: ROOT, name: name(text), entry }
         };
         let facts = names.iter().map(fact).collect();
-        self.cache.handle_event(self.now, Event::Commit(Commit { id: RecallId(7), facts }));
+        self.cache.handle_event(self.now, Event::UpdateCommit(UpdateCommit { id: RecallId(7), facts }));
         self.poll();
         assert_eq!((self.lists.len(), self.cache.watching().unsettled), (0, 0), "nothing is looked at again");
     }
@@ -51,11 +51,11 @@ fn a_name_that_others_are_about_to_change_is_not_told_from_memory() {
     stage.push(&[("b", Some((11, file(0))))]);
     let known = |stage: &mut Stage| stage.cache.known(stage.now, 1, &name("b"), Kind::File);
     assert!(matches!(known(&mut stage), Some(Answer::Node(node)) if node.id == id(11)));
-    let facts = vec![Held { node: ROOT, covers: Covers::Names, names: vec![name("b")] }];
-    stage.cache.handle_event(stage.now, Event::Hold(Hold { id: RecallId(9), facts }));
+    let facts = vec![UpdateScope { node: ROOT, covers: LeaseScope::Directory, names: vec![name("b")] }];
+    stage.cache.handle_event(stage.now, Event::UpdatePrepare(UpdatePrepare { id: RecallId(9), facts }));
     assert_eq!(known(&mut stage), None);
-    let facts = vec![Fact::Name { dir: ROOT, name: name("b"), entry: None }];
-    stage.cache.handle_event(stage.now, Event::Commit(Commit { id: RecallId(9), facts }));
+    let facts = vec![UpdatedFact::Name { dir: ROOT, name: name("b"), entry: None }];
+    stage.cache.handle_event(stage.now, Event::UpdateCommit(UpdateCommit { id: RecallId(9), facts }));
     assert_eq!(known(&mut stage), None);
 }
 

@@ -116,13 +116,13 @@ fn a_file_that_a_forgotten_session_had_made_is_claimed_where_it_was_made() {
     let (call, _) = rig.call();
     let node = NodeId { ino: 8, generation: 8 };
     let entry = Entry { id: node, attr: attr(), target: None, no_xattrs: true };
-    let made = Ok(Reply::Made { entry, handle: Some(Handle(9)), existed: false });
+    let made = Ok(Reply::Created { entry, handle: Some(Handle(9)), existed: false });
     let claims = rig.answered_by_a_session_that_is_forgotten(call, made, &mut untold);
     let [Output::Call { id, call: Call::Reopen { node: place, handle: Handle(9), .. }, .. }] = &claims[..]
     else {
         panic!("{claims:?}")
     };
-    assert_eq!((place.node, place.hint.as_ref().map(|hint| &hint.1)), (node, Some(&name)));
+    assert_eq!((place.node, place.path_hint.as_ref().map(|hint| &hint.1)), (node, Some(&name)));
     assert_eq!(rig.say(*id, opened(9), &mut untold), []);
     let after = rig.forgotten(untold);
     let [Output::Reclaimed, Output::Answer { op: told, answer: Answer::Created(..) }] = after[..] else {
@@ -241,7 +241,7 @@ fn pages_that_were_left_out_for_a_request_go_when_it_fails() {
             }
         }
     };
-    let recall = Recall { id: RecallId(5), node: FILE, covers: Covers::Data, names: vec![] };
+    let recall = Recall { id: RecallId(5), node: FILE, covers: LeaseScope::Data, names: vec![] };
     for killed in [false, true] {
         // After a recall: it is refused, or its caller is killed.
         let mut rig = Rig::new();

@@ -81,7 +81,12 @@ fn pages_of_a_read_that_waits_for_a_write_are_dropped_behind_its_answer() {
     rig.write(false);
     let (write, _) = rig.calls.pop().unwrap();
     read(&mut rig, 0);
-    rig.event(Event::Recall(Recall { id: RecallId(1), node: FILE, covers: Covers::Data, names: Vec::new() }));
+    rig.event(Event::Recall(Recall {
+        id: RecallId(1),
+        node: FILE,
+        covers: LeaseScope::Data,
+        names: Vec::new(),
+    }));
     rig.answered(write, Reply::Written { offset: 0, count: 4 }, attr(2), None);
     let (call, _) = rig.calls.pop().expect("it is asked");
     rig.stale.clear();

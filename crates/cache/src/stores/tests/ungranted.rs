@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns the precondition that a write-back of the page would carry.
-fn said(rig: &Rig, offset: u64) -> Option<Since> {
+fn said(rig: &Rig, offset: u64) -> Option<WriteBackPrecondition> {
     rig.cache.since(FILE.ino, (offset, 4)).expect("nothing is lost")
 }
 

@@ -18,7 +18,7 @@ fn others_are_asked_and_the_change_waits_for_all_of_them() {
     assert_eq!(recalls.len(), 2, "not the one who changes it: {recalls:?}");
     for (holder, recall) in &recalls {
         assert!(*holder != A);
-        assert_eq!((recall.node, recall.covers), (node(*holder, names(1)), Covers::Names));
+        assert_eq!((recall.node, recall.covers), (node(*holder, names(1)), LeaseScope::Directory));
         assert_eq!(recall.names, names_changed);
     }
     assert!(!bench.table.is_ready(id));

@@ -3,7 +3,7 @@
 use super::*;
 
 fn data(ino: u64) -> LeaseKey {
-    LeaseKey { object: object(ino), covers: Covers::Data }
+    LeaseKey { object: object(ino), covers: LeaseScope::Data }
 }
 
 /// A file of a directory.
@@ -152,10 +152,10 @@ fn what_went_before_an_acknowledgement_does_not_count_as_unchanged_for_who_owes_
     let one = bench.flush_of(A, &file(1, 9));
     let same = bench.flush_of(B, &file(2, 9));
     bench.recalls();
-    assert!(bench.is_unbroken(same, (held, Covers::Names)));
+    assert!(bench.is_unbroken(same, (held, LeaseScope::Directory)));
     assert_eq!(bench.go_to(at_ms(500)), [LeaseOutput::Ready(one)]);
     bench.table.handle_done(bench.now, one);
-    assert!(!bench.is_unbroken(same, (held, Covers::Names)), "it may be of the same page");
+    assert!(!bench.is_unbroken(same, (held, LeaseScope::Directory)), "it may be of the same page");
 }
 
 /// The directory lease that was bypassed may be the only cover of another holder's pages of the file.

@@ -16,7 +16,7 @@ fn desk() -> Desk<&'static str> {
 }
 
 fn data(ino: u64) -> LeaseKey {
-    LeaseKey { object: object(ino), covers: Covers::Data }
+    LeaseKey { object: object(ino), covers: LeaseScope::Data }
 }
 
 fn grant(granted: Granted, (holder, key): (Holder, LeaseKey)) -> Grant {

@@ -395,7 +395,7 @@ fn a_client_that_delays_its_own_origin_alone_leaves_the_others_of_it_their_grant
 
 #[test]
 fn a_write_that_queues_behind_the_delaying_origin_counts_as_delayed() {
-    let data = |ino| LeaseKey { covers: Covers::Data, ..names(ino) };
+    let data = |ino| LeaseKey { covers: LeaseScope::Data, ..names(ino) };
     let mut bench = Bench::with(&[A, B, C]);
     for (holder, uid) in [(A, 7001), (B, 7001), (C, 7002)] {
         let origin = Origin { uid: Some(uid), host: None };

@@ -1,7 +1,7 @@
 //! Updates in place of recalls (docs/decisions/0014-pushes.md).
 
 use super::*;
-use nigh_types::Hold;
+use nigh_types::UpdatePrepare;
 
 fn change(key: LeaseKey) -> Change {
     Change { told: true, ..super::change(key) }
@@ -22,7 +22,7 @@ fn bench(holders: &[Holder]) -> Bench {
 }
 
 impl Bench {
-    fn holds(&mut self) -> Vec<(Holder, Hold)> {
+    fn holds(&mut self) -> Vec<(Holder, UpdatePrepare)> {
         let outputs = self.outputs();
         let holds = outputs.into_iter().filter_map(|output| match output {
             LeaseOutput::Hold { holder, hold } => Some((holder, hold)),
@@ -32,7 +32,7 @@ impl Bench {
         holds.collect()
     }
 
-    fn hold(&mut self) -> (Holder, Hold) {
+    fn hold(&mut self) -> (Holder, UpdatePrepare) {
         let mut holds = self.holds();
         assert_eq!(holds.len(), 1, "one hold: {holds:?}");
         holds.remove(0)
@@ -76,7 +76,10 @@ fn one_message_holds_all_of_a_change_and_one_says_what_it_has_become() {
     assert_eq!(holder, B);
     assert_eq!(
         facts,
-        [(own(names(1)), Covers::Names, vec![name("x"), name("y")]), (own(inode(1)), Covers::Inode, vec![])]
+        [
+            (own(names(1)), LeaseScope::Directory, vec![name("x"), name("y")]),
+            (own(inode(1)), LeaseScope::Attributes, vec![])
+        ]
     );
     assert!(!bench.table.is_ready(id) && bench.table.stands(B, grant.id));
     assert_eq!(bench.refused(B, names(1)), Refusal::Changing);
@@ -93,7 +96,7 @@ fn one_message_holds_all_of_a_change_and_one_says_what_it_has_become() {
 
 #[test]
 fn what_cannot_be_told_is_recalled() {
-    let data = LeaseKey { covers: Covers::Data, ..names(1) };
+    let data = LeaseKey { covers: LeaseScope::Data, ..names(1) };
     for (key, change) in [(names(1), change(names(1))), (data, change(data))] {
         let mut bench = bench(&[A, B]);
         bench.granted(B, key);
@@ -237,13 +240,13 @@ fn what_was_held_has_a_gap_and_what_is_granted_next_has_none() {
     bench.whole_change_of(A);
     let own = bench.begin(B, &[change(inode(1))]);
     bench.outputs();
-    assert!(!bench.is_unbroken(own, (grant.id, Covers::Inode)), "somebody else has changed it");
+    assert!(!bench.is_unbroken(own, (grant.id, LeaseScope::Attributes)), "somebody else has changed it");
     bench.table.handle_done(T0, own);
     bench.outputs();
     let next = bench.granted(B, inode(1));
     let own = bench.begin(B, &[change(inode(1))]);
-    assert!(bench.is_unbroken(own, (next.id, Covers::Inode)));
-    assert!(!bench.is_unbroken(own, (grant.id, Covers::Inode)));
+    assert!(bench.is_unbroken(own, (next.id, LeaseScope::Attributes)));
+    assert!(!bench.is_unbroken(own, (grant.id, LeaseScope::Attributes)));
 }
 
 impl Bench {

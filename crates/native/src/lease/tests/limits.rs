@@ -31,7 +31,7 @@ fn what_is_watched_has_no_limit_for_those_who_trust_that() {
     bench.table.handle_limit(T0, B, LIMIT);
     assert_eq!(bench.granted(A, names(1)).limit, Span::FOREVER);
     assert_eq!(bench.granted(B, names(1)).limit, LIMIT);
-    let elsewhere = LeaseKey { object: Object { filesystem: 9, ..object(1) }, covers: Covers::Names };
+    let elsewhere = LeaseKey { object: Object { filesystem: 9, ..object(1) }, covers: LeaseScope::Directory };
     assert_eq!(bench.granted(A, elsewhere).limit, LIMIT);
     bench.table.handle_watched_object(T0, elsewhere.object);
     assert_eq!(bench.granted(A, elsewhere).limit, Span::FOREVER);
@@ -46,7 +46,8 @@ fn what_is_watched_has_no_limit_for_those_who_trust_that() {
 #[test]
 fn grants_of_one_holder_with_and_without_a_limit_end_each_in_its_time() {
     let mut bench = watched(&[A]);
-    let elsewhere = |ino| LeaseKey { object: Object { filesystem: 9, ..object(ino) }, covers: Covers::Inode };
+    let elsewhere =
+        |ino| LeaseKey { object: Object { filesystem: 9, ..object(ino) }, covers: LeaseScope::Attributes };
     bench.granted(A, names(1));
     let first = bench.granted(A, elsewhere(1));
     bench.now = at_ms(3000);
@@ -90,7 +91,7 @@ fn limited_never_follows_unlimited_without_a_recall() {
 #[test]
 fn overflow_recalls_what_was_before_it_and_not_after() {
     let mut bench = watched(&[A, B]);
-    let elsewhere = LeaseKey { object: Object { filesystem: 9, ..object(1) }, covers: Covers::Names };
+    let elsewhere = LeaseKey { object: Object { filesystem: 9, ..object(1) }, covers: LeaseScope::Directory };
     let kept = bench.granted(B, elsewhere);
     for ino in 1..=10 {
         bench.granted(A, names(ino));

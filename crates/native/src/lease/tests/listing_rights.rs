@@ -13,7 +13,7 @@ fn told(bench: &mut Bench, named: &str) -> Vec<Name> {
     let change = Change { names: vec![name(named)], ..change(names(1)) };
     let id = bench.table.handle_change(bench.now, Some(A), &[change]);
     let (holder, recall) = bench.recall();
-    assert_eq!((holder, recall.covers), (B, Covers::Names));
+    assert_eq!((holder, recall.covers), (B, LeaseScope::Directory));
     bench.acknowledge(B, recall.id);
     bench.table.handle_done(bench.now, id);
     bench.outputs();
@@ -46,7 +46,7 @@ fn change_of_rights_recalls_what_was_granted_under_the_old_ones() {
     bench.granted(A, names(1));
     bench.table.handle_rights_changed(bench.now, object(1));
     let (holder, recall) = bench.recall();
-    assert_eq!((holder, recall.covers, recall.names), (B, Covers::Names, vec![]));
+    assert_eq!((holder, recall.covers, recall.names), (B, LeaseScope::Directory, vec![]));
     assert_eq!(bench.grant(B, names(1)), None, "its recall is out");
     bench.acknowledge(B, recall.id);
     assert!(!bench.granted(B, names(1)).listed);

@@ -3,7 +3,7 @@
 use super::*;
 
 const DATA: LeaseKey =
-    LeaseKey { object: Object { filesystem: 8, ino: 1, birth: 101 }, covers: Covers::Data };
+    LeaseKey { object: Object { filesystem: 8, ino: 1, birth: 101 }, covers: LeaseScope::Data };
 
 impl Bench {
     fn flush_data(&mut self, by: Holder) -> ChangeId {
@@ -13,7 +13,8 @@ impl Bench {
     /// Applies a ready write-back of four bytes, from its merge to its end, to the file.
     fn write_back(&mut self, id: ChangeId, held: GrantId, pages: &[u8], file: &mut Vec<u8>) {
         assert!(self.table.is_ready(id));
-        let base = self.table.merge_base(self.now, id, (held, Covers::Data), (0, 4)).expect("it is known");
+        let base =
+            self.table.merge_base(self.now, id, (held, LeaseScope::Data), (0, 4)).expect("it is known");
         let written = base.merge(0, pages, file);
         let before = self.table.overtakes(id).then_some(file.as_slice());
         self.table.handle_wrote_back(id, WroteBack { offset: 0, before, pages, written: &written });
@@ -44,7 +45,11 @@ fn two_holders_that_store_into_one_page_both_keep_their_stores() {
     assert_eq!(file, b"aa.b");
     bench.acknowledge(A, of_a.id);
     let late = bench.flush_data(A);
-    assert_eq!(bench.table.merge_base(bench.now, late, (a, Covers::Data), (0, 4)), None, "it was given back");
+    assert_eq!(
+        bench.table.merge_base(bench.now, late, (a, LeaseScope::Data), (0, 4)),
+        None,
+        "it was given back"
+    );
 }
 
 #[test]
@@ -96,7 +101,7 @@ fn what_the_servers_own_disk_changes_meanwhile_cannot_be_merged() {
     bench.write_back(pressed, b, b"...b", &mut file);
     let host = bench.table.handle_change(bench.now, None, &[change(DATA)]);
     bench.table.handle_done(bench.now, host);
-    assert_eq!(bench.table.merge_base(bench.now, first, (a, Covers::Data), (0, 4)), None);
+    assert_eq!(bench.table.merge_base(bench.now, first, (a, LeaseScope::Data), (0, 4)), None);
 }
 
 /// Likewise if the server could not read the earlier content.
@@ -110,7 +115,7 @@ fn write_back_that_does_not_say_what_it_changed_cannot_be_merged_with() {
     let wrote = WroteBack { offset: 0, before: None, pages: b"b", written: b"b" };
     bench.table.handle_wrote_back(pressed, wrote);
     bench.table.handle_done(bench.now, pressed);
-    assert_eq!(bench.table.merge_base(bench.now, first, (a, Covers::Data), (0, 4)), None);
+    assert_eq!(bench.table.merge_base(bench.now, first, (a, LeaseScope::Data), (0, 4)), None);
 }
 
 /// The disk was full: the first attempt wrote nothing, and the effect of the second is unknown.
@@ -128,7 +133,7 @@ fn write_back_that_says_what_it_changed_in_one_of_two_attempts_cannot_be_merged_
             bench.table.handle_wrote_back(pressed, wrote);
         }
         bench.table.handle_done(bench.now, pressed);
-        assert_eq!(bench.table.merge_base(bench.now, first, (a, Covers::Data), (0, 4)), None);
+        assert_eq!(bench.table.merge_base(bench.now, first, (a, LeaseScope::Data), (0, 4)), None);
     }
 }
 
@@ -144,7 +149,7 @@ fn memory_for_merging_is_bounded_and_the_largest_holder_loses_its_part() {
     bench.table.handle_wrote_back(pressed, wrote(0));
     bench.table.handle_wrote_back(pressed, wrote(4096));
     let known = [(first, a), (last, c)]
-        .map(|(id, held)| bench.table.merge_base(bench.now, id, (held, Covers::Data), (0, 4)).is_some());
+        .map(|(id, held)| bench.table.merge_base(bench.now, id, (held, LeaseScope::Data), (0, 4)).is_some());
     assert_eq!(known.iter().filter(|known| **known).count(), 1, "{known:?}");
     bench.table.handle_gone(bench.now, A);
     bench.table.handle_gone(bench.now, C);

@@ -25,7 +25,7 @@ const CONFIG: LeaseConfig = LeaseConfig {
 };
 
 fn keys() -> [LeaseKey; 6] {
-    [names(1), names(2), inode(1), inode(2), LeaseKey { covers: Covers::Data, ..names(1) }, names(3)]
+    [names(1), names(2), inode(1), inode(2), LeaseKey { covers: LeaseScope::Data, ..names(1) }, names(3)]
 }
 
 fn wants_names_alone(holder: Holder) -> bool {
@@ -248,7 +248,7 @@ impl World {
         let before = exclusive(self);
         let granted = self.bench.grant(holder, key);
         let asks = exclusive(self) != before;
-        let data = key.covers == Covers::Data;
+        let data = key.covers == LeaseScope::Data;
         // Its own kernel keeps data in step with its own writes.
         let changing = self
             .changes
@@ -260,7 +260,7 @@ impl World {
             let unshared = client.held.get(&key).is_some_and(|held| !held.shared);
             *other != holder && wants_names_alone(*other) && unshared
         };
-        let alone = key.covers == Covers::Names && self.clients.iter().any(alone);
+        let alone = key.covers == LeaseScope::Directory && self.clients.iter().any(alone);
         assert!(alone || !asks, "nobody has {key:?} alone");
         for client in self.clients.values_mut().filter(|client| asks && client.held.contains_key(&key)) {
             client.asked.insert(key, Asked { since: now, recall: None, delivered: false });
@@ -458,7 +458,7 @@ impl World {
                 "a recall is kept back"
             );
         }
-        for key in keys().into_iter().filter(|key| key.covers == Covers::Names) {
+        for key in keys().into_iter().filter(|key| key.covers == LeaseScope::Directory) {
             let holders = self.clients.iter().filter_map(|(holder, c)| Some((*holder, c.held.get(&key)?)));
             let holders: Vec<_> = holders.collect();
             let alone = holders.iter().any(|(holder, held)| wants_names_alone(*holder) && !held.shared);

@@ -27,7 +27,7 @@ fn a_second_holder_is_refused_and_what_was_alone_recalled_and_then_both_share() 
         bench.granted(A, names(1));
         assert_eq!(bench.refused(second, names(1)), Refusal::Exclusive);
         let (asked, recall) = bench.recall();
-        assert_eq!((asked, recall.node, recall.covers), (A, node(A, names(1)), Covers::Names));
+        assert_eq!((asked, recall.node, recall.covers), (A, node(A, names(1)), LeaseScope::Directory));
         assert_eq!(bench.refused(second, names(1)), Refusal::Changing);
         assert_eq!(bench.refused(A, names(1)), Refusal::Changing);
         bench.acknowledge(A, recall.id);
@@ -59,7 +59,7 @@ fn those_that_do_not_care_are_told_all_the_same() {
 #[test]
 fn only_names_are_had_alone() {
     let mut bench = bench();
-    for key in [inode(1), LeaseKey { covers: Covers::Data, ..names(1) }] {
+    for key in [inode(1), LeaseKey { covers: LeaseScope::Data, ..names(1) }] {
         assert!(!bench.granted(A, key).shared);
         assert!(!bench.granted(B, key).shared);
     }

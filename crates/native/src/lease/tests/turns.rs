@@ -3,7 +3,7 @@
 use super::*;
 
 fn data(ino: u64) -> LeaseKey {
-    LeaseKey { object: object(ino), covers: Covers::Data }
+    LeaseKey { object: object(ino), covers: LeaseScope::Data }
 }
 
 fn write(key: LeaseKey) -> Change {
@@ -317,7 +317,7 @@ fn a_flush_goes_before_a_writer_that_waits_for_the_names_under_which_its_pages_s
         assert!(bench.table.is_ready(flush), "the writer waits for what it belongs to");
         assert!(!bench.table.is_ready(writer));
         if early.is_none() {
-            assert!(bench.is_unbroken(flush, (held, Covers::Names)));
+            assert!(bench.is_unbroken(flush, (held, LeaseScope::Directory)));
         }
         bench.table.handle_done(bench.now, flush);
         assert!(!bench.table.is_ready(writer), "what was asked for is not given back");

@@ -3,7 +3,7 @@
 use super::*;
 
 fn data(ino: u64) -> LeaseKey {
-    LeaseKey { object: object(ino), covers: Covers::Data }
+    LeaseKey { object: object(ino), covers: LeaseScope::Data }
 }
 
 /// Makes a change by A; returns whether only A has changed that data since the grant.
@@ -98,11 +98,11 @@ fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_asked() {
     let write = Change { writes: true, ..change(data(1)) };
     let asks = bench.table.handle_flush(bench.now, A, std::slice::from_ref(&write));
     bench.outputs();
-    assert!(bench.is_unbroken(asks, (held, Covers::Data)));
+    assert!(bench.is_unbroken(asks, (held, LeaseScope::Data)));
     let flush = bench.table.handle_flush(bench.now, B, &[write]);
     assert!(bench.table.is_ready(flush));
     bench.table.handle_done(bench.now, flush);
-    assert!(!bench.is_unbroken(asks, (held, Covers::Data)));
+    assert!(!bench.is_unbroken(asks, (held, LeaseScope::Data)));
 }
 
 /// The directory lease may be the only cover of another holder's pages of that file.
@@ -116,7 +116,7 @@ fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_was_asked_for_name
     let first = bench.table.handle_flush(bench.now, B, &write);
     assert!(bench.table.is_ready(first), "B is asked for that data");
     let second = bench.table.handle_flush(bench.now, A, &write);
-    assert!(bench.is_unbroken(second, (held, Covers::Names)), "nobody has changed it yet");
+    assert!(bench.is_unbroken(second, (held, LeaseScope::Directory)), "nobody has changed it yet");
     bench.table.handle_done(bench.now, first);
-    assert!(!bench.is_unbroken(second, (held, Covers::Names)));
+    assert!(!bench.is_unbroken(second, (held, LeaseScope::Directory)));
 }

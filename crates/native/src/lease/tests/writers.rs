@@ -56,7 +56,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let key = LeaseKey { object: object(1), covers: Covers::Data };
+        let key = LeaseKey { object: object(1), covers: LeaseScope::Data };
         let bench = Bench::with(&[A, B, C]);
         let (held, asked, calls) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
         World { bench, key, held, asked, calls, told: BTreeSet::new(), answered: [0; 4] }

@@ -5,17 +5,17 @@ use super::super::desk::Desk;
 use super::super::reach::DIRECTORY;
 use super::data;
 use crate::{Rmessage, Tmessage, mask};
-use nigh_types::{Attr, Covers, Errno, Handle, NodeId, Place, Reply, SetAttr, SetTime, Space};
+use nigh_types::{Attr, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply, SetAttr, SetTime, Space};
 
-pub(super) async fn get(desk: &Desk, uid: u32, place: &Place) -> Outcome {
+pub(super) async fn get(desk: &Desk, uid: u32, place: &NodeRef) -> Outcome {
     desk.attributes_of(uid, place).await.map(answer)
 }
 
 fn answer((node, attr): (NodeId, Attr)) -> Answer {
-    Answer::plain(Reply::Attr(node, attr)).granting([(node, Covers::Inode)])
+    Answer::plain(Reply::Attr(node, attr)).granting([(node, LeaseScope::Attributes)])
 }
 
-pub(super) async fn space(desk: &Desk, uid: u32, place: &Place) -> Outcome {
+pub(super) async fn space(desk: &Desk, uid: u32, place: &NodeRef) -> Outcome {
     let (answer, _) = desk.ask_of(uid, place, |fid| Tmessage::Statfs { fid }).await?;
     let Rmessage::Statfs { space } = answer else { return Err(Errno::PROTO) };
     Ok(Answer::plain(Reply::Space(Space {
@@ -31,7 +31,7 @@ pub(super) async fn space(desk: &Desk, uid: u32, place: &Place) -> Outcome {
 }
 
 /// Finds data or a hole. 9P has no holes: all of a file is data.
-pub(super) async fn seek(desk: &Desk, uid: u32, place: &Place, offset: u64, data: bool) -> Outcome {
+pub(super) async fn seek(desk: &Desk, uid: u32, place: &NodeRef, offset: u64, data: bool) -> Outcome {
     let (_, attr) = desk.attributes_of(uid, place).await?;
     match (offset < attr.size, data) {
         (false, _) => Err(Errno::NXIO),
@@ -43,7 +43,7 @@ pub(super) async fn seek(desk: &Desk, uid: u32, place: &Place, offset: u64, data
 pub(super) async fn set(
     desk: &Desk,
     uid: u32,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     set: &SetAttr,
 ) -> Outcome {

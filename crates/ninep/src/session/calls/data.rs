@@ -6,11 +6,11 @@ use super::super::fids::Fid;
 use super::super::reach::DIRECTORY;
 use super::open;
 use crate::{Data, Rmessage, Tmessage, flags};
-use nigh_types::{Attr, Covers, DataStamp, Errno, Handle, NodeId, Place, Reply, SetAttr, WriteFlags};
+use nigh_types::{Attr, DataVersion, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply, SetAttr, WriteFlags};
 use std::sync::Arc;
 
 /// A fid to read from: that of the handle, else one that is kept open and shared by all readers.
-async fn readable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
+async fn readable(desk: &Desk, uid: u32, place: &NodeRef, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
     let open = desk.shared().files.fid_moved(handle, place.node)?;
     if let Some(fid) = open {
         return Ok(fid);
@@ -19,7 +19,7 @@ async fn readable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) 
     if let Some(known) = known {
         return Ok(known.fid);
     }
-    let home = place.hint.clone();
+    let home = place.path_hint.clone();
     let fid = open::fresh(desk, uid, place, flags::RDONLY).await?;
     desk.shared().nodes.know(uid, place.node, Arc::clone(&fid), home, true);
     Ok(fid)
@@ -28,7 +28,7 @@ async fn readable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) 
 pub(super) async fn read(
     desk: &Desk,
     uid: u32,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     (offset, length): (u64, u32),
 ) -> Outcome {
@@ -42,7 +42,7 @@ pub(super) async fn read(
         }
         read => read?,
     };
-    let answer = Answer::plain(Reply::Data(data)).granting([(place.node, Covers::Data)]);
+    let answer = Answer::plain(Reply::Data(data)).granting([(place.node, LeaseScope::Data)]);
     Ok(Answer { after: before.map(|attr| (place.node, attr)).into_iter().collect(), ..answer })
 }
 
@@ -89,7 +89,7 @@ pub(super) async fn bytes(
 pub(super) async fn write(
     desk: &Desk,
     uid: u32,
-    (place, handle): (&Place, Option<Handle>),
+    (place, handle): (&NodeRef, Option<Handle>),
     (offset, data): (u64, &[u8]),
     flags: WriteFlags,
 ) -> Outcome {
@@ -98,7 +98,7 @@ pub(super) async fn write(
     if let Some(since) = flags.since.filter(|_| flags.flush) {
         let now = attributes(desk, uid, &fid, place).await?;
         before = Some(now);
-        let is_own = desk.shared().files.is_own(place.node, since.stamp, DataStamp::of(&now));
+        let is_own = desk.shared().files.is_own(place.node, since.stamp, DataVersion::of(&now));
         if !is_own {
             return same(desk, uid, place, handle, (offset, data)).await;
         }
@@ -129,7 +129,7 @@ pub(super) async fn write(
         attr = without_suid(desk, uid, place, attr).await?;
     }
     if let Some(then) = before {
-        desk.shared().files.followed(place.node, DataStamp::of(&then), DataStamp::of(&attr));
+        desk.shared().files.followed(place.node, DataVersion::of(&then), DataVersion::of(&attr));
     }
     let reply = Reply::Written { offset, count: u64::from(count) };
     Ok(Answer::plain(reply).after([Some((place.node, attr))]))
@@ -151,7 +151,7 @@ fn note_end(desk: &Desk, node: NodeId, end: u64) {
 }
 
 /// Attributes of an open file: by its fid, unless that may be a path to another file; then by its name.
-pub(super) async fn attributes(desk: &Desk, uid: u32, fid: &Fid, place: &Place) -> Result<Attr, Errno> {
+pub(super) async fn attributes(desk: &Desk, uid: u32, fid: &Fid, place: &NodeRef) -> Result<Attr, Errno> {
     match desk.attributes_by(fid, place.node).await {
         Err(Errno::STALE) => desk.attributes_of(uid, place).await.map(|(_, attr)| attr),
         told => told,
@@ -162,7 +162,7 @@ pub(super) async fn attributes(desk: &Desk, uid: u32, fid: &Fid, place: &Place) 
 async fn append(
     desk: &Desk,
     uid: u32,
-    (place, handle): (&Place, Option<Handle>),
+    (place, handle): (&NodeRef, Option<Handle>),
     fid: &Fid,
     data: &[u8],
 ) -> Result<(u64, u32), Errno> {
@@ -196,7 +196,7 @@ fn nameless(desk: &Desk, uid: u32, node: NodeId, (offset, count): (u64, u32)) ->
 async fn same(
     desk: &Desk,
     uid: u32,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     (offset, data): (u64, &[u8]),
 ) -> Outcome {
@@ -211,7 +211,7 @@ async fn same(
 }
 
 /// Drops setuid and setgid bits that the server's kernel left, if it does not treat the server as an ordinary writer.
-async fn without_suid(desk: &Desk, uid: u32, place: &Place, attr: Attr) -> Result<Attr, Errno> {
+async fn without_suid(desk: &Desk, uid: u32, place: &NodeRef, attr: Attr) -> Result<Attr, Errno> {
     let mut mode = attr.mode & 0o7777;
     mode &= !0o4000;
     if mode & 0o2010 == 0o2010 {
@@ -225,7 +225,7 @@ async fn without_suid(desk: &Desk, uid: u32, place: &Place, attr: Attr) -> Resul
     desk.attributes_of(uid, place).await.map(|(_, attr)| attr)
 }
 
-async fn writable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
+async fn writable(desk: &Desk, uid: u32, place: &NodeRef, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
     let open = desk.shared().files.fid_moved(handle, place.node)?;
     match open {
         Some(fid) => Ok(fid),
@@ -234,7 +234,12 @@ async fn writable(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) 
 }
 
 /// A fid of the file that is open for append: the server finds the file's end.
-async fn appending(desk: &Desk, uid: u32, place: &Place, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
+async fn appending(
+    desk: &Desk,
+    uid: u32,
+    place: &NodeRef,
+    handle: Option<Handle>,
+) -> Result<Arc<Fid>, Errno> {
     let open = |desk: &Desk| {
         let mut shared = desk.shared();
         let file = handle.and_then(|handle| shared.files.get(handle, place.node).ok().flatten());
@@ -298,7 +303,7 @@ async fn put(desk: &Desk, fid: &Fid, offset: u64, data: &[u8], in_order: bool) -
 pub(super) async fn sync(
     desk: &Desk,
     uid: u32,
-    place: &Place,
+    place: &NodeRef,
     handle: Option<Handle>,
     data_only: bool,
 ) -> Outcome {

@@ -6,7 +6,7 @@ use super::open;
 use crate::values::{Qid, QidKind};
 use crate::{Dirent, ProtocolError, Rmessage, Tmessage, dirents};
 use nigh_remote::{Event, Output};
-use nigh_types::{CallId, Cookie, Covers, Errno, Kind, Name, NodeId, Place, Reply};
+use nigh_types::{CallId, Cookie, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
 use std::collections::BTreeMap;
 
 /// The most names in a chunk of a reply.
@@ -15,7 +15,7 @@ const PART: usize = 4_096;
 type Found = (Name, NodeId, Option<Kind>);
 type Names = Vec<Found>;
 
-pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &Place) {
+pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &NodeRef) {
     let say = |response| desk.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
     let names = match names(desk, uid, dir).await {
         Ok(names) => names,
@@ -27,7 +27,7 @@ pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &Place) {
         names.into_iter().map(|one| (key.cookie(one.0.as_bytes()), one)).collect();
     rest.sort_unstable_by(|a, b| (a.0, &a.1.0).cmp(&(b.0, &b.1.0)));
     let mut rest = rest.into_iter().peekable();
-    let mut granted = Some((dir.node, Covers::Names));
+    let mut granted = Some((dir.node, LeaseScope::Directory));
     loop {
         let mut part: Names = Vec::new();
         let mut at = None;
@@ -45,7 +45,7 @@ pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &Place) {
     }
 }
 
-async fn names(desk: &Desk, uid: u32, dir: &Place) -> Result<Names, Errno> {
+async fn names(desk: &Desk, uid: u32, dir: &NodeRef) -> Result<Names, Errno> {
     let fid = open::directory(desk, uid, dir).await?;
     // A server may send a name twice while other clients change the directory.
     let mut found = BTreeMap::new();

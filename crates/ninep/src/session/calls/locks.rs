@@ -8,7 +8,7 @@ use super::super::fids::Fid;
 use super::open;
 use crate::{LockStatus, Rmessage, Tmessage, flags};
 use nigh_remote::locks::Locks;
-use nigh_types::{Call, CallId, Errno, LockInfo, LockKind, NodeId, Place, Reply, Span};
+use nigh_types::{Call, CallId, Errno, LockInfo, LockKind, NodeId, NodeRef, Reply, Span};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ async fn lock(
     desk: &Desk,
     (id, wait): (CallId, bool),
     uid: u32,
-    (place, kind): (&Place, LockKind),
+    (place, kind): (&NodeRef, LockKind),
     call: &Call,
 ) -> Outcome {
     let (at_once, tests) = without_wait(call);
@@ -128,7 +128,7 @@ fn without_wait(call: &Call) -> (Call, Call) {
 }
 
 /// Has the server lock a file at least this strongly; returns false if another machine's lock conflicts.
-async fn strengthen(desk: &Desk, uid: u32, place: &Place, kind: LockKind) -> Result<bool, Errno> {
+async fn strengthen(desk: &Desk, uid: u32, place: &NodeRef, kind: LockKind) -> Result<bool, Errno> {
     let held = desk.shared().files.locks.files.get(&place.node).cloned();
     let fid = match &held {
         Some((_, held)) if *held >= kind => return Ok(true),
@@ -208,7 +208,7 @@ async fn at_server(desk: &Desk, fid: &Fid, kind: u8) -> Result<bool, Errno> {
     }
 }
 
-async fn test(desk: &Desk, uid: u32, place: &Place, call: &Call) -> Outcome {
+async fn test(desk: &Desk, uid: u32, place: &NodeRef, call: &Call) -> Outcome {
     let Call::GetLock { kind, .. } = call else { return Err(Errno::NOSYS) };
     let own = execute(desk, place.node, call)?;
     let held = desk.shared().files.locks.files.get(&place.node).cloned();

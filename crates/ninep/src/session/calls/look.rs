@@ -5,11 +5,11 @@ use super::super::desk::Desk;
 use super::super::fids::Fid;
 use super::super::reach::SYMLINK;
 use crate::{Rmessage, Tmessage};
-use nigh_types::{Attr, Covers, Errno, Name, NodeId, Place, Reply};
+use nigh_types::{Attr, Errno, LeaseScope, Name, NodeId, NodeRef, Reply};
 use std::sync::Arc;
 
 /// Looks up a name: one message for a missing name, two for one that exists.
-pub(super) async fn look_up(desk: &Desk, uid: u32, dir: &Place, name: &Name) -> Outcome {
+pub(super) async fn look_up(desk: &Desk, uid: u32, dir: &NodeRef, name: &Name) -> Outcome {
     let at = desk.reach_dir(uid, dir).await?;
     let found = match desk.walk_one(&at, name).await {
         Ok((fid, node)) => found(desk, uid, (dir.node, name), fid, node).await,
@@ -17,10 +17,12 @@ pub(super) async fn look_up(desk: &Desk, uid: u32, dir: &Place, name: &Name) -> 
     };
     match found {
         Ok((node, attr)) => {
-            let grants = [(dir.node, Covers::Entry), (node, Covers::Inode)];
-            Ok(Answer::plain(Reply::Looked(Some(entry(node, attr)))).granting(grants))
+            let grants = [(dir.node, LeaseScope::Dentry), (node, LeaseScope::Attributes)];
+            Ok(Answer::plain(Reply::Entry(Some(entry(node, attr)))).granting(grants))
         }
-        Err(Errno::NOENT) => Ok(Answer::plain(Reply::Looked(None)).granting([(dir.node, Covers::Absence)])),
+        Err(Errno::NOENT) => {
+            Ok(Answer::plain(Reply::Entry(None)).granting([(dir.node, LeaseScope::NegativeDentry)]))
+        }
         Err(errno) => Err(errno),
     }
 }
@@ -50,7 +52,7 @@ pub(super) async fn found(
     Ok((told, attr))
 }
 
-pub(super) async fn read_link(desk: &Desk, uid: u32, node: &Place) -> Outcome {
+pub(super) async fn read_link(desk: &Desk, uid: u32, node: &NodeRef) -> Outcome {
     if node.node.generation != SYMLINK {
         return Err(Errno::INVAL);
     }

@@ -7,11 +7,11 @@ use super::super::files::OpenFile;
 use super::super::reach::{DIRECTORY, getattr, stale};
 use super::{look, open};
 use crate::{Rmessage, Tmessage, flags};
-use nigh_types::{Access, Call, Covers, Entry, Errno, Kind, Name, Place, Reply};
+use nigh_types::{Access, Call, Entry, Errno, Kind, LeaseScope, Name, NodeRef, Reply};
 use std::sync::Arc;
 
 /// The group of a new inode: the directory's if that has setgid (as `v9fs_get_fsgid_for_create`).
-async fn group(desk: &Desk, uid: u32, dir: &Place, gid: u32) -> u32 {
+async fn group(desk: &Desk, uid: u32, dir: &NodeRef, gid: u32) -> u32 {
     let known = desk.shared().nodes.attr(dir.node);
     let attr = match known {
         Some(attr) => Some(attr),
@@ -25,7 +25,7 @@ async fn group(desk: &Desk, uid: u32, dir: &Place, gid: u32) -> u32 {
 async fn in_dir(
     desk: &Desk,
     uid: u32,
-    dir: &Place,
+    dir: &NodeRef,
     message: impl Fn(u32) -> Tmessage + Send,
 ) -> Result<(Rmessage, Arc<Fid>), Errno> {
     let fid = desk.reach_dir(uid, dir).await?;
@@ -78,7 +78,7 @@ fn text(name: &Name) -> Vec<u8> {
 async fn made(
     desk: &Desk,
     uid: u32,
-    (dir, at, name): (&Place, &Fid, &Name),
+    (dir, at, name): (&NodeRef, &Fid, &Name),
     answer: &Rmessage,
     target: Option<&[u8]>,
 ) -> Outcome {
@@ -99,10 +99,10 @@ async fn made(
     let mut entry = entry(node, attr);
     entry.target = target.filter(|_| is_it).map(Into::into);
     // Another client may have put another inode there.
-    let reply = Reply::Made { entry, handle: None, existed: !is_it };
-    let mut grants = vec![(dir.node, Covers::Entry), (node, Covers::Inode)];
+    let reply = Reply::Created { entry, handle: None, existed: !is_it };
+    let mut grants = vec![(dir.node, LeaseScope::Dentry), (node, LeaseScope::Attributes)];
     if node.generation == DIRECTORY && is_it {
-        grants.push((node, Covers::Names));
+        grants.push((node, LeaseScope::Directory));
     }
     let told = desk.told(own.await);
     Ok(Answer::plain(reply).granting(grants).after([told]))
@@ -114,7 +114,13 @@ struct How {
     access: Access,
 }
 
-async fn create(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &How, exclusive: bool) -> Outcome {
+async fn create(
+    desk: &Desk,
+    uid: u32,
+    (dir, name): (&NodeRef, &Name),
+    how: &How,
+    exclusive: bool,
+) -> Outcome {
     // If the file is removed while it is opened, it is created instead, and the other way round.
     for _ in 0..8 {
         match create_new(desk, uid, (dir, name), how).await {
@@ -129,7 +135,7 @@ async fn create(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &How, 
     Err(Errno::IO)
 }
 
-async fn create_new(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &How) -> Outcome {
+async fn create_new(desk: &Desk, uid: u32, (dir, name): (&NodeRef, &Name), how: &How) -> Outcome {
     let at = desk.reach_dir(uid, dir).await?;
     let cloned = match desk.walk(&at, &[]).await {
         Err(Errno::NOENT | Errno::STALE) => None,
@@ -170,27 +176,27 @@ async fn create_new(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), how: &H
     let attr = desk.attributes_by(&fid, node).await?;
     let handle = Some(desk.shared().files.add(OpenFile::new(uid, node, fid)));
     let entry = Entry { no_xattrs: true, ..entry(node, attr) };
-    let reply = Reply::Made { entry, handle, existed: false };
-    let grants = [(dir.node, Covers::Entry), (node, Covers::Inode), (node, Covers::Data)];
+    let reply = Reply::Created { entry, handle, existed: false };
+    let grants = [(dir.node, LeaseScope::Dentry), (node, LeaseScope::Attributes), (node, LeaseScope::Data)];
     let told = desk.told(own.await);
     Ok(Answer::plain(reply).granting(grants).after([told]))
 }
 
-async fn open_existing(desk: &Desk, uid: u32, (dir, name): (&Place, &Name), access: Access) -> Outcome {
+async fn open_existing(desk: &Desk, uid: u32, (dir, name): (&NodeRef, &Name), access: Access) -> Outcome {
     let at = desk.reach_dir(uid, dir).await?;
     let (fid, node) = desk.walk_one(&at, name).await?;
     let (node, _) = look::found(desk, uid, (dir.node, name), fid, node).await?;
-    let place = Place { node, hint: Some((dir.node, name.clone())) };
+    let place = NodeRef { node, path_hint: Some((dir.node, name.clone())) };
     let outcome = open::open(desk, uid, &place, access).await;
     let answer = outcome.map_err(|errno| if errno == Errno::STALE { Errno::NOENT } else { errno })?;
     let Reply::Opened { handle, attr } = answer.reply else { return Err(Errno::PROTO) };
-    let reply = Reply::Made { entry: entry(node, attr), handle: Some(handle), existed: true };
-    let grants = [(dir.node, Covers::Entry), (node, Covers::Inode), (node, Covers::Data)];
+    let reply = Reply::Created { entry: entry(node, attr), handle: Some(handle), existed: true };
+    let grants = [(dir.node, LeaseScope::Dentry), (node, LeaseScope::Attributes), (node, LeaseScope::Data)];
     let told = desk.told(desk.ask(getattr(at.number())).await);
     Ok(Answer::plain(reply).granting(grants).after([told]))
 }
 
-async fn link(desk: &Desk, uid: u32, place: &Place, dir: &Place, name: &Name) -> Outcome {
+async fn link(desk: &Desk, uid: u32, place: &NodeRef, dir: &NodeRef, name: &Name) -> Outcome {
     if dir.node.generation != DIRECTORY {
         return Err(Errno::NOTDIR);
     }
@@ -209,7 +215,7 @@ async fn link(desk: &Desk, uid: u32, place: &Place, dir: &Place, name: &Name) ->
     let (_, at) = in_dir(desk, uid, dir, message).await?;
     {
         let mut shared = desk.shared();
-        let first = place.hint.clone();
+        let first = place.path_hint.clone();
         for (dir, name) in first.into_iter().chain([(dir.node, name.clone())]) {
             shared.nodes.note_link(place.node, dir, &name);
         }
@@ -222,7 +228,9 @@ async fn link(desk: &Desk, uid: u32, place: &Place, dir: &Place, name: &Name) ->
             look::found(desk, uid, (dir.node, name), fid, node).await?
         }
     };
-    let reply = Reply::Made { entry: entry(node, attr), handle: None, existed: false };
+    let reply = Reply::Created { entry: entry(node, attr), handle: None, existed: false };
     let told = desk.told(own.await);
-    Ok(Answer::plain(reply).granting([(dir.node, Covers::Entry), (node, Covers::Inode)]).after([told]))
+    Ok(Answer::plain(reply)
+        .granting([(dir.node, LeaseScope::Dentry), (node, LeaseScope::Attributes)])
+        .after([told]))
 }

@@ -6,7 +6,7 @@ use super::super::fids::Fid;
 use super::super::files::OpenFile;
 use super::super::reach::stale;
 use crate::{Rmessage, Tmessage, flags};
-use nigh_types::{Access, Covers, Errno, Handle, NodeId, Place, Reply};
+use nigh_types::{Access, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply};
 use std::sync::Arc;
 
 pub(super) fn of_access(access: Access) -> u32 {
@@ -22,13 +22,13 @@ pub(super) fn of_access(access: Access) -> u32 {
 }
 
 /// Opens a file by a fid that is not shared.
-pub(super) async fn fresh(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
+pub(super) async fn fresh(desk: &Desk, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
     desk.check_file(uid, place).await?;
     opened(desk, uid, place, how).await
 }
 
 /// Opens a file for an access. A file with the append-only flag is written by a fid that appends.
-async fn fresh_for(desk: &Desk, uid: u32, place: &Place, access: Access) -> Result<Arc<Fid>, Errno> {
+async fn fresh_for(desk: &Desk, uid: u32, place: &NodeRef, access: Access) -> Result<Arc<Fid>, Errno> {
     let how = of_access(access);
     match fresh(desk, uid, place, how).await {
         Err(Errno::PERM) if access.is_append_only() => fresh(desk, uid, place, how | flags::APPEND).await,
@@ -37,14 +37,14 @@ async fn fresh_for(desk: &Desk, uid: u32, place: &Place, access: Access) -> Resu
 }
 
 /// Opens a directory for reading.
-pub(super) async fn directory(desk: &Desk, uid: u32, dir: &Place) -> Result<Arc<Fid>, Errno> {
+pub(super) async fn directory(desk: &Desk, uid: u32, dir: &NodeRef) -> Result<Arc<Fid>, Errno> {
     // Later requests about the directory use this fid.
     desk.reach_dir(uid, dir).await?;
     opened(desk, uid, dir, flags::RDONLY | flags::DIRECTORY).await
 }
 
 /// Opens a node. If its remembered fid leads nowhere, the node is walked to again, once.
-async fn opened(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
+async fn opened(desk: &Desk, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
     let known = desk.shared().nodes.known(uid, place.node).is_some();
     match open_once(desk, uid, place, how).await {
         Err(Errno::NOENT | Errno::STALE) if known => {
@@ -56,7 +56,7 @@ async fn opened(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fi
     .map_err(stale)
 }
 
-async fn open_once(desk: &Desk, uid: u32, place: &Place, how: u32) -> Result<Arc<Fid>, Errno> {
+async fn open_once(desk: &Desk, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
     let fid = desk.own_fid(uid, place).await?;
     open_fid(desk, &fid, place.node, how).await?;
     Ok(fid)
@@ -68,13 +68,19 @@ async fn open_fid(desk: &Desk, fid: &Fid, node: NodeId, how: u32) -> Result<(), 
     if desk.shared().nodes.node(qid) == node { Ok(()) } else { Err(Errno::STALE) }
 }
 
-pub(super) async fn open(desk: &Desk, uid: u32, place: &Place, access: Access) -> Outcome {
+pub(super) async fn open(desk: &Desk, uid: u32, place: &NodeRef, access: Access) -> Outcome {
     let fid = fresh_for(desk, uid, place, access).await?;
     let handle = desk.shared().files.add(OpenFile::new(uid, place.node, Arc::clone(&fid)));
     told(desk, &fid, place.node, handle).await
 }
 
-pub(super) async fn reopen(desk: &Desk, uid: u32, place: &Place, handle: Handle, access: Access) -> Outcome {
+pub(super) async fn reopen(
+    desk: &Desk,
+    uid: u32,
+    place: &NodeRef,
+    handle: Handle,
+    access: Access,
+) -> Outcome {
     if desk.shared().files.is_open(handle) {
         return Err(Errno::INVAL);
     }
@@ -94,7 +100,7 @@ pub(super) async fn reopen(desk: &Desk, uid: u32, place: &Place, handle: Handle,
 async fn told(desk: &Desk, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
     match desk.attributes_by(fid, node).await {
         Ok(attr) => {
-            let grants = [(node, Covers::Inode), (node, Covers::Data)];
+            let grants = [(node, LeaseScope::Attributes), (node, LeaseScope::Data)];
             Ok(Answer::plain(Reply::Opened { handle, attr }).granting(grants))
         }
         Err(errno) => {
@@ -105,7 +111,7 @@ async fn told(desk: &Desk, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
 }
 
 /// Keeps a file readable that the client's kernel has open, under a handle that the client chose.
-pub(super) async fn keep(desk: &Desk, uid: u32, place: &Place, handle: Handle) -> Outcome {
+pub(super) async fn keep(desk: &Desk, uid: u32, place: &NodeRef, handle: Handle) -> Outcome {
     desk.shared().files.keep_begins(handle);
     let fid = fresh(desk, uid, place, flags::RDONLY).await;
     let mut shared = desk.shared();

@@ -6,7 +6,7 @@ use super::super::fids::Fid;
 use super::super::reach::{DIRECTORY, Reached, getattr};
 use super::open;
 use crate::{Tmessage, flags};
-use nigh_types::{Attr, Covers, Errno, Kind, Name, NodeId, Place, Reply};
+use nigh_types::{Attr, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
 use std::sync::Arc;
 
 /// The inode at a name that is about to be removed or replaced.
@@ -20,7 +20,7 @@ pub(super) struct Victim {
 pub(super) async fn victim(
     desk: &Desk,
     uid: u32,
-    dir: &Place,
+    dir: &NodeRef,
     name: &Name,
 ) -> Result<(Arc<Fid>, Option<Victim>), Errno> {
     if dir.node.generation != DIRECTORY {
@@ -44,7 +44,13 @@ pub(super) async fn victim(
     }
 }
 
-pub(super) async fn unlink(desk: &Desk, uid: u32, dir: &Place, name: &Name, keep: Option<NodeId>) -> Outcome {
+pub(super) async fn unlink(
+    desk: &Desk,
+    uid: u32,
+    dir: &NodeRef,
+    name: &Name,
+    keep: Option<NodeId>,
+) -> Outcome {
     let (at, victim) = victim(desk, uid, dir, name).await?;
     let victim = victim.ok_or(Errno::NOENT)?;
     if victim.attr.is_dir() {
@@ -59,7 +65,7 @@ pub(super) async fn unlink(desk: &Desk, uid: u32, dir: &Place, name: &Name, keep
     removed(desk, uid, (dir, &at, name), &victim, kept).await
 }
 
-pub(super) async fn rmdir(desk: &Desk, uid: u32, dir: &Place, name: &Name) -> Outcome {
+pub(super) async fn rmdir(desk: &Desk, uid: u32, dir: &NodeRef, name: &Name) -> Outcome {
     let (at, victim) = victim(desk, uid, dir, name).await?;
     let victim = victim.ok_or(Errno::NOENT)?;
     if !victim.attr.is_dir() {
@@ -88,14 +94,14 @@ async fn remove(desk: &Desk, at: &Fid, name: &Name, fid: &Fid, how: u32) -> Resu
 async fn removed(
     desk: &Desk,
     uid: u32,
-    (dir, at, name): (&Place, &Fid, &Name),
+    (dir, at, name): (&NodeRef, &Fid, &Name),
     victim: &Victim,
     kept: Option<nigh_types::Handle>,
 ) -> Outcome {
     let own = desk.ask(getattr(at.number()));
     let left = left(desk, uid, (dir.node, name), victim).await;
     let told = desk.told(own.await);
-    let grants = [(dir.node, Covers::Absence)];
+    let grants = [(dir.node, LeaseScope::NegativeDentry)];
     let reply = Reply::Removed { node: victim.node, kept };
     Ok(Answer::plain(reply).granting(grants).after([told, Some(left)]))
 }
@@ -118,7 +124,7 @@ pub(super) async fn left(
     };
     if victim.attr.nlink > 1 && !victim.attr.is_dir() {
         for hint in others {
-            let place = Place { node: victim.node, hint: Some(hint) };
+            let place = NodeRef { node: victim.node, path_hint: Some(hint) };
             if let Ok(told) = desk.attributes_of(uid, &place).await {
                 return told;
             }

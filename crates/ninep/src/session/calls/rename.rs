@@ -7,7 +7,7 @@ use super::super::reach::getattr;
 use super::remove::{Victim, left, victim};
 use super::{look, open};
 use crate::Tmessage;
-use nigh_types::{Attr, Call, Covers, Errno, Kind, Name, NodeId, Place, Reply};
+use nigh_types::{Attr, Call, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
 
 pub(super) async fn rename(desk: &Desk, uid: u32, call: &Call) -> Outcome {
     let Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep } = call else {
@@ -36,9 +36,9 @@ pub(super) async fn rename(desk: &Desk, uid: u32, call: &Call) -> Outcome {
         whiteout: None,
     };
     let (asked_from, asked_to) = (desk.ask(getattr(from_fid.number())), desk.ask(getattr(to_fid.number())));
-    let mut answer = Answer::plain(reply).granting([(to.node, Covers::Entry)]);
+    let mut answer = Answer::plain(reply).granting([(to.node, LeaseScope::Dentry)]);
     if replaced.as_ref().is_none_or(|replaced| replaced.node != moved.node) {
-        answer = answer.granting([(from.node, Covers::Absence)]);
+        answer = answer.granting([(from.node, LeaseScope::NegativeDentry)]);
         {
             let mut shared = desk.shared();
             shared.nodes.name_left(moved.node, (from.node, name), true);
@@ -80,7 +80,7 @@ async fn move_it(
 async fn now_at(
     desk: &Desk,
     uid: u32,
-    (to, at, new_name): (&Place, &Fid, &Name),
+    (to, at, new_name): (&NodeRef, &Fid, &Name),
     moved: &Victim,
 ) -> Option<(NodeId, Attr)> {
     let (fid, node) = desk.walk_one(at, new_name).await.ok()?;

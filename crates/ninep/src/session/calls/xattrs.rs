@@ -5,7 +5,7 @@ use super::super::desk::Desk;
 use super::super::fids::Fid;
 use super::{attrs, data};
 use crate::{Data, Rmessage, Tmessage};
-use nigh_types::{Covers, Errno, Place, Reply, XattrSet};
+use nigh_types::{Errno, LeaseScope, NodeRef, Reply, XattrSet};
 use std::sync::Arc;
 
 /// The longest value or list that Linux takes (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
@@ -14,7 +14,7 @@ const LONGEST: u64 = 65_536;
 const REPLACE: u32 = 2;
 
 /// The value of an xattr, or, without a name, the list of all names.
-async fn bytes(desk: &Desk, uid: u32, place: &Place, name: &[u8]) -> Result<Vec<u8>, Errno> {
+async fn bytes(desk: &Desk, uid: u32, place: &NodeRef, name: &[u8]) -> Result<Vec<u8>, Errno> {
     let reached = desk.reach(uid, place).await?;
     match bytes_by(desk, &reached.fid, name).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
@@ -39,7 +39,7 @@ async fn bytes_by(desk: &Desk, at: &Fid, name: &[u8]) -> Result<Vec<u8>, Errno> 
 }
 
 /// Lists all names; values are read one by one.
-pub(super) async fn list(desk: &Desk, uid: u32, place: &Place) -> Outcome {
+pub(super) async fn list(desk: &Desk, uid: u32, place: &NodeRef) -> Outcome {
     let names = match bytes(desk, uid, place, b"").await {
         // There are none, and none can be created.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Vec::new(),
@@ -47,25 +47,25 @@ pub(super) async fn list(desk: &Desk, uid: u32, place: &Place) -> Outcome {
     };
     let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     let items = names.map(|name| (name.into(), None)).collect();
-    let grants = [(place.node, Covers::Inode)];
+    let grants = [(place.node, LeaseScope::Attributes)];
     Ok(Answer::plain(Reply::Xattrs(XattrSet { items })).granting(grants))
 }
 
-pub(super) async fn get(desk: &Desk, uid: u32, place: &Place, name: &[u8]) -> Outcome {
+pub(super) async fn get(desk: &Desk, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
     if name.is_empty() {
         return Err(Errno::RANGE);
     }
     bytes(desk, uid, place, name).await.map(|value| Answer::plain(Reply::Value(value)))
 }
 
-pub(super) async fn remove(desk: &Desk, uid: u32, place: &Place, name: &[u8]) -> Outcome {
+pub(super) async fn remove(desk: &Desk, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
     change(desk, uid, place, name, &[], REPLACE).await
 }
 
 pub(super) async fn set(
     desk: &Desk,
     uid: u32,
-    place: &Place,
+    place: &NodeRef,
     name: &[u8],
     value: &[u8],
     flags: u32,
@@ -77,7 +77,7 @@ pub(super) async fn set(
     change(desk, uid, place, name, value, flags).await
 }
 
-async fn change(desk: &Desk, uid: u32, place: &Place, name: &[u8], value: &[u8], flags: u32) -> Outcome {
+async fn change(desk: &Desk, uid: u32, place: &NodeRef, name: &[u8], value: &[u8], flags: u32) -> Outcome {
     let reached = desk.reach(uid, place).await?;
     match change_by(desk, uid, (place, &reached.fid), name, value, flags).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
@@ -92,7 +92,7 @@ async fn change(desk: &Desk, uid: u32, place: &Place, name: &[u8], value: &[u8],
 async fn change_by(
     desk: &Desk,
     uid: u32,
-    (place, at): (&Place, &Arc<Fid>),
+    (place, at): (&NodeRef, &Arc<Fid>),
     name: &[u8],
     value: &[u8],
     flags: u32,
@@ -116,7 +116,7 @@ async fn change_by(
 }
 
 /// Another fid of the node, which becomes the xattr.
-async fn unopened(desk: &Desk, uid: u32, place: &Place, at: &Arc<Fid>) -> Result<Arc<Fid>, Errno> {
+async fn unopened(desk: &Desk, uid: u32, place: &NodeRef, at: &Arc<Fid>) -> Result<Arc<Fid>, Errno> {
     match desk.walk(at, &[]).await {
         Ok((fid, _)) => Ok(fid),
         // The fid is open, and an open fid cannot be walked from.

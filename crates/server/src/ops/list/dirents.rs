@@ -5,12 +5,12 @@ use crate::error::{Fault, Result};
 use crate::ops::Context;
 use crate::stat::Stat;
 use nigh_native::dirent_bytes;
-use nigh_types::{Cookie, Dirent, Name, Place, Reply, Response};
+use nigh_types::{Cookie, Dirent, Name, NodeRef, Reply, Response};
 
 /// Like [`super::list`], for the names after a cookie; registers no grants.
 pub(crate) fn dirents(
     cx: Context<'_>,
-    (place, after): (&Place, Cookie),
+    (place, after): (&NodeRef, Cookie),
     begun: Option<Box<Listing>>,
     sink: &mut dyn FnMut(Response) -> bool,
 ) -> Result<Option<Box<Listing>>> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nigh_native::{ServerConfig, ServerConnection, ServerEvent, Session};
-use nigh_remote::tree::{Tree, TreeConfig};
+use nigh_remote::model_fs::{Tree, TreeConfig};
 use nigh_types::{Term, Time};
 
 use crate::process;
@@ -187,8 +187,8 @@ fn session(tree: &Tree, term: Term) -> Session {
         cookie_key: tree.config().cookie_key,
         term,
         has_acls: true,
-        host_bound: String::new(),
-        not_given: Vec::new(),
+        staleness_bound: String::new(),
+        unsupported_guarantees: Vec::new(),
         walks_ahead: false,
         tells_dirents: false,
         takes_privileges: false,

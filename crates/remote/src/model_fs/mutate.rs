@@ -5,8 +5,8 @@ use super::node::Body;
 use super::rename::{Ends, How};
 use super::{Outcome, Tree};
 use nigh_types::{
-    Access, Call, Covers, DataStamp, Errno, Handle, Kind, Name, NodeId, Place, Reply, Request, SetAttr,
-    SetTime, Since, Timestamp, WriteFlags,
+    Access, Call, DataVersion, Errno, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, Reply, Request,
+    SetAttr, SetTime, Timestamp, WriteBackPrecondition, WriteFlags,
 };
 
 /// The largest size of a file (Linux `MAX_LFS_FILESIZE`).
@@ -27,9 +27,9 @@ impl Tree {
             | Call::CopyRange { to: node, .. } => node.node,
             _ => return self.mutate_any(now, request),
         };
-        let before = self.attr(of).map(|attr| DataStamp::of(&attr));
+        let before = self.attr(of).map(|attr| DataVersion::of(&attr));
         let outcome = self.mutate_any(now, request);
-        let after = self.attr(of).map(|attr| DataStamp::of(&attr));
+        let after = self.attr(of).map(|attr| DataVersion::of(&attr));
         if let (Some(before), Some(after)) = (before, after)
             && before != after
         {
@@ -112,7 +112,7 @@ impl Tree {
     fn unlink(
         &mut self,
         now: Timestamp,
-        dir: &Place,
+        dir: &NodeRef,
         name: &Name,
         keep: Option<NodeId>,
     ) -> Result<Outcome, Errno> {
@@ -127,7 +127,7 @@ impl Tree {
         Ok(self.removed(dir, ino, Reply::Removed { node, kept }))
     }
 
-    fn rmdir(&mut self, now: Timestamp, dir: &Place, name: &Name) -> Result<Outcome, Errno> {
+    fn rmdir(&mut self, now: Timestamp, dir: &NodeRef, name: &Name) -> Result<Outcome, Errno> {
         let dir = self.reach_dir(dir)?;
         let ino = self.child(dir, name).ok_or(Errno::NOENT)?;
         let victim = &self.nodes[&ino];
@@ -144,11 +144,11 @@ impl Tree {
     }
 
     fn removed(&self, dir: u64, ino: u64, reply: Reply) -> Outcome {
-        let granted = vec![(self.nodes[&dir].id, Covers::Names)];
+        let granted = vec![(self.nodes[&dir].id, LeaseScope::Directory)];
         Outcome { reply, touched: vec![dir, ino], granted }
     }
 
-    fn open_truncated(&mut self, now: Timestamp, place: &Place, access: Access) -> Result<Outcome, Errno> {
+    fn open_truncated(&mut self, now: Timestamp, place: &NodeRef, access: Access) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;
         if self.nodes[&ino].attr.kind() == Kind::File {
             self.resize(now, ino, 0)?;
@@ -159,7 +159,7 @@ impl Tree {
     fn set_attr(
         &mut self,
         now: Timestamp,
-        place: &Place,
+        place: &NodeRef,
         handle: Option<Handle>,
         set: &SetAttr,
     ) -> Result<Outcome, Errno> {
@@ -216,10 +216,10 @@ impl Tree {
         data: &[u8],
         flags: WriteFlags,
     ) -> Result<Outcome, Errno> {
-        let Some(Since { stamp: then, .. }) = flags.since else {
+        let Some(WriteBackPrecondition { stamp: then, .. }) = flags.since else {
             return self.write(now, ino, offset, data, flags);
         };
-        let present = DataStamp::of(&self.nodes[&ino].attr);
+        let present = DataVersion::of(&self.nodes[&ino].attr);
         let own = self.followed.get(&(client, ino)).filter(|states| states.last() == Some(&present));
         let as_then = present == then || own.is_some_and(|states| states.contains(&then));
         if flags.flush && !as_then {
@@ -264,7 +264,7 @@ impl Tree {
     }
 
     /// Adds the grant on the attributes of `ino` to an outcome.
-    fn covered(&self, mut outcome: Outcome, ino: u64, place: &Place) -> Outcome {
+    fn covered(&self, mut outcome: Outcome, ino: u64, place: &NodeRef) -> Outcome {
         outcome.granted.push(self.covering(ino, self.reached_in(place)));
         outcome
     }

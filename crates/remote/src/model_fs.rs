@@ -17,8 +17,8 @@ mod xattr;
 pub use affected::Change;
 
 use nigh_types::{
-    Attr, Call, CookieKey, Covers, DataStamp, Entry, Errno, Grant, GrantId, Handle, Kind, Mode, Name, NodeId,
-    Place, Reply, Request, Response, Term, Time, Timestamp,
+    Attr, Call, CookieKey, DataVersion, Entry, Errno, Grant, GrantId, Handle, Kind, LeaseScope, Mode, Name,
+    NodeId, NodeRef, Reply, Request, Response, Term, Time, Timestamp,
 };
 use node::{Body, Directory, Node};
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,10 +68,10 @@ pub struct Tree {
     handles: BTreeMap<Handle, u64>,
     next_handle: u64,
     next_grant: u64,
-    /// Inodes to which a `Call::Walk` has led.
+    /// Inodes to which a `Call::ResolvePath` has led.
     walked: BTreeSet<u64>,
     /// By client and inode: consecutive versions of a file's data that this client's changes alone have made.
-    followed: BTreeMap<(u64, u64), Vec<DataStamp>>,
+    followed: BTreeMap<(u64, u64), Vec<DataVersion>>,
 }
 
 /// Result of a call, before attributes are read and grants numbered.
@@ -79,7 +79,7 @@ struct Outcome {
     reply: Reply,
     /// Other inodes whose attributes go into the response.
     touched: Vec<u64>,
-    granted: Vec<(NodeId, Covers)>,
+    granted: Vec<(NodeId, LeaseScope)>,
 }
 
 impl Outcome {
@@ -135,12 +135,12 @@ impl Tree {
                 self.release(handles);
                 Vec::new()
             }
-            Call::Keep { node, handle, .. } => {
+            Call::PinOpen { node, handle, .. } => {
                 self.keep(node, *handle);
                 Vec::new()
             }
             Call::List { dir } => self.list(dir),
-            Call::Dirents { dir, after } => self.dirents(dir, *after),
+            Call::ListNames { dir, after } => self.dirents(dir, *after),
             _ => vec![self.execute_one(moment(now), request)],
         }
     }
@@ -160,9 +160,9 @@ impl Tree {
 
     /// Records that the client's kernel has the file's current data, not the version `then` that its write names, or
     /// this data with changes of the client's own. The tree's server knows that no other client has changed it since.
-    pub fn vouch(&mut self, client: u64, node: NodeId, then: DataStamp) {
+    pub fn vouch(&mut self, client: u64, node: NodeId, then: DataVersion) {
         if let Some(attr) = self.attr(node) {
-            let present = DataStamp::of(&attr);
+            let present = DataVersion::of(&attr);
             let states = self.followed.entry((client, node.ino)).or_default();
             if states.last() != Some(&present) {
                 states.clear();
@@ -181,13 +181,13 @@ impl Tree {
     ///
     /// # Errors
     /// `ESTALE`, or why it is not a regular file.
-    pub fn lockable(&self, place: &Place) -> Result<NodeId, Errno> {
+    pub fn lockable(&self, place: &NodeRef) -> Result<NodeId, Errno> {
         let ino = self.regular(self.reach(place)?)?;
         Ok(self.nodes[&ino].id)
     }
 
     /// Opens a file under a handle that the client chose. Does nothing if the file is unreachable.
-    fn keep(&mut self, place: &Place, handle: Handle) {
+    fn keep(&mut self, place: &NodeRef, handle: Handle) {
         let found = self.reach(place).and_then(|ino| self.regular(ino));
         if let Ok(ino) = found {
             // A handle in use keeps its file.
@@ -227,9 +227,9 @@ impl Tree {
         Response { result: Ok(reply), after, grants, last: true }
     }
 
-    fn grants(&mut self, mut facts: Vec<(NodeId, Covers)>) -> Vec<Grant> {
+    fn grants(&mut self, mut facts: Vec<(NodeId, LeaseScope)>) -> Vec<Grant> {
         facts.retain(|(node, _)| self.attr(*node).is_some());
-        let mut unique: Vec<(NodeId, Covers)> = Vec::new();
+        let mut unique: Vec<(NodeId, LeaseScope)> = Vec::new();
         for fact in facts {
             if !unique.contains(&fact) {
                 unique.push(fact);
@@ -238,7 +238,7 @@ impl Tree {
         unique.into_iter().map(|(node, covers)| self.grant(node, covers)).collect()
     }
 
-    fn grant(&mut self, node: NodeId, covers: Covers) -> Grant {
+    fn grant(&mut self, node: NodeId, covers: LeaseScope) -> Grant {
         let id = GrantId(self.next_grant);
         self.next_grant += 1;
         let TreeConfig { term, recallable, .. } = self.config;
@@ -247,13 +247,13 @@ impl Tree {
 
     /// The grant that covers a node's attributes: the grant on the names of the directory in which the caller looked,
     /// if the node's link is there, else the node's own grant.
-    fn covering(&self, ino: u64, dir: Option<u64>) -> (NodeId, Covers) {
+    fn covering(&self, ino: u64, dir: Option<u64>) -> (NodeId, LeaseScope) {
         let node = &self.nodes[&ino];
         match node.links.first() {
             Some((parent, _)) if node.attr.covered_by_parent() && dir == Some(*parent) => {
-                (self.nodes[parent].id, Covers::Names)
+                (self.nodes[parent].id, LeaseScope::Directory)
             }
-            _ => (node.id, Covers::Inode),
+            _ => (node.id, LeaseScope::Attributes),
         }
     }
 
@@ -262,10 +262,10 @@ impl Tree {
     }
 
     /// The inode of a reference; it may have lost its last name while it is open.
-    fn reach(&self, place: &Place) -> Result<u64, Errno> {
+    fn reach(&self, place: &NodeRef) -> Result<u64, Errno> {
         let node = self.nodes.get(&place.node.ino).filter(|node| node.id == place.node);
         let node = node.ok_or(Errno::STALE)?;
-        let hinted = match &place.hint {
+        let hinted = match &place.path_hint {
             Some((parent, name)) => self.child(parent.ino, name) == Some(node.id.ino),
             None => node.id == self.root,
         };
@@ -277,12 +277,12 @@ impl Tree {
     }
 
     /// The directory in which a reference's hint leads to its node.
-    fn reached_in(&self, place: &Place) -> Option<u64> {
-        let (dir, name) = place.hint.as_ref()?;
+    fn reached_in(&self, place: &NodeRef) -> Option<u64> {
+        let (dir, name) = place.path_hint.as_ref()?;
         (self.child(dir.ino, name) == Some(place.node.ino)).then_some(dir.ino)
     }
 
-    fn reach_dir(&self, place: &Place) -> Result<u64, Errno> {
+    fn reach_dir(&self, place: &NodeRef) -> Result<u64, Errno> {
         let ino = self.reach(place)?;
         if !self.nodes[&ino].attr.is_dir() {
             return Err(Errno::NOTDIR);
@@ -291,7 +291,7 @@ impl Tree {
     }
 
     /// The inode of an open handle, or else of a reference.
-    fn reach_open(&self, place: &Place, handle: Option<Handle>) -> Result<u64, Errno> {
+    fn reach_open(&self, place: &NodeRef, handle: Option<Handle>) -> Result<u64, Errno> {
         let Some(handle) = handle else { return self.reach(place) };
         let Some(&ino) = self.handles.get(&handle) else {
             return if handle.is_chosen() { self.reach(place) } else { Err(Errno::BADF) };
@@ -354,7 +354,7 @@ impl Tree {
     }
 
     /// A regular file, by reference or handle.
-    fn reach_file(&self, place: &Place, handle: Option<Handle>) -> Result<u64, Errno> {
+    fn reach_file(&self, place: &NodeRef, handle: Option<Handle>) -> Result<u64, Errno> {
         let ino = self.reach_open(place, handle)?;
         self.regular(ino)
     }

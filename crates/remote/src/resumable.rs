@@ -42,10 +42,10 @@ pub type Packer = fn(&[u8]) -> Option<Vec<u8>>;
 
 /// A session that survives its connections.
 ///
-/// The end of a connection (`handle_disconnect`) does not end the session. When [`Carried::wants_connection`] gives a
+/// The end of a connection (`handle_disconnect`) does not end the session. When [`ResumableRemote::wants_connection`] gives a
 /// reason, the driver closes the old connection if it is still open, makes a new one and calls `handle_connect`. Output
 /// that was not carried by then is dropped.
-pub trait Carried: Remote + Send {
+pub trait ResumableRemote: Remote + Send {
     /// A new connection is open: puts out the hello. Does nothing unless a connection is wanted.
     fn handle_connect(&mut self, now: Time);
 

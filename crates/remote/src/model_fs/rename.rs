@@ -2,13 +2,13 @@
 
 use super::make::Plan;
 use super::{Outcome, Tree};
-use nigh_types::{Covers, Errno, Handle, Kind, Name, NodeId, Place, Reply};
+use nigh_types::{Errno, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
 
 /// Both ends of a rename.
 pub(super) struct Ends<'a> {
-    pub(super) from: &'a Place,
+    pub(super) from: &'a NodeRef,
     pub(super) name: &'a Name,
-    pub(super) to: &'a Place,
+    pub(super) to: &'a NodeRef,
     pub(super) new_name: &'a Name,
 }
 
@@ -95,8 +95,11 @@ impl Tree {
         touched.extend(there);
         touched.extend(left);
         touched.sort_unstable();
-        let granted =
-            vec![(id(from), Covers::Names), (id(to), Covers::Names), self.covering(moved, Some(to))];
+        let granted = vec![
+            (id(from), LeaseScope::Directory),
+            (id(to), LeaseScope::Directory),
+            self.covering(moved, Some(to)),
+        ];
         let (replaced, whiteout) = (there.map(id), left.map(id));
         let reply = Reply::Renamed { moved: id(moved), replaced, kept, whiteout };
         Outcome { reply, touched, granted }

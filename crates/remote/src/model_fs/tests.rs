@@ -18,7 +18,7 @@ fn execute(tree: &mut Tree, call: Call) -> Response {
     tree.execute(T0, &request).remove(0)
 }
 
-fn facts(response: &Response) -> Vec<(NodeId, Covers)> {
+fn facts(response: &Response) -> Vec<(NodeId, LeaseScope)> {
     response.grants.iter().map(|grant| (grant.node, grant.covers)).collect()
 }
 
@@ -27,26 +27,32 @@ fn grants_are_as_the_words_say() {
     let mut tree = Tree::default();
     let (root, dir) = (tree.root(), tree.plant_dir(T0, "d"));
     let file = tree.plant_file(T0, "d/f", b"x");
-    let in_dir = Place { node: file, hint: Some((dir, name("f"))) };
-    let lookup = |dir, leaf| Call::Lookup { dir: Place::bare(dir), name: name(leaf) };
+    let in_dir = NodeRef { node: file, path_hint: Some((dir, name("f"))) };
+    let lookup = |dir, leaf| Call::Lookup { dir: NodeRef::bare(dir), name: name(leaf) };
     let found = execute(&mut tree, lookup(root, "d"));
-    assert_eq!(facts(&found), [(root, Covers::Names), (dir, Covers::Inode)]);
-    assert_eq!(facts(&execute(&mut tree, lookup(dir, "f"))), [(dir, Covers::Names)]);
-    assert_eq!(facts(&execute(&mut tree, lookup(dir, "none"))), [(dir, Covers::Names)]);
+    assert_eq!(facts(&found), [(root, LeaseScope::Directory), (dir, LeaseScope::Attributes)]);
+    assert_eq!(facts(&execute(&mut tree, lookup(dir, "f"))), [(dir, LeaseScope::Directory)]);
+    assert_eq!(facts(&execute(&mut tree, lookup(dir, "none"))), [(dir, LeaseScope::Directory)]);
     let getattr = Call::GetAttr { node: in_dir.clone() };
-    assert_eq!(facts(&execute(&mut tree, getattr.clone())), [(dir, Covers::Names)]);
-    let link = Call::Link { node: in_dir.clone(), dir: Place::bare(root), name: name("g") };
-    assert_eq!(facts(&execute(&mut tree, link)), [(root, Covers::Names), (file, Covers::Inode)]);
-    assert_eq!(facts(&execute(&mut tree, getattr)), [(file, Covers::Inode)]);
+    assert_eq!(facts(&execute(&mut tree, getattr.clone())), [(dir, LeaseScope::Directory)]);
+    let link = Call::Link { node: in_dir.clone(), dir: NodeRef::bare(root), name: name("g") };
+    assert_eq!(
+        facts(&execute(&mut tree, link)),
+        [(root, LeaseScope::Directory), (file, LeaseScope::Attributes)]
+    );
+    assert_eq!(facts(&execute(&mut tree, getattr)), [(file, LeaseScope::Attributes)]);
     let access =
         Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     let opened = execute(&mut tree, Call::Open { node: in_dir, access });
-    assert_eq!(facts(&opened), [(file, Covers::Data), (file, Covers::Inode)]);
-    let listed = execute(&mut tree, Call::List { dir: Place::bare(root) });
+    assert_eq!(facts(&opened), [(file, LeaseScope::Data), (file, LeaseScope::Attributes)]);
+    let listed = execute(&mut tree, Call::List { dir: NodeRef::bare(root) });
     let mut granted = facts(&listed);
-    assert_eq!(granted.remove(0), (root, Covers::Names));
+    assert_eq!(granted.remove(0), (root, LeaseScope::Directory));
     granted.sort();
-    assert_eq!(granted, [(root, Covers::Inode), (dir, Covers::Inode), (file, Covers::Inode)]);
+    assert_eq!(
+        granted,
+        [(root, LeaseScope::Attributes), (dir, LeaseScope::Attributes), (file, LeaseScope::Attributes)]
+    );
     let ids: BTreeSet<GrantId> = listed.grants.iter().map(|grant| grant.id).collect();
     assert_eq!(ids.len(), listed.grants.len());
 }
@@ -57,18 +63,18 @@ fn affected_foresees_what_changes() {
     let mut tree = Tree::default();
     let root = tree.root();
     let (dir, file) = (tree.plant_dir(T0, "d"), tree.plant_file(T0, "f", b"x"));
-    let place = Place { node: file, hint: Some((root, name("f"))) };
-    let link = Call::Link { node: place.clone(), dir: Place::bare(dir), name: name("g") };
+    let place = NodeRef { node: file, path_hint: Some((root, name("f"))) };
+    let link = Call::Link { node: place.clone(), dir: NodeRef::bare(dir), name: name("g") };
     let said = tree.affected(&link);
     let change = |node, covers, names: &[&str]| {
         let names = names.iter().map(|leaf| name(leaf)).collect();
         Change { node, covers, names }
     };
     let expected = [
-        change(dir, Covers::Names, &["g"]),
-        change(dir, Covers::Inode, &[]),
-        change(file, Covers::Inode, &[]),
-        change(root, Covers::Names, &["f"]),
+        change(dir, LeaseScope::Directory, &["g"]),
+        change(dir, LeaseScope::Attributes, &[]),
+        change(file, LeaseScope::Attributes, &[]),
+        change(root, LeaseScope::Directory, &["f"]),
     ];
     assert_eq!(said, expected);
     execute(&mut tree, link);
@@ -80,13 +86,13 @@ fn affected_foresees_what_changes() {
         flags: WriteFlags::default(),
     };
     let expected = [
-        change(file, Covers::Inode, &[]),
-        change(root, Covers::Names, &["f"]),
-        change(dir, Covers::Names, &["g"]),
-        change(file, Covers::Data, &[]),
+        change(file, LeaseScope::Attributes, &[]),
+        change(root, LeaseScope::Directory, &["f"]),
+        change(dir, LeaseScope::Directory, &["g"]),
+        change(file, LeaseScope::Data, &[]),
     ];
     assert_eq!(tree.affected(&write), expected);
-    assert_eq!(tree.affected(&Call::GetAttr { node: Place::bare(file) }), []);
+    assert_eq!(tree.affected(&Call::GetAttr { node: NodeRef::bare(file) }), []);
 }
 
 #[test]
@@ -94,13 +100,13 @@ fn inode_numbers_come_back_only_if_asked_and_never_with_their_generation() {
     for reuse_inos in [false, true] {
         let mut tree = Tree::new(TreeConfig { reuse_inos, ..TreeConfig::default() });
         let first = tree.plant_file(T0, "a", b"");
-        let unlink = Call::Unlink { dir: Place::bare(tree.root()), name: name("a"), keep: None };
+        let unlink = Call::Unlink { dir: NodeRef::bare(tree.root()), name: name("a"), keep: None };
         assert!(tree.beside(T0, unlink).is_ok());
         let second = tree.plant_file(T0, "b", b"");
         assert_eq!(first.ino == second.ino, reuse_inos);
         assert_ne!(first.generation, second.generation);
         assert_eq!((tree.attr(first), tree.find("a")), (None, None));
-        let stale = Place { node: first, hint: Some((tree.root(), name("b"))) };
+        let stale = NodeRef { node: first, path_hint: Some((tree.root(), name("b"))) };
         assert_eq!(execute(&mut tree, Call::GetAttr { node: stale }).result, Err(Errno::STALE));
         assert_eq!(tree.find("b"), Some(second));
     }
@@ -111,9 +117,9 @@ fn owners_setgid_and_times_follow_the_maker() {
     let mut tree = Tree::default();
     let dir = tree.plant_dir(T0, "d");
     let set = SetAttr { mode: Some(0o2775), gid: Some(9), ..SetAttr::default() };
-    execute(&mut tree, Call::SetAttr { node: Place::bare(dir), handle: None, set });
-    let mkdir = Call::Mkdir { dir: Place::bare(dir), name: name("e"), mode: 0o777, umask: 0o77 };
-    let Ok(Reply::Made { entry, .. }) = execute(&mut tree, mkdir).result else { panic!("not made") };
+    execute(&mut tree, Call::SetAttr { node: NodeRef::bare(dir), handle: None, set });
+    let mkdir = Call::Mkdir { dir: NodeRef::bare(dir), name: name("e"), mode: 0o777, umask: 0o77 };
+    let Ok(Reply::Created { entry, .. }) = execute(&mut tree, mkdir).result else { panic!("not made") };
     assert_eq!((entry.attr.uid, entry.attr.gid, entry.attr.mode), (3, 9, 0o042_700));
     assert_eq!(entry.attr.mtime, Timestamp { secs: 1_700_000_005, nanos: 0 });
     assert_eq!(tree.attr(dir).map(|attr| attr.nlink), Some(3));
@@ -122,7 +128,7 @@ fn owners_setgid_and_times_follow_the_maker() {
 #[test]
 fn writers_lose_setuid_as_on_linux() {
     let mut tree = Tree::default();
-    let file = Place::bare(tree.plant_file(T0, "f", b"x"));
+    let file = NodeRef::bare(tree.plant_file(T0, "f", b"x"));
     let flags = WriteFlags { kill_suidgid: true, ..WriteFlags::default() };
     for (mode, left) in [(0o6755, 0o755), (0o6745, 0o2745)] {
         let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
@@ -137,14 +143,14 @@ fn writers_lose_setuid_as_on_linux() {
 fn where_only_hints_lead_a_walk_mends_what_they_miss() {
     let mut tree = Tree::new(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
     let (root, file) = (tree.root(), tree.plant_file(T0, "a", b"x"));
-    let hinted = |leaf| Place { node: file, hint: Some((root, name(leaf))) };
+    let hinted = |leaf| NodeRef { node: file, path_hint: Some((root, name(leaf))) };
     let getattr = |tree: &mut Tree, node| execute(tree, Call::GetAttr { node }).result.map(|_| ());
     assert_eq!(getattr(&mut tree, hinted("a")), Ok(()));
-    for place in [hinted("b"), Place::bare(file)] {
+    for place in [hinted("b"), NodeRef::bare(file)] {
         assert_eq!(getattr(&mut tree, place), Err(Errno::STALE));
     }
-    let walk = |leaf| Call::Walk { node: file, names: vec![name(leaf)] };
+    let walk = |leaf| Call::ResolvePath { node: file, names: vec![name(leaf)] };
     assert_eq!(execute(&mut tree, walk("b")).result, Err(Errno::STALE));
     assert_eq!(execute(&mut tree, walk("a")).result, Ok(Reply::Done));
-    assert_eq!(getattr(&mut tree, Place::bare(file)), Ok(()));
+    assert_eq!(getattr(&mut tree, NodeRef::bare(file)), Ok(()));
 }

@@ -1,7 +1,7 @@
 //! Changes outside every protocol: a test's preparation, and changes by the host on its own disk.
 
 use super::Tree;
-use nigh_types::{Access, Call, Credentials, Errno, Name, NodeId, Place, Reply, Request, Time, WriteFlags};
+use nigh_types::{Access, Call, Credentials, Errno, Name, NodeId, NodeRef, Reply, Request, Time, WriteFlags};
 
 impl Tree {
     /// The inode number that a name of a directory leads to.
@@ -31,7 +31,7 @@ impl Tree {
             let name = planted_name(part);
             at = match self.child(at.ino, &name) {
                 Some(ino) => self.nodes[&ino].id,
-                None => self.plant(now, Call::Mkdir { dir: Place::bare(at), name, mode: 0o755, umask: 0 }),
+                None => self.plant(now, Call::Mkdir { dir: NodeRef::bare(at), name, mode: 0o755, umask: 0 }),
             };
         }
         at
@@ -47,7 +47,7 @@ impl Tree {
             Access { read: false, write: true, truncate: true, direct: false, sync: false, append: false };
         let call = Call::Create { dir, name, mode: 0o644, umask: 0, exclusive: false, access };
         let node = self.plant(now, call);
-        let (place, data, flags) = (Place::bare(node), data.to_vec(), WriteFlags::default());
+        let (place, data, flags) = (NodeRef::bare(node), data.to_vec(), WriteFlags::default());
         let write = Call::Write { node: place, handle: None, offset: 0, data, flags };
         self.beside(now, write).expect("a planted file takes data");
         node
@@ -74,14 +74,14 @@ impl Tree {
         response.map_or(Ok(Reply::Done), |response| response.result)
     }
 
-    fn plant_parent(&mut self, now: Time, path: &str) -> (Place, Name) {
+    fn plant_parent(&mut self, now: Time, path: &str) -> (NodeRef, Name) {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-        (Place::bare(self.plant_dir(now, dir)), planted_name(name))
+        (NodeRef::bare(self.plant_dir(now, dir)), planted_name(name))
     }
 
     fn plant(&mut self, now: Time, call: Call) -> NodeId {
         match self.beside(now, call) {
-            Ok(Reply::Made { entry, handle, .. }) => {
+            Ok(Reply::Created { entry, handle, .. }) => {
                 self.release(handle.as_slice());
                 entry.id
             }

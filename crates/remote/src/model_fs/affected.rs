@@ -1,13 +1,13 @@
 //! Facts that a call would invalidate.
 
 use super::Tree;
-use nigh_types::{Access, Call, Covers, Name, NodeId, Place};
+use nigh_types::{Access, Call, LeaseScope, Name, NodeId, NodeRef};
 
 /// Facts under `(node, covers)` that a call changes; with names, only the facts of these names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
     pub node: NodeId,
-    pub covers: Covers,
+    pub covers: LeaseScope,
     pub names: Vec<Name>,
 }
 
@@ -58,7 +58,7 @@ struct Changes<'a> {
 }
 
 impl Changes<'_> {
-    fn push(&mut self, node: NodeId, covers: Covers, name: Option<&Name>) {
+    fn push(&mut self, node: NodeId, covers: LeaseScope, name: Option<&Name>) {
         match self.list.iter_mut().find(|change| change.node == node && change.covers == covers) {
             Some(change) => change.names.extend(name.filter(|name| !change.names.contains(name)).cloned()),
             None => self.list.push(Change { node, covers, names: name.into_iter().cloned().collect() }),
@@ -66,14 +66,14 @@ impl Changes<'_> {
     }
 
     /// A name appears or disappears, so the directory's times change too.
-    fn name(&mut self, dir: &Place, name: &Name) {
+    fn name(&mut self, dir: &NodeRef, name: &Name) {
         if self.tree.attr(dir.node).is_some() {
-            self.push(dir.node, Covers::Names, Some(name));
-            self.push(dir.node, Covers::Inode, None);
+            self.push(dir.node, LeaseScope::Directory, Some(name));
+            self.push(dir.node, LeaseScope::Attributes, None);
         }
     }
 
-    fn removed(&mut self, dir: &Place, name: &Name) {
+    fn removed(&mut self, dir: &NodeRef, name: &Name) {
         self.name(dir, name);
         if let Some(ino) = self.tree.child(dir.node.ino, name) {
             self.attributes(ino);
@@ -82,10 +82,10 @@ impl Changes<'_> {
 
     fn attributes(&mut self, ino: u64) {
         let Some(node) = self.tree.nodes.get(&ino) else { return };
-        self.push(node.id, Covers::Inode, None);
+        self.push(node.id, LeaseScope::Attributes, None);
         if !node.attr.is_dir() {
             for (parent, name) in &node.links {
-                self.push(self.tree.nodes[parent].id, Covers::Names, Some(name));
+                self.push(self.tree.nodes[parent].id, LeaseScope::Directory, Some(name));
             }
         }
     }
@@ -93,7 +93,7 @@ impl Changes<'_> {
     fn file(&mut self, ino: u64) {
         self.attributes(ino);
         if let Some(node) = self.tree.nodes.get(&ino) {
-            self.push(node.id, Covers::Data, None);
+            self.push(node.id, LeaseScope::Data, None);
         }
     }
 }

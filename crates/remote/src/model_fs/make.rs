@@ -3,7 +3,9 @@
 use super::content::Content;
 use super::node::{Body, Directory, Node};
 use super::{Outcome, Tree};
-use nigh_types::{Access, Attr, Covers, Credentials, Errno, Kind, Name, NodeId, Place, Reply, Timestamp};
+use nigh_types::{
+    Access, Attr, Credentials, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply, Timestamp,
+};
 
 const SETGID: u32 = 0o2000;
 
@@ -25,7 +27,7 @@ pub(super) struct Plan<'a> {
 
 impl Tree {
     /// Creates a new inode under a new name.
-    pub(super) fn make(&mut self, dir: &Place, name: &Name, plan: &Plan<'_>) -> Result<Outcome, Errno> {
+    pub(super) fn make(&mut self, dir: &NodeRef, name: &Name, plan: &Plan<'_>) -> Result<Outcome, Errno> {
         let dir = self.reach_dir(dir)?;
         if self.child(dir, name).is_some() {
             return Err(Errno::EXIST);
@@ -37,7 +39,7 @@ impl Tree {
 
     pub(super) fn create(
         &mut self,
-        dir: &Place,
+        dir: &NodeRef,
         name: &Name,
         exclusive: bool,
         access: Access,
@@ -66,7 +68,7 @@ impl Tree {
         }
     }
 
-    pub(super) fn tmpfile(&mut self, dir: &Place, plan: &Plan<'_>) -> Result<Outcome, Errno> {
+    pub(super) fn tmpfile(&mut self, dir: &NodeRef, plan: &Plan<'_>) -> Result<Outcome, Errno> {
         let dir = self.reach_dir(dir)?;
         let ino = self.new_inode(dir, plan);
         self.node_mut(ino).nameless = true;
@@ -76,8 +78,8 @@ impl Tree {
     pub(super) fn link(
         &mut self,
         now: Timestamp,
-        node: &Place,
-        dir: &Place,
+        node: &NodeRef,
+        dir: &NodeRef,
         name: &Name,
     ) -> Result<Outcome, Errno> {
         let ino = self.reach(node)?;
@@ -99,17 +101,17 @@ impl Tree {
 
     fn made(&mut self, dir: u64, ino: u64, open: bool, existed: bool) -> Outcome {
         let handle = open.then(|| self.open(ino));
-        let mut granted = vec![(self.nodes[&dir].id, Covers::Names), self.covering(ino, Some(dir))];
+        let mut granted = vec![(self.nodes[&dir].id, LeaseScope::Directory), self.covering(ino, Some(dir))];
         let id = self.nodes[&ino].id;
         if open {
-            granted.push((id, Covers::Data));
+            granted.push((id, LeaseScope::Data));
         }
         if self.nodes[&ino].attr.is_dir() {
-            granted.push((id, Covers::Names));
+            granted.push((id, LeaseScope::Directory));
         }
         let touched = if existed { Vec::new() } else { vec![dir] };
         let entry = self.nodes[&ino].entry();
-        Outcome { reply: Reply::Made { entry, handle, existed }, touched, granted }
+        Outcome { reply: Reply::Created { entry, handle, existed }, touched, granted }
     }
 
     pub(super) fn new_inode(&mut self, dir: u64, plan: &Plan<'_>) -> u64 {

@@ -1,7 +1,7 @@
 //! Extended attributes.
 
 use super::{Outcome, Tree};
-use nigh_types::{Errno, Kind, Place, Reply, Timestamp, XattrSet};
+use nigh_types::{Errno, Kind, NodeRef, Reply, Timestamp, XattrSet};
 
 /// Linux `XATTR_SIZE_MAX`.
 const MAX_VALUE: usize = 65_536;
@@ -23,7 +23,7 @@ fn absent(name: &[u8]) -> Errno {
 }
 
 impl Tree {
-    pub(super) fn xattrs(&self, place: &Place) -> Result<Outcome, Errno> {
+    pub(super) fn xattrs(&self, place: &NodeRef) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;
         let items = self.nodes[&ino].xattrs.iter().map(|(name, value)| {
             let value = (value.len() <= INLINE_VALUE).then(|| value.as_slice().into());
@@ -32,7 +32,7 @@ impl Tree {
         Ok(self.fact(ino, place, Reply::Xattrs(XattrSet { items: items.collect() })))
     }
 
-    pub(super) fn xattr(&self, place: &Place, name: &[u8]) -> Result<Outcome, Errno> {
+    pub(super) fn xattr(&self, place: &NodeRef, name: &[u8]) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;
         let value = self.nodes[&ino].xattrs.get(name).ok_or_else(|| absent(name))?;
         Ok(self.fact(ino, place, Reply::Value(value.clone())))
@@ -41,7 +41,7 @@ impl Tree {
     pub(super) fn set_xattr(
         &mut self,
         now: Timestamp,
-        place: &Place,
+        place: &NodeRef,
         name: &[u8],
         value: &[u8],
         flags: u32,
@@ -67,7 +67,7 @@ impl Tree {
     pub(super) fn remove_xattr(
         &mut self,
         now: Timestamp,
-        place: &Place,
+        place: &NodeRef,
         name: &[u8],
     ) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;

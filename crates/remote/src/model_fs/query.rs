@@ -3,8 +3,8 @@
 use super::node::Body;
 use super::{Outcome, Tree};
 use nigh_types::{
-    Access, Call, Cookie, Covers, Dirent, Errno, Handle, Kind, Listed, Name, NodeId, Place, Reply, Response,
-    Space,
+    Access, Call, Cookie, Dirent, Entries, Errno, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, Reply,
+    Response, Space,
 };
 
 impl Tree {
@@ -12,7 +12,7 @@ impl Tree {
     pub(super) fn query(&mut self, call: &Call) -> Option<Result<Outcome, Errno>> {
         Some(match call {
             Call::Lookup { dir, name } => self.lookup(dir, name),
-            Call::Walk { node, names } => self.walk(*node, names),
+            Call::ResolvePath { node, names } => self.walk(*node, names),
             Call::GetAttr { node } => self.getattr(node),
             Call::LookupNumber { ino } => self.by_number(*ino),
             Call::ReadLink { node } => self.readlink(node),
@@ -30,12 +30,12 @@ impl Tree {
         })
     }
 
-    fn lookup(&self, dir: &Place, name: &Name) -> Result<Outcome, Errno> {
+    fn lookup(&self, dir: &NodeRef, name: &Name) -> Result<Outcome, Errno> {
         let dir = self.reach_dir(dir)?;
-        let mut granted = vec![(self.nodes[&dir].id, Covers::Names)];
+        let mut granted = vec![(self.nodes[&dir].id, LeaseScope::Directory)];
         let found = self.child(dir, name);
         granted.extend(found.map(|ino| self.covering(ino, Some(dir))));
-        let reply = Reply::Looked(found.map(|ino| self.nodes[&ino].entry()));
+        let reply = Reply::Entry(found.map(|ino| self.nodes[&ino].entry()));
         Ok(Outcome { reply, touched: Vec::new(), granted })
     }
 
@@ -51,7 +51,7 @@ impl Tree {
         Ok(Outcome::plain(Reply::Done))
     }
 
-    fn getattr(&self, place: &Place) -> Result<Outcome, Errno> {
+    fn getattr(&self, place: &NodeRef) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;
         Ok(self.attr_outcome(ino, place))
     }
@@ -70,18 +70,18 @@ impl Tree {
         })
     }
 
-    pub(super) fn attr_outcome(&self, ino: u64, place: &Place) -> Outcome {
+    pub(super) fn attr_outcome(&self, ino: u64, place: &NodeRef) -> Outcome {
         let node = &self.nodes[&ino];
         let granted = vec![self.covering(ino, self.reached_in(place))];
         Outcome { reply: Reply::Attr(node.id, node.attr), touched: Vec::new(), granted }
     }
 
     /// A reply with a fact under the grant that covers the node's attributes.
-    pub(super) fn fact(&self, ino: u64, place: &Place, reply: Reply) -> Outcome {
+    pub(super) fn fact(&self, ino: u64, place: &NodeRef, reply: Reply) -> Outcome {
         Outcome { reply, touched: Vec::new(), granted: vec![self.covering(ino, self.reached_in(place))] }
     }
 
-    fn readlink(&self, place: &Place) -> Result<Outcome, Errno> {
+    fn readlink(&self, place: &NodeRef) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;
         match &self.nodes[&ino].body {
             Body::Symlink(target) => Ok(self.fact(ino, place, Reply::Target(target.clone()))),
@@ -89,7 +89,7 @@ impl Tree {
         }
     }
 
-    fn statfs(&self, place: &Place) -> Result<Outcome, Errno> {
+    fn statfs(&self, place: &NodeRef) -> Result<Outcome, Errno> {
         self.reach(place)?;
         let files = self.nodes.len() as u64;
         Ok(Outcome::plain(Reply::Space(Space {
@@ -104,19 +104,19 @@ impl Tree {
         })))
     }
 
-    pub(super) fn open_file(&mut self, place: &Place, _access: Access) -> Result<Outcome, Errno> {
+    pub(super) fn open_file(&mut self, place: &NodeRef, _access: Access) -> Result<Outcome, Errno> {
         let ino = self.openable(place)?;
         let handle = self.open(ino);
         Ok(self.opened_outcome(ino, handle))
     }
 
-    fn open_again(&mut self, place: &Place, handle: Handle) -> Result<Outcome, Errno> {
+    fn open_again(&mut self, place: &NodeRef, handle: Handle) -> Result<Outcome, Errno> {
         let ino = self.openable(place)?;
         self.open_as(ino, handle)?;
         Ok(self.opened_outcome(ino, handle))
     }
 
-    fn openable(&self, place: &Place) -> Result<u64, Errno> {
+    fn openable(&self, place: &NodeRef) -> Result<u64, Errno> {
         let ino = self.reach(place)?;
         match self.nodes[&ino].attr.kind() {
             Kind::File => Ok(ino),
@@ -128,13 +128,13 @@ impl Tree {
 
     fn opened_outcome(&self, ino: u64, handle: Handle) -> Outcome {
         let node = &self.nodes[&ino];
-        let granted = vec![(node.id, Covers::Data), (node.id, Covers::Inode)];
+        let granted = vec![(node.id, LeaseScope::Data), (node.id, LeaseScope::Attributes)];
         Outcome { reply: Reply::Opened { handle, attr: node.attr }, touched: Vec::new(), granted }
     }
 
     fn read(
         &self,
-        place: &Place,
+        place: &NodeRef,
         handle: Option<Handle>,
         offset: u64,
         length: u32,
@@ -146,13 +146,19 @@ impl Tree {
             Body::File(content) => Ok(Outcome {
                 reply: Reply::Data(content.read(offset, length)),
                 touched: vec![ino],
-                granted: vec![(node.id, Covers::Data)],
+                granted: vec![(node.id, LeaseScope::Data)],
             }),
             _ => Err(Errno::INVAL),
         }
     }
 
-    fn seek(&self, place: &Place, handle: Option<Handle>, offset: u64, data: bool) -> Result<Outcome, Errno> {
+    fn seek(
+        &self,
+        place: &NodeRef,
+        handle: Option<Handle>,
+        offset: u64,
+        data: bool,
+    ) -> Result<Outcome, Errno> {
         let ino = self.reach_file(place, handle)?;
         let node = &self.nodes[&ino];
         let Body::File(content) = &node.body else { return Err(Errno::INVAL) };
@@ -167,7 +173,7 @@ impl Tree {
         Ok(Outcome::plain(Reply::Offset(found)))
     }
 
-    fn getflags(&self, place: &Place) -> Result<Outcome, Errno> {
+    fn getflags(&self, place: &NodeRef) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;
         match self.nodes[&ino].attr.kind() {
             Kind::File | Kind::Directory => Ok(Outcome::plain(Reply::Flags(0))),
@@ -176,7 +182,7 @@ impl Tree {
     }
 
     /// All chunks of a listing, as of now.
-    pub(crate) fn list(&mut self, place: &Place) -> Vec<Response> {
+    pub(crate) fn list(&mut self, place: &NodeRef) -> Vec<Response> {
         let dir = match self.reach_dir(place) {
             Ok(dir) => dir,
             Err(errno) => return vec![Response::plain(Err(errno))],
@@ -186,20 +192,24 @@ impl Tree {
         let count = parts.len();
         let mut responses = Vec::new();
         for (i, inos) in parts.into_iter().enumerate() {
-            let mut facts = if i == 0 { vec![(id, Covers::Names), (id, Covers::Inode)] } else { Vec::new() };
+            let mut facts = if i == 0 {
+                vec![(id, LeaseScope::Directory), (id, LeaseScope::Attributes)]
+            } else {
+                Vec::new()
+            };
             let uncovered = inos.iter().filter(|(_, ino)| !self.nodes[ino].attr.covered_by_parent());
-            facts.extend(uncovered.map(|(_, ino)| (self.nodes[ino].id, Covers::Inode)));
+            facts.extend(uncovered.map(|(_, ino)| (self.nodes[ino].id, LeaseScope::Attributes)));
             let grants = self.grants(facts);
             let entries = inos.into_iter().map(|(name, ino)| (name, self.nodes[&ino].entry())).collect();
             let last = i + 1 == count;
             let after = if last { vec![(id, self.nodes[&dir].attr)] } else { Vec::new() };
-            responses.push(Response { result: Ok(Reply::Listed(Listed { entries })), after, grants, last });
+            responses.push(Response { result: Ok(Reply::Listed(Entries { entries })), after, grants, last });
         }
         responses
     }
 
     /// The names after a cookie, as of now, in the chunks of a listing.
-    pub(crate) fn dirents(&mut self, place: &Place, after: Cookie) -> Vec<Response> {
+    pub(crate) fn dirents(&mut self, place: &NodeRef, after: Cookie) -> Vec<Response> {
         let dir = match self.reach_dir(place) {
             Ok(dir) => dir,
             Err(errno) => return vec![Response::plain(Err(errno))],

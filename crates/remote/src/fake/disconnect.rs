@@ -165,7 +165,7 @@ impl Core {
             response.grants.clear();
             let Ok(reply) = &mut response.result else { continue };
             let (node, handle) = match (&*reply, &request.call) {
-                (Reply::Made { entry, handle: Some(handle), .. }, _) => (entry.id, *handle),
+                (Reply::Created { entry, handle: Some(handle), .. }, _) => (entry.id, *handle),
                 (Reply::Opened { handle, .. }, Call::Open { node, .. }) => (node.node, *handle),
                 (Reply::Removed { node, kept: Some(handle) }, _) => (*node, *handle),
                 (Reply::Renamed { replaced: Some(node), kept: Some(handle), .. }, _) => (*node, *handle),
