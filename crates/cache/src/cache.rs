@@ -1,28 +1,28 @@
 //! The cache and its contract.
 
-use crate::ahead::Walks;
-use crate::away::Standing;
-use crate::behind::{Behinds, Late};
-use crate::buried::LastTold;
+use crate::calls::{CallKind, InflightCall, NewFile, Waiter};
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
-use crate::dirents::Streams;
-use crate::events::Watches;
-use crate::flight::{Flight, NewFile, Purpose, Waiting};
+use crate::dead_dentries::LastTold;
 use crate::forgotten::Forgotten;
-use crate::limits::Limits;
+use crate::inotify::Watches;
+use crate::invalidation_queue::{Behinds, DeferredReply};
+use crate::listing_snapshots::Snapshots;
 use crate::locks::Locks;
-use crate::numbers::Numbers;
+use crate::names_only_listing::NameStreams;
+use crate::nodeid_map::NodeIdMap;
 use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
-use crate::overlay::Overlay;
 use crate::oversized::Oversized;
-use crate::prune::Told;
-use crate::push::Holds;
-use crate::readers::Readers;
-use crate::recall::After;
-use crate::snapshots::Snapshots;
+use crate::pending_mutations::Overlay;
+use crate::prefetch::PrefetchJobs;
+use crate::prune::KernelInodeQueue;
+use crate::readdirplus_heuristic::Readers;
+use crate::recall::OnInvalidated;
+use crate::request_deadlines::Limits;
+use crate::session_state::SessionState;
 use crate::state::{Directory, Inode, OpenDir, OpenFile};
 use crate::ungranted::UngrantedPages;
+use crate::updates::SuspendedFacts;
 use nigh_types::{
     Call, CallId, CookieKey, Errno, Event, GrantId, Handle, Name, NodeId, OpId, Reply, Response, Term, Time,
 };
@@ -47,7 +47,7 @@ pub struct Cache {
     pub(crate) config: Config,
     pub(crate) key: CookieKey,
     pub(crate) has_acls: bool,
-    pub(crate) standing: Standing,
+    pub(crate) standing: SessionState,
     /// Latest `now` of an input.
     pub(crate) clock: Time,
     /// Longest time for which facts may be valid.
@@ -61,14 +61,14 @@ pub struct Cache {
     pub(crate) order: VecDeque<u64>,
     pub(crate) row_bytes: u64,
     /// Queue of the inodes that the kernel knows, and the time of the next search for idle directories.
-    pub(crate) told: Told,
+    pub(crate) told: KernelInodeQueue,
     pub(crate) idle_due: Option<Time>,
     pub(crate) files: BTreeMap<Fh, OpenFile>,
     pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
     pub(crate) snapshots: Snapshots,
     /// Mount point of the root for log lines; empty if there is none.
     pub(crate) shown_root: String,
-    pub(crate) dirents: Streams,
+    pub(crate) dirents: NameStreams,
     pub(crate) oversized: Oversized,
     /// Latest directory leases that were returned with calls in flight. A reply with an earlier grant on the same names
     /// begins no lease.
@@ -83,14 +83,14 @@ pub struct Cache {
     /// Eviction that could not keep to the budget waits until more bytes are in use.
     pub(crate) trim_above: u64,
     /// Number of `files` without a handle.
-    pub(crate) unpinned: u64,
-    pub(crate) numbers: Numbers,
+    pub(crate) opens_without_handle: u64,
+    pub(crate) numbers: NodeIdMap,
     pub(crate) last_told: LastTold,
     pub(crate) forgotten: Forgotten,
-    pub(crate) flights: BTreeMap<CallId, Flight>,
-    pub(crate) waiting: BTreeMap<OpId, Waiting>,
+    pub(crate) flights: BTreeMap<CallId, InflightCall>,
+    pub(crate) waiting: BTreeMap<OpId, Waiter>,
     /// Requests queued while there is no session.
-    pub(crate) parked: BTreeMap<OpId, (Caller, Op)>,
+    pub(crate) queued_ops: BTreeMap<OpId, (Caller, Op)>,
     pub(crate) limits: Limits,
     /// Reclaim calls without a reply; whether lock reclaims are still to be sent; whether [`Output::Reclaimed`] is
     /// still owed.
@@ -100,29 +100,29 @@ pub struct Cache {
     /// Handles closed while the remote was away.
     pub(crate) unreleased: Vec<Handle>,
     /// Invalidation of everything that the kernel held when all grants ended. Until it is done the kernel may hold
-    /// stale facts, and no request is answered from a new session (`Standing::Claiming`). After `forget_by` the kernel
+    /// stale facts, and no request is answered from a new session (`SessionState::Reclaiming`). After `forget_by` the kernel
     /// counts as slow, and requests no longer wait.
     pub(crate) forgetting: Option<Invalidation>,
     pub(crate) forget_by: Option<Time>,
     pub(crate) kernel_is_slow: bool,
     /// Replies of a new session that wait for that invalidation.
-    pub(crate) deferred: Vec<(CallId, Response)>,
+    pub(crate) deferred_replies: Vec<(CallId, Response)>,
     /// Calls in flight that requests may join.
     pub(crate) lookups: FxHashMap<(u64, Name), CallId>,
     pub(crate) attrs: FxHashMap<u64, CallId>,
     pub(crate) xattrs: FxHashMap<u64, CallId>,
-    pub(crate) walks: Walks,
+    pub(crate) walks: PrefetchJobs,
     pub(crate) overlay: Overlay,
     pub(crate) locks: Locks,
-    pub(crate) holds: Holds,
-    pub(crate) after_invalidation: BTreeMap<Invalidation, After>,
+    pub(crate) holds: SuspendedFacts,
+    pub(crate) after_invalidation: BTreeMap<Invalidation, OnInvalidated>,
     /// Invalidations that are not done, in their order.
     pub(crate) untold: BTreeSet<Invalidation>,
     /// Files of which an invalidation drops pages, and whether all.
     pub(crate) dropping: BTreeMap<Invalidation, Vec<(u64, bool)>>,
     pub(crate) ungranted: UngrantedPages,
     /// Timers for grants on open inodes.
-    pub(crate) watched: BTreeSet<(Time, u64)>,
+    pub(crate) expiry_timers: BTreeSet<(Time, u64)>,
     /// Negative dentries that the kernel may have, by directory; at most `kernel_missing_most`.
     pub(crate) missing_given: BTreeSet<(u64, Name)>,
     /// Cached statfs reply for an inode, and its end.
@@ -145,7 +145,7 @@ impl Cache {
             config,
             key: CookieKey::default(),
             has_acls: false,
-            standing: Standing::Awaited,
+            standing: SessionState::Connecting,
             clock: Time(0),
             term: Term::Session,
             root: 0,
@@ -153,14 +153,14 @@ impl Cache {
             dirs: FxHashMap::default(),
             order: VecDeque::new(),
             row_bytes: 0,
-            told: Told::default(),
+            told: KernelInodeQueue::default(),
             idle_due: None,
             files: BTreeMap::new(),
             open_dirs: BTreeMap::new(),
             readers: Readers::default(),
             snapshots: Snapshots::default(),
             shown_root: String::new(),
-            dirents: Streams::default(),
+            dirents: NameStreams::default(),
             oversized: Oversized::default(),
             returned: BTreeMap::new(),
             names_going: None,
@@ -168,13 +168,13 @@ impl Cache {
             finds_numbers: false,
             last_read: 0,
             trim_above: 0,
-            unpinned: 0,
-            numbers: Numbers::default(),
+            opens_without_handle: 0,
+            numbers: NodeIdMap::default(),
             last_told: LastTold::default(),
             forgotten: Forgotten::default(),
             flights: BTreeMap::new(),
             waiting: BTreeMap::new(),
-            parked: BTreeMap::new(),
+            queued_ops: BTreeMap::new(),
             limits: Limits::default(),
             claims: 0,
             claims_locks: false,
@@ -183,19 +183,19 @@ impl Cache {
             forgetting: None,
             forget_by: None,
             kernel_is_slow: false,
-            deferred: Vec::new(),
+            deferred_replies: Vec::new(),
             lookups: FxHashMap::default(),
             attrs: FxHashMap::default(),
             xattrs: FxHashMap::default(),
-            walks: Walks::default(),
+            walks: PrefetchJobs::default(),
             overlay: Overlay::new(config.client, config.incarnation),
             locks: Locks::default(),
-            holds: Holds::default(),
+            holds: SuspendedFacts::default(),
             after_invalidation: BTreeMap::new(),
             untold: BTreeSet::new(),
             dropping: BTreeMap::new(),
             ungranted: UngrantedPages::new(),
-            watched: BTreeSet::new(),
+            expiry_timers: BTreeSet::new(),
             missing_given: BTreeSet::new(),
             space: None,
             next_call: 0,
@@ -220,7 +220,7 @@ impl Cache {
             Op::Release { fh, flock } => self.release(now, fh, flock),
             Op::ReleaseDir { fh } => self.release_dir(now, fh),
             Op::Flush { ino, owner } => self.flush(now, id, caller, ino, owner),
-            op if self.standing == Standing::Stands => self.start(now, id, caller, op),
+            op if self.standing == SessionState::Active => self.start(now, id, caller, op),
             op => self.start_away(now, id, caller, op),
         };
         if answer.is_some() {
@@ -305,7 +305,7 @@ impl Cache {
                 })
             }
             Op::Link { ino, dir, name } => {
-                let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+                let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
                 // With another name its attributes stand under another grant.
                 self.keep_open(ino);
                 self.make(now, id, caller, dir, name, None, |dir, name| Call::Link { node, dir, name })
@@ -322,10 +322,10 @@ impl Cache {
                 })
             }
             Op::Tmpfile { dir, mode, umask, access } => {
-                let Some(dir) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+                let Some(dir) = self.node_ref(dir) else { return Some(Answer::Failed(Errno::STALE)) };
                 let file = NewFile { append: false, access, caller };
                 let call = Call::Tmpfile { dir, mode, umask, access };
-                self.ask(now, id, caller, Purpose::Tmpfile { file }, call)
+                self.send_for(now, id, caller, CallKind::Tmpfile { file }, call)
             }
             op => self.start_on_inode(now, id, caller, op),
         }
@@ -345,28 +345,30 @@ impl Cache {
         {
             return Some(Answer::Failed(Errno::OPNOTSUPP));
         }
-        let Some((node, handle)) = self.reach(ino, fh) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some((node, handle)) = self.handle_for(ino, fh) else {
+            return Some(Answer::Failed(Errno::STALE));
+        };
         let (purpose, call) = match op {
             Op::SetXattr { name, value, flags, kill_sgid, .. } => (
-                Purpose::Change { ino, xattrs: true },
+                CallKind::Change { ino, xattrs: true },
                 Call::SetXattr { node, name, value, flags, kill_sgid },
             ),
             Op::RemoveXattr { name, .. } => {
-                (Purpose::Change { ino, xattrs: true }, Call::RemoveXattr { node, name })
+                (CallKind::Change { ino, xattrs: true }, Call::RemoveXattr { node, name })
             }
-            Op::GetFlags { .. } => (Purpose::Flags, Call::GetFlags { node }),
-            Op::Fsync { data_only, .. } => (Purpose::Fsync { ino }, Call::Fsync { node, handle, data_only }),
+            Op::GetFlags { .. } => (CallKind::Flags, Call::GetFlags { node }),
+            Op::Fsync { data_only, .. } => (CallKind::Fsync { ino }, Call::Fsync { node, handle, data_only }),
             Op::Fallocate { mode, offset, length, .. } => (
-                Purpose::Change { ino, xattrs: false },
+                CallKind::Change { ino, xattrs: false },
                 Call::Fallocate { node, handle, mode, offset, length },
             ),
-            Op::Seek { offset, data, .. } => (Purpose::Seek, Call::Seek { node, handle, offset, data }),
+            Op::Seek { offset, data, .. } => (CallKind::Seek, Call::Seek { node, handle, offset, data }),
             Op::CopyRange { ino: from_ino, fh: from_fh, offset: from_offset, to_offset, length, .. } => {
-                let Some((from, from_handle)) = self.reach(from_ino, Some(from_fh)) else {
+                let Some((from, from_handle)) = self.handle_for(from_ino, Some(from_fh)) else {
                     return Some(Answer::Failed(Errno::STALE));
                 };
                 (
-                    Purpose::Write {
+                    CallKind::Write {
                         ino,
                         offset: to_offset,
                         size: length,
@@ -387,7 +389,7 @@ impl Cache {
             }
             _ => return Some(Answer::Failed(Errno::NOSYS)),
         };
-        self.ask(now, id, caller, purpose, call)
+        self.send_for(now, id, caller, purpose, call)
     }
 
     /// Handles an event from the remote.
@@ -397,7 +399,9 @@ impl Cache {
             Event::Attached(session) => self.handle_session(now, session, false),
             Event::Restored { session, kept } => self.handle_session(now, session, kept),
             Event::Lapsed { why } => self.handle_lapsed(now, &why),
-            Event::Response { call, response } if self.is_early(call) => self.deferred.push((call, response)),
+            Event::Response { call, response } if self.is_early(call) => {
+                self.deferred_replies.push((call, response))
+            }
             Event::Response { call, response } => self.handle_response(now, call, response),
             Event::Recall(recall) => self.handle_recall(recall),
             Event::UpdatePrepare(hold) => self.handle_hold(now, hold),
@@ -406,7 +410,7 @@ impl Cache {
         }
     }
 
-    pub(crate) fn handle_reply(&mut self, now: Time, flight: Flight, response: Response) {
+    pub(crate) fn handle_reply(&mut self, now: Time, flight: InflightCall, response: Response) {
         if self.asked_for_another(&flight) {
             if let Ok(Reply::Opened { handle, .. }) = response.result {
                 self.release_handle(handle);
@@ -419,72 +423,78 @@ impl Cache {
         let files = self.changed_while_asked(&flight.purpose, &response);
         self.note_rights_after(&flight, &response);
         let answer = match &flight.purpose {
-            Purpose::Lookup { dir, name } => {
+            CallKind::Lookup { dir, name } => {
                 let (dir, name) = (*dir, name.clone());
-                return self.looked(now, flight, dir, &name, response);
+                return self.on_lookup_reply(now, flight, dir, &name, response);
             }
-            Purpose::Attr { .. } => return self.attr_arrived(now, flight, response),
-            Purpose::Target { ino } => return self.target_arrived(now, &flight, *ino, response),
-            Purpose::Xattrs { ino } => return self.xattrs_arrived(now, &flight, *ino, response),
-            Purpose::Xattr { ino } => return self.value_arrived(now, &flight, *ino, &response),
-            Purpose::Read { ino, fh, offset, size } => {
+            CallKind::Attr { .. } => return self.attr_arrived(now, flight, response),
+            CallKind::Target { ino } => return self.target_arrived(now, &flight, *ino, response),
+            CallKind::Xattrs { ino } => return self.on_xattrs_reply(now, &flight, *ino, response),
+            CallKind::Xattr { ino } => return self.on_xattr_value_reply(now, &flight, *ino, &response),
+            CallKind::Read { ino, fh, offset, size } => {
                 return self.read_arrived(now, &flight, (*ino, *fh), (*offset, *size), response);
             }
-            Purpose::Reopen { .. } | Purpose::Reclaim { .. } => {
+            CallKind::Reopen { .. } | CallKind::Reclaim { .. } => {
                 return self.claim_answered(now, &flight, &response);
             }
-            Purpose::Renew { ino } => return self.renewed(now, &flight, *ino, &response),
-            Purpose::Walk { then } => return self.after_walk(now, *then, response.result.map(drop)),
-            Purpose::List { .. } | Purpose::Dirents { .. } | Purpose::Ahead => return,
-            Purpose::Open { ino, file } => self.open_arrived(now, &flight, *ino, *file, &response),
-            Purpose::Make { dir, name, file } => self.made(now, &flight, (*dir, name), *file, &response),
-            Purpose::Tmpfile { file } => self.tmpfile_made(now, &flight, *file, &response),
-            Purpose::Remove { dir, name } => self.removed(now, &flight, (*dir, name), &response),
-            Purpose::Rename { .. } => self.renamed(now, &flight, &response),
-            Purpose::Change { ino, xattrs } => self.changed(now, &flight, (*ino, *xattrs), &response),
-            Purpose::Write { ino, offset, .. } => self.write_arrived(now, &flight, *ino, *offset, &response),
-            Purpose::Space { ino } => self.space_arrived(&flight, *ino, &response),
-            Purpose::Lock { .. } => self.lock_arrived(now, &flight, &response),
-            Purpose::Unlock { .. } => self.unlock_arrived(&flight, &response),
-            Purpose::Flags | Purpose::Seek | Purpose::Fsync { .. } | Purpose::TestLock => plain(&response),
+            CallKind::Renew { ino } => return self.renewed(now, &flight, *ino, &response),
+            CallKind::Walk { then } => return self.after_walk(now, *then, response.result.map(drop)),
+            CallKind::List { .. } | CallKind::Dirents { .. } | CallKind::Ahead => return,
+            CallKind::Open { ino, file } => self.open_arrived(now, &flight, *ino, *file, &response),
+            CallKind::Make { dir, name, file } => {
+                self.on_create_reply(now, &flight, (*dir, name), *file, &response)
+            }
+            CallKind::Tmpfile { file } => self.tmpfile_made(now, &flight, *file, &response),
+            CallKind::Remove { dir, name } => self.on_remove_reply(now, &flight, (*dir, name), &response),
+            CallKind::Rename { .. } => self.on_rename_reply(now, &flight, &response),
+            CallKind::Change { ino, xattrs } => {
+                self.on_change_reply(now, &flight, (*ino, *xattrs), &response)
+            }
+            CallKind::Write { ino, offset, .. } => self.write_arrived(now, &flight, *ino, *offset, &response),
+            CallKind::Space { ino } => self.space_arrived(&flight, *ino, &response),
+            CallKind::Lock { .. } => self.lock_arrived(now, &flight, &response),
+            CallKind::Unlock { .. } => self.unlock_arrived(&flight, &response),
+            CallKind::Flags | CallKind::Seek | CallKind::Fsync { .. } | CallKind::TestLock => {
+                plain(&response)
+            }
         };
         let sent = Cache::may_be_older(&flight).then_some(flight.sent);
         let name = match &flight.purpose {
-            Purpose::Make { dir, name, .. } => Some((*dir, name.clone())),
+            CallKind::Make { dir, name, .. } => Some((*dir, name.clone())),
             _ => None,
         };
-        self.answer_behind(&files, &flight.waiters, Late { answer, sent, name });
+        self.enqueue_reply(&files, &flight.waiters, DeferredReply { answer, sent, name });
         self.own_change_answered(&flight, &response);
         if flight.sequence.is_some() && flight.waiters.is_empty() {
             self.tell_abandoned(&flight, &response);
         }
         self.drop_written(now, &flight, &response);
-        if let Purpose::Write { ino, flush: false, .. } = flight.purpose {
+        if let CallKind::Write { ino, flush: false, .. } = flight.purpose {
             self.start_reads(now, ino);
         }
     }
 
     /// Lets requests join a call that was just sent, but not a call that was not put out (see [`Cache::send`]).
-    pub(crate) fn enter_joins(&mut self, id: CallId, purpose: Purpose) {
+    pub(crate) fn enter_joins(&mut self, id: CallId, purpose: CallKind) {
         if !self.flights.contains_key(&id) {
             return;
         }
         match purpose {
-            Purpose::Lookup { dir, name } => drop(self.lookups.insert((dir, name), id)),
-            Purpose::Attr { ino } => drop(self.attrs.insert(ino, id)),
-            Purpose::Xattrs { ino } => drop(self.xattrs.insert(ino, id)),
+            CallKind::Lookup { dir, name } => drop(self.lookups.insert((dir, name), id)),
+            CallKind::Attr { ino } => drop(self.attrs.insert(ino, id)),
+            CallKind::Xattrs { ino } => drop(self.xattrs.insert(ino, id)),
             _ => {}
         }
     }
 
-    pub(crate) fn leave_joins(&mut self, id: CallId, purpose: &Purpose) {
+    pub(crate) fn leave_joins(&mut self, id: CallId, purpose: &CallKind) {
         let removed = match purpose {
-            Purpose::Lookup { dir, name } => {
+            CallKind::Lookup { dir, name } => {
                 let key = (*dir, name.clone());
                 if self.lookups.get(&key) == Some(&id) { self.lookups.remove(&key) } else { None }
             }
-            Purpose::Attr { ino } if self.attrs.get(ino) == Some(&id) => self.attrs.remove(ino),
-            Purpose::Xattrs { ino } if self.xattrs.get(ino) == Some(&id) => self.xattrs.remove(ino),
+            CallKind::Attr { ino } if self.attrs.get(ino) == Some(&id) => self.attrs.remove(ino),
+            CallKind::Xattrs { ino } if self.xattrs.get(ino) == Some(&id) => self.xattrs.remove(ino),
             _ => None,
         };
         debug_assert!(removed.is_none_or(|call| call == id), "a call leaves for itself");
@@ -496,11 +506,11 @@ impl Cache {
         if !fatal {
             return self.interrupt_lock(op);
         }
-        self.give_up(op, Errno::INTR);
+        self.abort(op, Errno::INTR);
     }
 
     /// Replies to a request that waited: the only place that does.
-    pub(crate) fn say(&mut self, op: OpId, answer: Answer) {
+    pub(crate) fn reply(&mut self, op: OpId, answer: Answer) {
         self.limits.end(op);
         self.out.push_back(Output::Answer { op, answer });
     }
@@ -514,7 +524,7 @@ impl Cache {
     /// Returns whether there is a session.
     #[must_use]
     pub fn is_attached(&self) -> bool {
-        matches!(self.standing, Standing::Stands | Standing::Claiming)
+        matches!(self.standing, SessionState::Active | SessionState::Reclaiming)
     }
 
     /// Returns the inode number of the export's root.
@@ -531,18 +541,18 @@ impl Cache {
         if let Some(output) = self.out.pop_front() {
             return output;
         }
-        self.tell_due();
+        self.flush_due();
         if let Some(output) = self.out.pop_front() {
             return output;
         }
         let dues = [
-            (self.watched.first().map(|(due, _)| *due), Reason::GrantEnd),
+            (self.expiry_timers.first().map(|(due, _)| *due), Reason::GrantEnd),
             (self.limits.next(), Reason::RequestLimit),
             (self.forget_by, Reason::SlowKernel),
             (self.holds.due(), Reason::Commit),
             (self.behind_due(), Reason::Behind),
             (self.idle_due, Reason::Idleness),
-            (self.watches.due().filter(|_| self.standing == Standing::Stands), Reason::Watch),
+            (self.watches.due().filter(|_| self.standing == SessionState::Active), Reason::Watch),
         ];
         let first =
             dues.into_iter().filter_map(|(due, reason)| Some((due?, reason))).min_by_key(|(due, _)| *due);

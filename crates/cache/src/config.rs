@@ -1,7 +1,7 @@
 //! Settings of a mount.
 
-use crate::ahead::Prefetch;
-use crate::kernel::Level;
+use crate::kernel::NotifyLevel;
+use crate::prefetch::Prefetch;
 use nigh_types::Span;
 
 /// Treatment of requests while the remote is away.
@@ -22,7 +22,7 @@ pub struct Config {
     /// Memory budget in bytes; whole directories are evicted first.
     pub budget_bytes: u64,
     /// Invalidations that the kernel supports.
-    pub level: Level,
+    pub level: NotifyLevel,
     /// Number of different missing names after which a directory is listed.
     pub misses_before_listing: u32,
     /// The kernel may cache listings of directories below this size.
@@ -62,7 +62,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             budget_bytes: 1 << 30,
-            level: Level::All,
+            level: NotifyLevel::All,
             misses_before_listing: 4,
             kernel_listing_below: 1_000,
             kernel_missing_most: 100_000,

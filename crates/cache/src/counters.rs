@@ -1,6 +1,6 @@
 //! Counters and gauges of a cache for `nigh status`.
 
-use crate::grants::Held;
+use crate::grants::LiveGrant;
 use nigh_types::Time;
 
 /// Counters over a cache's life; they only grow.
@@ -51,7 +51,7 @@ pub struct Gauges {
 }
 
 impl Gauges {
-    pub(crate) fn count_grant(&mut self, now: Time, held: Option<&Held>) {
+    pub(crate) fn count_grant(&mut self, now: Time, held: Option<&LiveGrant>) {
         self.grants_read += u64::from(held.is_some());
         self.grants_limited +=
             u64::from(held.is_some_and(|held| held.deadline != Time::FAR && held.lives(now)));

@@ -1,10 +1,10 @@
 //! Eviction within the memory budget: whole directories, least recently used first.
 
 use crate::cache::Cache;
-use crate::kernel::Level;
-use crate::op::Stale;
-use crate::recall::After;
-use crate::state::{Directory, Inode, More};
+use crate::kernel::NotifyLevel;
+use crate::op::KernelInvalidation;
+use crate::recall::OnInvalidated;
+use crate::state::{Directory, Inode, InodeExt};
 use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ const LEFT_FOR_NAMES: u64 = 4;
 /// Share of the budget by which memory grows before the next try to free what could not be freed.
 const TRIM_STEP: u64 = 64;
 /// Bytes of a directory record, with its own attributes.
-const DIRECTORY_BYTES: u64 = (size_of::<Directory>() + 24 + size_of::<More>()) as u64;
+const DIRECTORY_BYTES: u64 = (size_of::<Directory>() + 24 + size_of::<InodeExt>()) as u64;
 
 impl Cache {
     /// Returns the memory in use, in bytes.
@@ -108,12 +108,13 @@ impl Cache {
     /// Invalidates dentries under grants without a deadline. The kernel's timeouts end the others; without their record
     /// no code would invalidate these at the end of the session.
     fn drop_singles(&mut self, node: NodeId) {
-        let Some(directory) = self.dirs.get(&node.ino).filter(|_| self.config.level == Level::NoEpoch) else {
+        let Some(directory) = self.dirs.get(&node.ino).filter(|_| self.config.level == NotifyLevel::NoEpoch)
+        else {
             return;
         };
         let for_ever = directory.singles.names_for_ever();
-        let stale: Vec<Stale> =
-            for_ever.map(|name| Stale::Entry { dir: node.ino, name: name.clone() }).collect();
+        let stale: Vec<KernelInvalidation> =
+            for_ever.map(|name| KernelInvalidation::Entry { dir: node.ino, name: name.clone() }).collect();
         if !stale.is_empty() {
             self.invalidate(stale, None);
         }
@@ -126,10 +127,10 @@ impl Cache {
         // Under a deadline the kernel's timeouts end by themselves; else it must be invalidated first.
         self.keep_open_below(node.ino);
         if let Some(held) = held.filter(|h| h.recallable && !h.stale) {
-            self.note_returned(node, held.id);
+            self.note_grant_returned(node, held.id);
             let stale = self.stale_names(node);
             if self.config.level.may_keep_pages() && !stale.is_empty() {
-                self.invalidate(stale, Some(After::Return(vec![held.id])));
+                self.invalidate(stale, Some(OnInvalidated::Return(vec![held.id])));
             } else {
                 self.out.push_back(crate::Output::Return(vec![held.id]));
             }
@@ -151,7 +152,7 @@ impl Cache {
         self.dirs.remove(&node.ino);
         for ino in children {
             let Some(inode) = self.inodes.get_mut(&ino) else { continue };
-            if inode.lookups == 0 && inode.forget_own().is_some() {
+            if inode.nlookup == 0 && inode.forget_own().is_some() {
                 self.drop_if_idle(ino);
             }
         }

@@ -1,11 +1,11 @@
 //! Regular files: open, data, close.
 
-use crate::away::Standing;
 use crate::cache::Cache;
-use crate::flight::{Flight, NewFile, Purpose, attr_after};
-use crate::grants::Held;
-use crate::op::{Answer, Caller, Fh, Op, Opened, Output, Stale};
-use crate::state::{OpenFile, Pages, Stamp};
+use crate::calls::{CallKind, InflightCall, NewFile, attr_after};
+use crate::grants::LiveGrant;
+use crate::op::{Answer, Caller, Fh, KernelInvalidation, Op, Opened, Output};
+use crate::session_state::SessionState;
+use crate::state::{CachedPages, ChangeToken, OpenFile};
 use nigh_types::{
     Access, Attr, Call, CallId, DataVersion, Errno, Handle, LeaseScope, NodeId, OpId, Reply, Response, Time,
     WriteFlags,
@@ -24,25 +24,25 @@ impl Cache {
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         let file = NewFile { append, access, caller };
         let local = !access.write && !access.truncate && !self.loses_its_name(ino);
-        if local && let Some((attr, held)) = self.attr_of(now, id) {
+        if local && let Some((attr, held)) = self.cached_attr(now, id) {
             let keep = self.pages_hold(now, None, id, &attr, Some(held));
             // The remote recalls the grant before the last name goes.
             self.watch(held.deadline, ino);
             return Some(Answer::Opened(self.opened_file(id, file, None, keep)));
         }
-        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
-        self.ask(now, op, caller, Purpose::Open { ino, file }, Call::Open { node, access })
+        let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        self.send_for(now, op, caller, CallKind::Open { ino, file }, Call::Open { node, access })
     }
 
     /// Returns whether a local change in flight removes an inode's name without a pin at the remote. If the inode is
     /// gone when the remote opens it, the kernel looks the name up again.
     fn loses_its_name(&self, ino: u64) -> bool {
         let Some(inode) = self.inodes.get(&ino) else { return false };
-        let Some((dir, name)) = &inode.home else { return false };
+        let Some((dir, name)) = &inode.parent_entry else { return false };
         self.flights.values().any(|flight| match &flight.purpose {
-            Purpose::Remove { dir: d, name: n } => d == dir && n == name,
+            CallKind::Remove { dir: d, name: n } => d == dir && n == name,
             // The remote pins the file that a rename replaces, as far as it was known.
-            Purpose::Rename { to, new_name, exchange: false, .. } if to == dir && new_name == name => {
+            CallKind::Rename { to, new_name, exchange: false, .. } if to == dir && new_name == name => {
                 !matches!(flight.again, Some(Call::Rename { keep, .. }) if keep == Some(inode.id))
             }
             _ => false,
@@ -58,19 +58,19 @@ impl Cache {
     fn pages_hold(
         &mut self,
         now: Time,
-        flight: Option<&Flight>,
+        flight: Option<&InflightCall>,
         id: NodeId,
         attr: &Attr,
-        under: Option<Held>,
+        under: Option<LiveGrant>,
     ) -> bool {
         let keeps = self.config.level.may_keep_pages();
         let inode = self.inode(id);
         let lives = inode.data.held.filter(|h| h.lives(now));
-        let same = inode.data.pages == Pages::Of(Stamp::of(attr));
+        let same = inode.data.pages == CachedPages::Of(ChangeToken::of(attr));
         if lives.is_none() && same {
             inode.more().data.held = under;
         }
-        let mixed = inode.data.pages == Pages::Mixed;
+        let mixed = inode.data.pages == CachedPages::Mixed;
         let told = lives.filter(|h| h.on.1 == LeaseScope::Data);
         // Up to the grant's deadline, pages that may mix with local writes stay; but not beside attributes of another
         // version.
@@ -107,9 +107,9 @@ impl Cache {
             more.opens_unpinned += 1;
         }
         if !keep_cache {
-            more.data.pages = Pages::None;
+            more.data.pages = CachedPages::None;
         }
-        self.unpinned += u64::from(handle.is_none());
+        self.opens_without_handle += u64::from(handle.is_none());
         self.files.insert(
             fh,
             OpenFile {
@@ -131,7 +131,7 @@ impl Cache {
     pub(crate) fn open_arrived(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &InflightCall,
         ino: u64,
         file: NewFile,
         response: &Response,
@@ -147,17 +147,17 @@ impl Cache {
         };
         if flight.sequence.is_some() {
             self.mark_inode(ino);
-            self.inode(id).more().data.pages = Pages::None;
+            self.inode(id).more().data.pages = CachedPages::None;
         }
-        let under = self.learn_attr(now, flight, id, attr, &response.grants);
+        let under = self.apply_attr(now, flight, id, attr, &response.grants);
         if flight.waiters.is_empty() {
             self.release_handle(handle);
             return Answer::Done;
         }
         let data =
-            flight.granted(&response.grants, id, LeaseScope::Data).map(|g| Held::begin(g, flight.sent));
+            flight.granted(&response.grants, id, LeaseScope::Data).map(|g| LiveGrant::begin(g, flight.sent));
         let keep = self.pages_hold(now, Some(flight), id, &attr, data.filter(|h| h.lives(now)).or(under));
-        self.learn_data_grant(now, flight, id, Some(Stamp::of(&attr)), response);
+        self.learn_data_grant(now, flight, id, Some(ChangeToken::of(&attr)), response);
         Answer::Opened(self.opened_file(id, file, Some(handle), keep))
     }
 
@@ -166,14 +166,14 @@ impl Cache {
     pub(crate) fn drop_foreign_data(&mut self, now: Time, id: NodeId, attr: &Attr) {
         let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) else { return };
         let limited = inode.data.held.is_some_and(|h| h.lives(now) && !h.tells_of_all() && !h.stale);
-        if !limited || !matches!(inode.data.pages, Pages::Of(stamp) if stamp != Stamp::of(attr)) {
+        if !limited || !matches!(inode.data.pages, CachedPages::Of(stamp) if stamp != ChangeToken::of(attr)) {
             return;
         }
         inode.forget_pages();
         // Pages of a file that is not open are dropped by its next open.
         if inode.opens > 0 {
-            self.grow_old(id.ino, false);
-            self.invalidate(vec![Stale::Data { ino: id.ino, offset: 0, length: 0 }], None);
+            self.mark_pages_stale(id.ino, false);
+            self.invalidate(vec![KernelInvalidation::Data { ino: id.ino, offset: 0, length: 0 }], None);
         }
     }
 
@@ -182,18 +182,18 @@ impl Cache {
     pub(crate) fn learn_data_grant(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &InflightCall,
         id: NodeId,
-        stamp: Option<Stamp>,
+        stamp: Option<ChangeToken>,
         response: &Response,
     ) {
         let granted = flight.granted(&response.grants, id, LeaseScope::Data);
-        let fresh = granted.map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
+        let fresh = granted.map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.lives(now));
         let inode = self.inode(id);
         let lives = inode.data.held.filter(|h| h.lives(now));
-        if let Some(held) = lives.filter(|_| inode.data.pages != Pages::None) {
+        if let Some(held) = lives.filter(|_| inode.data.pages != CachedPages::None) {
             // Under a grant without recall the pages have to be compared again.
-            let same = stamp.is_some_and(|stamp| inode.data.pages == Pages::Of(stamp));
+            let same = stamp.is_some_and(|stamp| inode.data.pages == CachedPages::Of(stamp));
             let later =
                 fresh.filter(|h| same && h.recallable && held.recallable && h.deadline > held.deadline);
             inode.more().data.held = Some(later.unwrap_or(held));
@@ -217,33 +217,37 @@ impl Cache {
         offset: u64,
         size: u32,
     ) -> Option<Answer> {
-        let Some((node, handle)) = self.reach(ino, Some(fh)) else {
+        let Some((node, handle)) = self.handle_for(ino, Some(fh)) else {
             return Some(Answer::Failed(Errno::STALE));
         };
         let call = Call::Read { node, handle, offset, length: size };
         if self.waits_for_write(op, caller, (ino, fh), (offset, size)) {
             return None;
         }
-        let id = self.send(now, None, Purpose::Read { ino, fh, offset, size }, call);
-        self.wait(op, caller, id, crate::flight::Want::Reply, false)
+        let id = self.send(now, None, CallKind::Read { ino, fh, offset, size }, call);
+        self.wait(op, caller, id, crate::calls::ReplyKind::Reply, false)
     }
 
     /// Returns the reference and handle for an open file; `None` if another inode has its number now.
-    pub(crate) fn reach(&self, ino: u64, fh: Option<Fh>) -> Option<(nigh_types::NodeRef, Option<Handle>)> {
-        let node = self.place(ino)?;
+    pub(crate) fn handle_for(
+        &self,
+        ino: u64,
+        fh: Option<Fh>,
+    ) -> Option<(nigh_types::NodeRef, Option<Handle>)> {
+        let node = self.node_ref(ino)?;
         let file = fh.and_then(|fh| self.files.get(&fh));
         if file.is_some_and(|file| file.generation != node.node.generation) {
             return None;
         }
         let handle = file.and_then(|f| f.handle);
-        let pinned = self.inodes.get(&ino).and_then(|i| i.pinned);
+        let pinned = self.inodes.get(&ino).and_then(|i| i.pin_handle);
         Some((node, handle.or(pinned)))
     }
 
     pub(crate) fn read_arrived(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &InflightCall,
         (ino, fh): (u64, Fh),
         (offset, size): (u64, u32),
         response: Response,
@@ -268,7 +272,8 @@ impl Cache {
         let Some(id) = self.id_of(ino) else { return };
         let response = Response { result: Ok(Reply::Done), ..response };
         self.learn_after(now, flight, &response);
-        let stamp = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| Stamp::of(attr));
+        let stamp =
+            response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| ChangeToken::of(attr));
         self.learn_data_grant(now, flight, id, stamp, &response);
         self.note_base_after(now, flight, ino, &response);
         let changed = flight.seen.inodes.contains(&ino);
@@ -276,18 +281,19 @@ impl Cache {
         let lives = inode.data.held.is_some_and(|h| h.lives(now));
         let before = inode.data.pages;
         inode.more().data.pages = match (before, stamp) {
-            (Pages::None, Some(stamp)) if !changed => Pages::Of(stamp),
-            (Pages::Of(old), Some(stamp)) if !changed && old != stamp => Pages::Of(stamp),
-            (Pages::Of(old), _) if !changed => Pages::Of(old),
-            _ => Pages::Mixed,
+            (CachedPages::None, Some(stamp)) if !changed => CachedPages::Of(stamp),
+            (CachedPages::Of(old), Some(stamp)) if !changed && old != stamp => CachedPages::Of(stamp),
+            (CachedPages::Of(old), _) if !changed => CachedPages::Of(old),
+            _ => CachedPages::Mixed,
         };
-        let foreign = matches!((before, inode.data.pages), (Pages::Of(a), Pages::Of(b)) if a != b);
+        let foreign =
+            matches!((before, inode.data.pages), (CachedPages::Of(a), CachedPages::Of(b)) if a != b);
         if !self.config.level.may_keep_pages() {
             return;
         }
         let ungranted = flight.drop_data || !lives;
         if foreign {
-            let until = self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
+            let until = self.invalidate(vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }], None);
             self.goes_behind(&flight.waiters, ino, until);
             if ungranted {
                 self.note_ungranted((id, range), until, &response);
@@ -307,7 +313,7 @@ impl Cache {
         flags: WriteFlags,
     ) -> Option<Answer> {
         let Some(file) = self.files.get(&fh) else { return Some(Answer::Failed(Errno::BADF)) };
-        let (Some(handle), Some(node)) = (file.handle, self.place(ino)) else {
+        let (Some(handle), Some(node)) = (file.handle, self.node_ref(ino)) else {
             return Some(Answer::Failed(Errno::BADF));
         };
         let (is_flush, size) = (flags.flush, data.len() as u64);
@@ -322,7 +328,7 @@ impl Cache {
         let append = flags.append && !is_flush;
         let flags = WriteFlags { append, sync: file.access.sync, since, ..flags };
         let (opener, direct) = (file.caller, (file.direct && !is_flush).then_some(fh));
-        let purpose = Purpose::Write { ino, offset, size, flush: is_flush, append, direct };
+        let purpose = CallKind::Write { ino, offset, size, flush: is_flush, append, direct };
         let call = Call::Write { node, handle: Some(handle), offset, data, flags };
         let id = self.send(now, Some(opener), purpose, call);
         if !is_flush {
@@ -334,13 +340,13 @@ impl Cache {
         if direct.is_some() {
             self.writes_past_pages(ino, fh, offset);
         }
-        self.wait(op, caller, id, crate::flight::Want::Reply, false)
+        self.wait(op, caller, id, crate::calls::ReplyKind::Reply, false)
     }
 
     pub(crate) fn write_arrived(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &InflightCall,
         ino: u64,
         at: u64,
         response: &Response,
@@ -353,7 +359,7 @@ impl Cache {
         self.mark_inode(ino);
         self.wrote(now, ino, response);
         if let Some(id) = self.id_of(ino).filter(|_| !response.grants.is_empty()) {
-            let stamp = attr_after(response, ino).map(|attr| Stamp::of(&attr));
+            let stamp = attr_after(response, ino).map(|attr| ChangeToken::of(&attr));
             self.learn_data_grant(now, flight, id, stamp, response);
         }
         self.note_base_after(now, flight, ino, response);
@@ -365,14 +371,17 @@ impl Cache {
                     self.flushed(ino, response);
                 }
                 if offset != at {
-                    let stale = vec![Stale::Data { ino, offset: 0, length: 0 }, Stale::Attr { ino }];
+                    let stale = vec![
+                        KernelInvalidation::Data { ino, offset: 0, length: 0 },
+                        KernelInvalidation::Attr { ino },
+                    ];
                     self.invalidate(stale, None);
                 }
                 Answer::Written(count)
             }
             Ok(_) => Answer::Failed(Errno::PROTO),
             Err(Errno::CANCELED) if is_flush => {
-                self.lose_stores(ino);
+                self.fail_writeback(ino);
                 Answer::Failed(Errno::IO)
             }
             Err(errno) => {
@@ -384,8 +393,8 @@ impl Cache {
 
     /// Drops a write's pages after its reply, if no grant covers them, since no recall would say that another client
     /// overwrites them. Also if a write-back failed, since the pages would look written.
-    pub(crate) fn drop_written(&mut self, now: Time, flight: &Flight, response: &Response) {
-        let Purpose::Write { ino, flush, .. } = flight.purpose else { return };
+    pub(crate) fn drop_written(&mut self, now: Time, flight: &InflightCall, response: &Response) {
+        let CallKind::Write { ino, flush, .. } = flight.purpose else { return };
         let has_failed = flush && response.result.is_err();
         if !flight.drop_data && !has_failed && self.holds_data(now, ino) {
             return;
@@ -408,9 +417,9 @@ impl Cache {
             (_, after) => after,
         };
         inode.more().data.pages = match (inode.data.pages, after) {
-            (Pages::None, Some(attr)) => Pages::Of(Stamp::of(&attr)),
-            (Pages::Of(_), Some(attr)) if told => Pages::Of(Stamp::of(&attr)),
-            _ => Pages::Mixed,
+            (CachedPages::None, Some(attr)) => CachedPages::Of(ChangeToken::of(&attr)),
+            (CachedPages::Of(_), Some(attr)) if told => CachedPages::Of(ChangeToken::of(&attr)),
+            _ => CachedPages::Mixed,
         };
     }
 
@@ -420,7 +429,7 @@ impl Cache {
         if let Some(handle) = file.handle {
             self.release_handle(handle);
         } else {
-            self.unpinned -= 1;
+            self.opens_without_handle -= 1;
         }
         let mut idle_pin = None;
         if let Some(inode) = self.inodes.get_mut(&file.ino) {
@@ -445,13 +454,13 @@ impl Cache {
                 more.data.held = None;
             }
             // A caller that looked up the lost name may be about to open it.
-            let is_named = inode.home.is_some() || inode.lookups == 0;
+            let is_named = inode.parent_entry.is_some() || inode.nlookup == 0;
             if inode.opens_unpinned == 0 && is_named {
                 // The server would release the handle before it does earlier calls that use it: the pin then stays
                 // until the inode is forgotten.
                 let flights = &self.flights;
                 let used = |handle: &Handle| flights.values().any(|f| f.handles.contains(&Some(*handle)));
-                idle_pin = inode.more().pinned.take_if(|handle| !used(handle));
+                idle_pin = inode.more().pin_handle.take_if(|handle| !used(handle));
             }
         }
         if let Some(handle) = idle_pin {
@@ -465,8 +474,8 @@ impl Cache {
     /// back.
     pub(crate) fn release_handle(&mut self, handle: Handle) {
         match self.standing {
-            Standing::Lapsed => self.unreleased.push(handle),
-            Standing::Lost => {}
+            SessionState::Expired => self.unreleased.push(handle),
+            SessionState::Lost => {}
             _ => self.release_handles(vec![handle]),
         }
     }

@@ -5,8 +5,8 @@
 //! all others it asks the remote, if that finds inodes by number. See docs/decisions/0035-file-handles.md.
 
 use crate::cache::Cache;
-use crate::flight::{Flight, Purpose, Want};
-use crate::numbers::Numbers;
+use crate::calls::{CallKind, InflightCall, ReplyKind};
+use crate::nodeid_map::NodeIdMap;
 use crate::op::{Answer, Caller};
 use nigh_types::{Attr, Call, Errno, Name, NodeId, OpId, Reply, Time};
 use rustc_hash::FxHashMap;
@@ -75,22 +75,22 @@ impl Cache {
 
     /// Looks up an inode without a record by its number.
     pub(crate) fn lookup_number(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
-        if !self.finds_numbers || ino == 0 || Numbers::gave(ino) {
+        if !self.finds_numbers || ino == 0 || NodeIdMap::gave(ino) {
             return Some(Answer::Failed(Errno::STALE));
         }
         if let Some(&call) = self.attrs.get(&ino)
             && self.joinable(call)
         {
-            return self.wait(op, caller, call, Want::Itself, true);
+            return self.wait(op, caller, call, ReplyKind::Itself, true);
         }
-        let call = self.send(now, None, Purpose::Attr { ino }, Call::LookupNumber { ino });
-        self.enter_joins(call, Purpose::Attr { ino });
-        self.wait(op, caller, call, Want::Itself, false)
+        let call = self.send(now, None, CallKind::Attr { ino }, Call::LookupNumber { ino });
+        self.enter_joins(call, CallKind::Attr { ino });
+        self.wait(op, caller, call, ReplyKind::Itself, false)
     }
 
     /// Records where the remote found an inode by number. The record must exist before its attributes are applied.
     fn place_found(&mut self, id: NodeId, home: Option<(NodeId, Name)>) {
-        let is_placed = self.inode(id).home.is_some();
+        let is_placed = self.inode(id).parent_entry.is_some();
         let Some((dir, name)) = home.filter(|_| !is_placed && id.ino != self.root) else { return };
         if self.id_of(dir.ino).is_none() && self.forgotten.id(dir.ino) != Some(dir) {
             self.put_forgotten(dir, None);
@@ -101,7 +101,7 @@ impl Cache {
     /// Returns the attributes in a reply, by id or by number.
     pub(crate) fn attr_answered(
         &mut self,
-        flight: &Flight,
+        flight: &InflightCall,
         result: Result<Reply, Errno>,
     ) -> Result<(NodeId, Attr), Errno> {
         match (result?, &flight.again) {
@@ -124,14 +124,14 @@ impl Cache {
         // A directory known only from another inode's reply has no known place: it is looked up by its number.
         let Some((id, home)) = self.forgotten.id(ino).zip(self.forgotten.home(ino).cloned()) else { return };
         if self.id_of(ino).is_none_or(|known| known == id) {
-            self.inode(id).home = Some(home);
+            self.inode(id).parent_entry = Some(home);
         }
     }
 
     /// Returns the directory and name that last led to an inode.
     pub(crate) fn last_home(&self, ino: u64) -> Option<&(u64, Name)> {
         match self.inodes.get(&ino) {
-            Some(inode) => inode.home.as_ref(),
+            Some(inode) => inode.parent_entry.as_ref(),
             None => self.forgotten.home(ino),
         }
     }

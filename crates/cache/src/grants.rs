@@ -4,7 +4,7 @@ use nigh_types::{Grant, GrantId, LeaseScope, Mode, NodeId, Term, Time};
 
 /// Grant in force: facts under it may be served before `deadline`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Held {
+pub(crate) struct LiveGrant {
     pub id: GrantId,
     /// Node and scope. A recall of these ends the grant, whatever the grant's id is by then.
     pub on: (NodeId, LeaseScope),
@@ -17,21 +17,28 @@ pub(crate) struct Held {
     pub stale: bool,
 }
 
-impl Held {
+impl LiveGrant {
     /// Begins a grant. Its term counts from the *sending* of the request that brought it.
-    pub fn begin(grant: &Grant, sent: Time) -> Held {
+    pub fn begin(grant: &Grant, sent: Time) -> LiveGrant {
         let deadline = match grant.term {
             Term::Session => Time::FAR,
             Term::Limited(span) => sent.after(span),
         };
         tracing::trace!(target: "nigh::grant", ino = grant.node.ino, covers = ?grant.covers, term = ?grant.term);
         let on = (grant.node, grant.covers);
-        Held { id: grant.id, on, deadline, recallable: grant.recallable, shared: grant.shared, stale: false }
+        LiveGrant {
+            id: grant.id,
+            on,
+            deadline,
+            recallable: grant.recallable,
+            shared: grant.shared,
+            stale: false,
+        }
     }
 
     /// Returns the grant as a stale one, which lasts until the remote is back.
-    pub fn into_stale(self) -> Held {
-        Held { deadline: Time::FAR, stale: true, ..self }
+    pub fn into_stale(self) -> LiveGrant {
+        LiveGrant { deadline: Time::FAR, stale: true, ..self }
     }
 
     pub fn lives(&self, now: Time) -> bool {

@@ -1,12 +1,12 @@
 //! Kernel timeouts: the one place that computes them from grant and notification level. See
 //! docs/decisions/0006-notification-levels.md.
 
-use crate::grants::Held;
+use crate::grants::LiveGrant;
 use nigh_types::{Bug, Span, Time, planted};
 
 /// Notification level: what can be invalidated in the kernel before its timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Level {
+pub enum NotifyLevel {
     /// Everything.
     All,
     /// Everything but all dentries at once.
@@ -18,14 +18,14 @@ pub enum Level {
 /// Longer than any mount; FUSE adds it to the present in jiffies, so it must not overflow.
 const LONG: Span = Span::from_secs(365 * 24 * 3600);
 
-impl Level {
+impl NotifyLevel {
     /// Returns the attribute timeout under `held`.
-    pub(crate) fn validity(self, held: &Held, now: Time) -> Span {
+    pub(crate) fn validity(self, held: &LiveGrant, now: Time) -> Span {
         match self {
             _ if held.stale => Span::ZERO,
-            Level::None => Span::ZERO,
+            NotifyLevel::None => Span::ZERO,
             _ if planted(Bug::OutlivesGrant) => LONG,
-            Level::All | Level::NoEpoch => held.deadline.since(now).min(LONG),
+            NotifyLevel::All | NotifyLevel::NoEpoch => held.deadline.since(now).min(LONG),
         }
     }
 
@@ -33,30 +33,30 @@ impl Level {
     /// wait for a local request in that directory, and that request for another client that waits in the same way. So
     /// under a grant that can be recalled the kernel gets no dentry. (Exclusive grants are no way out: a rename holds
     /// two directories, and two clients may each hold one that the other changes.)
-    pub(crate) fn name_validity(self, held: &Held, now: Time) -> Span {
+    pub(crate) fn name_validity(self, held: &LiveGrant, now: Time) -> Span {
         if self.drops_names(held) { self.validity(held, now) } else { Span::ZERO }
     }
 
     /// Returns whether the kernel holds dentries under such a grant, and must be invalidated when it ends.
-    pub(crate) fn drops_names(self, held: &Held) -> bool {
+    pub(crate) fn drops_names(self, held: &LiveGrant) -> bool {
         match self {
-            Level::All => true,
-            Level::NoEpoch => !(held.recallable || held.shared),
-            Level::None => false,
+            NotifyLevel::All => true,
+            NotifyLevel::NoEpoch => !(held.recallable || held.shared),
+            NotifyLevel::None => false,
         }
     }
 
     /// Returns the timeout of a negative dentry. Without epochs it is given only under grants that end by themselves,
     /// as for positive dentries.
-    pub(crate) fn missing_validity(self, held: &Held, now: Time) -> Span {
+    pub(crate) fn missing_validity(self, held: &LiveGrant, now: Time) -> Span {
         match self {
-            Level::NoEpoch if held.recallable => Span::ZERO,
+            NotifyLevel::NoEpoch if held.recallable => Span::ZERO,
             _ => self.validity(held, now),
         }
     }
 
     /// Returns whether pages may outlive an open file, and listings be kept.
     pub(crate) fn may_keep_pages(self) -> bool {
-        self != Level::None
+        self != NotifyLevel::None
     }
 }

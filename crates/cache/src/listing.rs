@@ -1,10 +1,10 @@
 //! Listings, chunk by chunk as they arrive.
 
 use crate::cache::Cache;
-use crate::flight::{Flight, Learned, Purpose, Want};
-use crate::grants::Held;
+use crate::calls::{CallKind, ConcurrentDentry, InflightCall, ReplyKind};
+use crate::dir_entries::CachedEntry;
+use crate::grants::LiveGrant;
 use crate::op::{Answer, Fh, Op};
-use crate::rows::Child;
 use nigh_types::{
     Call, CallId, Cookie, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeId, OpId, Reply, Response, Time,
 };
@@ -12,21 +12,21 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
 /// Listed name in a chunk.
-pub(crate) struct Told {
-    child: Child,
+pub(crate) struct ListedEntry {
+    child: CachedEntry,
     /// The entry with attributes, if the chunk carries them.
     entry: Option<Entry>,
 }
 
 /// Chunk of a listing, in cookie order.
-pub(crate) type Part = Vec<(Name, Told)>;
+pub(crate) type Part = Vec<(Name, ListedEntry)>;
 
 fn part_of(reply: &Reply) -> Option<Part> {
     let with_attributes = |(name, entry): &(Name, Entry)| {
-        (name.clone(), Told { child: Child::new(entry), entry: Some(entry.clone()) })
+        (name.clone(), ListedEntry { child: CachedEntry::new(entry), entry: Some(entry.clone()) })
     };
     let bare = |(name, id, kind): &(Name, NodeId, Option<Kind>)| {
-        (name.clone(), Told { child: Child::bare(*id, *kind), entry: None })
+        (name.clone(), ListedEntry { child: CachedEntry::bare(*id, *kind), entry: None })
     };
     match reply {
         Reply::Listed(listed) => Some(listed.entries.iter().map(with_attributes).collect()),
@@ -50,16 +50,16 @@ impl Cache {
             && self
                 .flights
                 .get(&call)
-                .is_some_and(|f| f.aside.is_none() && !f.seen.lapsed && f.seen.recalled.is_empty())
+                .is_some_and(|f| f.detached_entries.is_none() && !f.seen.lapsed && f.seen.recalled.is_empty())
         {
             return Ok((call, true));
         }
         if let Some(call) = self.list_promised(now, dir) {
             return Ok((call, true));
         }
-        let place = self.place(dir).ok_or(Errno::STALE)?;
+        let place = self.node_ref(dir).ok_or(Errno::STALE)?;
         let node = place.node;
-        let call = self.send(now, None, Purpose::List { dir }, Call::List { dir: place });
+        let call = self.send(now, None, CallKind::List { dir }, Call::List { dir: place });
         self.supersede(node, call);
         Ok((call, false))
     }
@@ -69,8 +69,9 @@ impl Cache {
         self.directory(node);
         let Some(directory) = self.dirs.get_mut(&node.ino) else { return };
         let old = directory.listing.replace(call).and_then(|old| self.flights.get_mut(&old));
-        if let Some(old) = old.filter(|f| f.begun && f.aside.is_none()) {
-            old.aside = Some(Box::new(directory.rows.up_to(directory.progress.unwrap_or_default())));
+        if let Some(old) = old.filter(|f| f.begun && f.detached_entries.is_none()) {
+            old.detached_entries =
+                Some(Box::new(directory.rows.up_to(directory.progress.unwrap_or_default())));
         }
         directory.progress = None;
     }
@@ -82,9 +83,9 @@ impl Cache {
         now: Time,
         call: CallId,
         dir: u64,
-        mut flight: Flight,
+        mut flight: InflightCall,
         response: Response,
-    ) -> Option<Flight> {
+    ) -> Option<InflightCall> {
         if flight.abandoned {
             return (!response.last && response.result.is_ok()).then_some(flight);
         }
@@ -104,17 +105,18 @@ impl Cache {
             }
         };
         flight.grants.extend(&response.grants);
-        self.number_anew(&flight, &response.grants);
+        self.refresh_grant_ids(&flight, &response.grants);
         if !flight.begun {
             self.listing_begins(now, call, dir, &mut flight, &response.grants);
         }
-        let crosses = self.crosses(dir, &flight, &entries, last) || self.is_outdated(&flight.seen, dir);
-        if flight.aside.is_none() && crosses {
+        let crosses = self.conflicts_with_local_change(dir, &flight, &entries, last)
+            || self.is_outdated(&flight.seen, dir);
+        if flight.detached_entries.is_none() && crosses {
             self.list_anew(now, dir, &mut flight);
         }
-        if flight.aside.is_none() {
-            self.keep_part(now, dir, &flight, &entries, &response.grants, last);
-        } else if let Some(rows) = &mut flight.aside {
+        if flight.detached_entries.is_none() {
+            self.apply_chunk(now, dir, &flight, &entries, &response.grants, last);
+        } else if let Some(rows) = &mut flight.detached_entries {
             let key = self.key;
             for (name, told) in &entries {
                 let cookie = key.cookie(name.as_bytes());
@@ -138,10 +140,18 @@ impl Cache {
     }
 
     /// Handles the first chunk: begins its grant, or detaches the listing for its waiters.
-    fn listing_begins(&mut self, now: Time, call: CallId, dir: u64, flight: &mut Flight, grants: &[Grant]) {
+    fn listing_begins(
+        &mut self,
+        now: Time,
+        call: CallId,
+        dir: u64,
+        flight: &mut InflightCall,
+        grants: &[Grant],
+    ) {
         flight.begun = true;
         let Some(id) = self.id_of(dir) else { return };
-        let granted = flight.granted(grants, id, LeaseScope::Directory).map(|g| Held::begin(g, flight.sent));
+        let granted =
+            flight.granted(grants, id, LeaseScope::Directory).map(|g| LiveGrant::begin(g, flight.sent));
         let current = self.dirs.get(&dir).is_some_and(|directory| directory.listing == Some(call));
         let granted = granted.filter(|h| current && h.lives(now));
         match granted.filter(|h| self.names(now, dir).is_some() || self.may_begin(id, h)) {
@@ -151,7 +161,7 @@ impl Cache {
                 directory.progress = Some(Cookie(0));
             }
             None => {
-                flight.aside = Some(Box::default());
+                flight.detached_entries = Some(Box::default());
                 // A reply without a grant does not answer requests that came after the call was sent.
                 let late = self.late(&flight.waiters);
                 flight.waiters.retain(|op| !late.contains(op));
@@ -161,9 +171,9 @@ impl Cache {
     }
 
     pub(crate) fn list_again(&mut self, now: Time, dir: u64, late: Vec<OpId>) {
-        let (Some(place), false) = (self.place(dir), late.is_empty()) else { return };
+        let (Some(place), false) = (self.node_ref(dir), late.is_empty()) else { return };
         let node = place.node;
-        self.ask_again(now, late, Purpose::List { dir }, Call::List { dir: place });
+        self.resend_for_late_joiners(now, late, CallKind::List { dir }, Call::List { dir: place });
         let call = CallId(self.next_call);
         // A call that was not sent (see `send`) brings nothing.
         if self.flights.contains_key(&call) {
@@ -172,7 +182,7 @@ impl Cache {
     }
 
     /// Returns the cookies that a chunk covers: after the last one so far, up to its own last entry.
-    fn part_range(&self, dir: u64, entries: &[(Name, Told)], last: bool) -> (Cookie, Cookie) {
+    fn part_range(&self, dir: u64, entries: &[(Name, ListedEntry)], last: bool) -> (Cookie, Cookie) {
         let from = self.dirs.get(&dir).and_then(|d| d.progress).unwrap_or_default();
         let to = entries.last().map_or(from, |(name, _)| self.key.cookie(name.as_bytes()));
         (from, if last { Cookie(u64::MAX) } else { to })
@@ -180,39 +190,45 @@ impl Cache {
 
     /// Returns whether a chunk contradicts a local change with a reply since the listing was sent, without a known
     /// order.
-    fn crosses(&self, dir: u64, flight: &Flight, entries: &[(Name, Told)], last: bool) -> bool {
+    fn conflicts_with_local_change(
+        &self,
+        dir: u64,
+        flight: &InflightCall,
+        entries: &[(Name, ListedEntry)],
+        last: bool,
+    ) -> bool {
         let (from, to) = self.part_range(dir, entries, last);
         let mut here = flight.seen.own_names(dir).filter(|(_, own)| from < own.cookie && own.cookie <= to);
         here.any(|(name, own)| {
             let listed = entries.iter().find(|(n, _)| n == name).map(|(_, told)| told.child.id);
-            listed != own.id && !self.is_later(own, (dir, name))
+            listed != own.id && !self.is_newer(own, (dir, name))
         })
     }
 
     /// Returns whether a local change is newer than a listing that contradicts it: no other client has changed the name
     /// under the grant, and the name's entry is as the change made it.
-    fn is_later(&self, own: &Learned, (dir, name): (u64, &Name)) -> bool {
+    fn is_newer(&self, own: &ConcurrentDentry, (dir, name): (u64, &Name)) -> bool {
         let Some(directory) = self.dirs.get(&dir) else { return false };
         let lives = directory.held.is_some_and(|held| held.recallable && held.lives(self.clock));
         let listed = directory.listed(own.cookie, name).map(|listed| listed.map(|child| child.id));
-        lives && own.until_gap == Some(directory.gaps) && listed == Some(own.id)
+        lives && own.until_gap == Some(directory.lease_epoch) && listed == Some(own.id)
     }
 
     /// Replaces a listing that may be older or newer than a local change: its waiters get another listing.
-    fn list_anew(&mut self, now: Time, dir: u64, flight: &mut Flight) {
+    fn list_anew(&mut self, now: Time, dir: u64, flight: &mut InflightCall) {
         let Some(id) = self.id_of(dir) else { return };
-        flight.aside = Some(Box::default());
-        self.doubt_order(id);
+        flight.detached_entries = Some(Box::default());
+        self.discard_uncertain_dir(id);
         let waiters = std::mem::take(&mut flight.waiters);
         self.list_again(now, dir, waiters);
     }
 
-    fn keep_part(
+    fn apply_chunk(
         &mut self,
         now: Time,
         dir: u64,
-        flight: &Flight,
-        entries: &[(Name, Told)],
+        flight: &InflightCall,
+        entries: &[(Name, ListedEntry)],
         grants: &[Grant],
         last: bool,
     ) {
@@ -230,7 +246,7 @@ impl Cache {
                 continue;
             }
             let later = own_change.filter(|own| own.id != Some(id));
-            if later.is_some_and(|own| self.is_later(own, (dir, name)))
+            if later.is_some_and(|own| self.is_newer(own, (dir, name)))
                 || self.is_known_better(&flight.seen, dir, name)
             {
                 all_taken = false;
@@ -244,7 +260,7 @@ impl Cache {
                 child.no_xattrs = false;
                 // Changes of an inode do not reach an entry that is not its parent entry.
                 let is_home = self.inodes.get(&id.ino).is_some_and(|inode| inode.is_at(dir, name));
-                match self.attr_of(now, id).filter(|(attr, _)| is_home || !attr.covered_by_parent()) {
+                match self.cached_attr(now, id).filter(|(attr, _)| is_home || !attr.covered_by_parent()) {
                     Some((attr, _)) => child.compact = attr.into(),
                     None => child.attr_known = false,
                 }
@@ -255,7 +271,7 @@ impl Cache {
             if let Some(old) =
                 self.dirs.get_mut(&dir).and_then(|d| d.rows.insert(cookie, name.as_bytes(), Some(child)))
             {
-                stale.extend(self.displaced((dir, name), old.as_ref(), Some(id)));
+                stale.extend(self.invalidations_for_replaced((dir, name), old.as_ref(), Some(id)));
             }
         }
         stale.extend(self.remove_unlisted(dir, flight, entries, (from, to), (&under_way, all_taken)));
@@ -282,7 +298,7 @@ impl Cache {
         }
         for id in waiters {
             let Some(waiting) = self.waiting.get(id) else { continue };
-            let (caller, Want::Page { fh, offset, size, plus }) = (waiting.caller, waiting.want.clone())
+            let (caller, ReplyKind::Page { fh, offset, size, plus }) = (waiting.caller, waiting.want.clone())
             else {
                 continue;
             };
@@ -296,7 +312,7 @@ impl Cache {
     fn list_own(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &InflightCall,
         entry: &Entry,
         home: (u64, &Name),
         grant: Option<&Grant>,
@@ -315,12 +331,13 @@ impl Cache {
             // A directory has one name.
             self.found_at(entry.id, home);
         }
-        let held = grant.filter(|_| !recalled).map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
+        let held =
+            grant.filter(|_| !recalled).map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.lives(now));
         if let Some(held) = held {
             let inode = self.inode(entry.id);
             inode.more().own = Some((entry.attr, held));
-            if inode.home.is_none() {
-                inode.home = Some((home.0, home.1.clone()));
+            if inode.parent_entry.is_none() {
+                inode.parent_entry = Some((home.0, home.1.clone()));
             }
         }
     }
@@ -331,10 +348,10 @@ impl Cache {
         now: Time,
         call: CallId,
         dir: u64,
-        flight: &mut Flight,
+        flight: &mut InflightCall,
         response: &Response,
     ) {
-        if flight.aside.is_none()
+        if flight.detached_entries.is_none()
             && let Some(directory) = self.dirs.get_mut(&dir)
         {
             directory.rows.complete();
@@ -369,17 +386,17 @@ impl Cache {
 
     /// Serves a complete listing without a grant to the open directories that wait for it. If a name has changed since
     /// it was sent, late readers get another listing: the cache knew that change while its grant lived.
-    fn serve_from_aside(&mut self, now: Time, (call, dir): (CallId, u64), flight: &mut Flight) {
-        let Some(rows) = flight.aside.take() else { return };
+    fn serve_from_aside(&mut self, now: Time, (call, dir): (CallId, u64), flight: &mut InflightCall) {
+        let Some(rows) = flight.detached_entries.take() else { return };
         let mut late = self.late(&flight.waiters);
-        late.retain(|op| self.waiting.get(op).is_some_and(|w| matches!(w.want, Want::Page { .. })));
+        late.retain(|op| self.waiting.get(op).is_some_and(|w| matches!(w.want, ReplyKind::Page { .. })));
         let changed = flight.seen.pushed.contains_key(&dir) || flight.seen.own_names(dir).next().is_some();
         if changed && !self.answers_stale() {
             flight.waiters.retain(|op| !late.contains(op));
             self.list_again(now, dir, late);
         }
         let reads = |op: &OpId| match self.waiting.get(op).map(|w| &w.want) {
-            Some(Want::Page { fh, .. }) => Some(*fh),
+            Some(ReplyKind::Page { fh, .. }) => Some(*fh),
             _ => None,
         };
         let readers: Vec<Fh> =
@@ -387,7 +404,7 @@ impl Cache {
         self.keep_snapshot(call, *rows, &readers);
     }
 
-    fn serve_waiters(&mut self, now: Time, dir: u64, flight: &mut Flight) {
+    fn serve_waiters(&mut self, now: Time, dir: u64, flight: &mut InflightCall) {
         let waiters = std::mem::take(&mut flight.waiters);
         for op in waiters {
             if !self.serve_waiter(now, dir, flight, op) {
@@ -397,19 +414,19 @@ impl Cache {
     }
 
     /// Answers a request that waits for a listing, if the listing has come far enough.
-    fn serve_waiter(&mut self, now: Time, dir: u64, flight: &Flight, op: OpId) -> bool {
+    fn serve_waiter(&mut self, now: Time, dir: u64, flight: &InflightCall, op: OpId) -> bool {
         let Some(waiting) = self.waiting.get(&op) else { return true };
         let reader = waiting.caller.pid;
         match waiting.want.clone() {
-            Want::OpenDir { ino } => {
+            ReplyKind::OpenDir { ino } => {
                 let opened = self.opened_dir(now, ino, reader);
                 self.answer(op, Answer::Opened(opened));
                 true
             }
-            Want::Page { fh, offset, size, plus } => {
+            ReplyKind::Page { fh, offset, size, plus } => {
                 let page = match self.snapshot_page(fh, offset, size, plus) {
                     Some(page) => Some(page),
-                    None if flight.aside.is_some() || self.holds.has_names(dir) => None,
+                    None if flight.detached_entries.is_some() || self.holds.has_names(dir) => None,
                     None => self.page(now, dir, fh, offset, size, plus),
                 };
                 match page {

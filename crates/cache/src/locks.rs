@@ -2,15 +2,15 @@
 //! costs nothing without one, and what they hold, to reclaim it from a remote that has forgotten it. See
 //! docs/decisions/0011-locks.md.
 
-mod amends;
+mod lock_reclaim;
 mod ranges;
 
 pub(crate) use ranges::{Range, Ranges};
 
-use crate::away::Standing;
 use crate::cache::Cache;
-use crate::flight::{Flight, Purpose};
+use crate::calls::{CallKind, InflightCall};
 use crate::op::{Answer, Caller, Fh, LockSpan, Op, Output};
+use crate::session_state::SessionState;
 use nigh_types::{Call, Errno, LockKind, OpId, Reply, Response, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -166,7 +166,7 @@ impl Cache {
         if !self.files.contains_key(&fh) {
             return Some(Answer::Failed(Errno::BADF));
         }
-        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         let held = self.locks.holders.entry(holder).or_default();
         held.files.insert(fh);
         held.calls += 1;
@@ -179,9 +179,9 @@ impl Cache {
         }
         let range = if flock { (0, u64::MAX) } else { (start, end) };
         let range = Range { start: range.0, end: range.1, kind, pid };
-        let purpose = Purpose::Lock { holder, range, wait, cancelled: false };
+        let purpose = CallKind::Lock { holder, range, wait, cancelled: false };
         let call = Call::Lock { node, owner, flock, kind, start, end, wait, pid, reclaim: false };
-        self.ask(now, op, caller, purpose, call)
+        self.send_for(now, op, caller, purpose, call)
     }
 
     pub(crate) fn unlock(
@@ -199,14 +199,14 @@ impl Cache {
             return Some(Answer::Failed(Errno::IO));
         }
         let whole = flock || start == 0 && end >= LAST_BYTE;
-        let purpose = Purpose::Unlock { holder, whole_after: whole.then_some(held.grants), closing: false };
-        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        let purpose = CallKind::Unlock { holder, whole_after: whole.then_some(held.grants), closing: false };
+        let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         let all = if flock { (0, u64::MAX) } else { (start, end) };
         if let Some(held) = self.locks.holders.get_mut(&holder) {
             held.ranges.clear(all.0, all.1);
             held.unwanted.clear(all.0, all.1);
         }
-        self.ask(now, op, caller, purpose, Call::Unlock { node, owner, flock, start, end })
+        self.send_for(now, op, caller, purpose, Call::Unlock { node, owner, flock, start, end })
     }
 
     pub(crate) fn test_lock(
@@ -222,9 +222,9 @@ impl Cache {
         if self.locks.is_lost(Holder { ino, flock, owner }) {
             return Some(Answer::Failed(Errno::IO));
         }
-        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
         let call = Call::GetLock { node, owner, flock, kind, start, end };
-        self.ask(now, op, caller, Purpose::TestLock, call)
+        self.send_for(now, op, caller, CallKind::TestLock, call)
     }
 
     /// Releases a process's fcntl(2) locks on a file when the process closes one of its descriptors. The close waits
@@ -241,7 +241,7 @@ impl Cache {
         match self.locks.close(holder).then(|| self.end_locks(now, holder)).flatten() {
             // The remote is told in any case; only stale mode does not wait for the reply.
             Some(call) if !self.answers_stale() => {
-                self.wait(op, caller, call, crate::flight::Want::Reply, false)
+                self.wait(op, caller, call, crate::calls::ReplyKind::Reply, false)
             }
             _ => Some(Answer::Done),
         }
@@ -260,19 +260,19 @@ impl Cache {
 
     fn end_locks(&mut self, now: Time, holder: Holder) -> Option<nigh_types::CallId> {
         // A lost session has no locks.
-        (self.standing != Standing::Lost).then_some(())?;
+        (self.standing != SessionState::Lost).then_some(())?;
         self.end_range(now, holder, 0, u64::MAX)
     }
 
     fn end_range(&mut self, now: Time, holder: Holder, start: u64, end: u64) -> Option<nigh_types::CallId> {
         let Holder { ino, flock, owner } = holder;
-        let node = self.place(ino)?;
-        let purpose = Purpose::Unlock { holder, whole_after: None, closing: true };
+        let node = self.node_ref(ino)?;
+        let purpose = CallKind::Unlock { holder, whole_after: None, closing: true };
         Some(self.send(now, None, purpose, Call::Unlock { node, owner, flock, start, end }))
     }
 
-    pub(crate) fn lock_arrived(&mut self, now: Time, flight: &Flight, response: &Response) -> Answer {
-        let Purpose::Lock { holder, range, cancelled, .. } = flight.purpose else {
+    pub(crate) fn lock_arrived(&mut self, now: Time, flight: &InflightCall, response: &Response) -> Answer {
+        let CallKind::Lock { holder, range, cancelled, .. } = flight.purpose else {
             return Answer::Failed(Errno::PROTO);
         };
         let granted = response.result == Ok(Reply::Done);
@@ -300,8 +300,8 @@ impl Cache {
         }
     }
 
-    pub(crate) fn unlock_arrived(&mut self, flight: &Flight, response: &Response) -> Answer {
-        let Purpose::Unlock { holder, whole_after, closing } = flight.purpose else {
+    pub(crate) fn unlock_arrived(&mut self, flight: &InflightCall, response: &Response) -> Answer {
+        let CallKind::Unlock { holder, whole_after, closing } = flight.purpose else {
             return Answer::Failed(Errno::PROTO);
         };
         match response.result {
@@ -322,19 +322,19 @@ impl Cache {
     /// Ends a blocking lock request on a signal, by cancelling the call. The reply to the call answers the request; it
     /// may say that the lock was just granted.
     pub(crate) fn interrupt_lock(&mut self, op: OpId) {
-        if let Some((_, Op::SetLock { wait: true, .. })) = self.parked.get(&op) {
-            self.parked.remove(&op);
-            return self.say(op, Answer::Failed(Errno::INTR));
+        if let Some((_, Op::SetLock { wait: true, .. })) = self.queued_ops.get(&op) {
+            self.queued_ops.remove(&op);
+            return self.reply(op, Answer::Failed(Errno::INTR));
         }
         let Some(call) = self.waiting.get(&op).map(|waiting| waiting.call) else { return };
         let Some(flight) = self.flights.get_mut(&call) else { return };
-        if let Purpose::Lock { wait: true, cancelled, .. } = &mut flight.purpose
+        if let CallKind::Lock { wait: true, cancelled, .. } = &mut flight.purpose
             && !std::mem::replace(cancelled, true)
         {
             self.out.push_back(Output::Cancel(call));
-            if self.standing != Standing::Stands {
+            if self.standing != SessionState::Active {
                 // The reply may be long in coming. A lock that is granted after all is released.
-                self.give_up(op, Errno::INTR);
+                self.abort(op, Errno::INTR);
             }
         }
     }
@@ -342,16 +342,17 @@ impl Cache {
     /// Returns whether a request waits for a lock of another owner, at a remote that replies.
     pub(crate) fn waits_for_others(&self, op: OpId) -> bool {
         let flight = self.waiting.get(&op).and_then(|waiting| self.flights.get(&waiting.call));
-        let waits = |flight: &Flight| matches!(flight.purpose, Purpose::Lock { wait: true, .. });
-        self.standing == Standing::Stands && flight.is_some_and(waits)
+        let waits = |flight: &InflightCall| matches!(flight.purpose, CallKind::Lock { wait: true, .. });
+        self.standing == SessionState::Active && flight.is_some_and(waits)
     }
 
     /// Ends the lock waits that a signal has cancelled: the remote is away.
     pub(crate) fn end_signalled_waits(&mut self) {
-        let signalled = |flight: &&Flight| matches!(flight.purpose, Purpose::Lock { cancelled: true, .. });
+        let signalled =
+            |flight: &&InflightCall| matches!(flight.purpose, CallKind::Lock { cancelled: true, .. });
         let ops: Vec<OpId> =
             self.flights.values().filter(signalled).flat_map(|f| f.waiters.clone()).collect();
-        ops.into_iter().for_each(|op| self.give_up(op, Errno::INTR));
+        ops.into_iter().for_each(|op| self.abort(op, Errno::INTR));
     }
 }
 

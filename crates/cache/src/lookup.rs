@@ -1,11 +1,11 @@
 //! Names and attributes.
 
-use crate::behind::Late;
 use crate::cache::Cache;
-use crate::flight::{Flight, Purpose, Want};
-use crate::grants::Held;
+use crate::calls::{CallKind, InflightCall, ReplyKind};
+use crate::dir_entries::CachedEntry;
+use crate::grants::LiveGrant;
+use crate::invalidation_queue::DeferredReply;
 use crate::op::{Answer, Caller};
-use crate::rows::Child;
 use nigh_types::{Attr, Call, Errno, Kind, Name, OpId, Reply, Response, Span, Time};
 
 impl Cache {
@@ -19,18 +19,18 @@ impl Cache {
     ) -> Option<Answer> {
         self.use_ahead(now, dir);
         if let Some((child, held)) = self.name_known(now, dir, &name) {
-            let Some(child) = child else { return Some(self.missing(now, dir, &name, Some(held))) };
+            let Some(child) = child else { return Some(self.negative_reply(now, dir, &name, Some(held))) };
             self.note_look(caller, dir, &child);
             if let Some((attr, attr_held)) = self.child_attr(now, &child, held) {
                 let (at, attr_held) = (Some((dir, &name)), Some(attr_held));
-                return Some(Answer::Node(self.node(now, at, child.id, attr, Some(held), attr_held)));
+                return Some(Answer::Node(self.entry_reply(now, at, child.id, attr, Some(held), attr_held)));
             }
         }
         self.lookup_remote(now, op, caller, dir, name)
     }
 
     /// Records the lookup of a file that the caller, or the directory's last reader, may have got without attributes.
-    fn note_look(&mut self, caller: Caller, dir: u64, child: &Child) {
+    fn note_look(&mut self, caller: Caller, dir: u64, child: &CachedEntry) {
         if child.attr().mode & 0o170_000 != 0o040_000 {
             self.readers.looked(caller.pid);
             let reader = self.dirs.get(&dir).map_or(0, |directory| directory.reader);
@@ -45,11 +45,18 @@ impl Cache {
         let (child, held) = self.name_known(now, dir, name)?;
         let child = child?;
         let (attr, attr_held) = self.child_attr(now, &child, held).filter(|(attr, _)| attr.kind() == kind)?;
-        Some(Answer::Node(self.node(now, Some((dir, name)), child.id, attr, Some(held), Some(attr_held))))
+        Some(Answer::Node(self.entry_reply(
+            now,
+            Some((dir, name)),
+            child.id,
+            attr,
+            Some(held),
+            Some(attr_held),
+        )))
     }
 
     /// Returns what a name leads to (`None`: it does not exist), unless it is suspended or unknown.
-    fn name_known(&mut self, now: Time, dir: u64, name: &Name) -> Option<(Option<Child>, Held)> {
+    fn name_known(&mut self, now: Time, dir: u64, name: &Name) -> Option<(Option<CachedEntry>, LiveGrant)> {
         if self.holds.has_name(dir, name) {
             return None;
         }
@@ -62,21 +69,21 @@ impl Cache {
         let directory = self.dirs.get_mut(&dir)?;
         let (id, held) = directory.singles.get(now, name)?;
         directory.note_use(now);
-        Some((id.map(|id| Child::bare(id, None)), held))
+        Some((id.map(|id| CachedEntry::bare(id, None)), held))
     }
 
     fn lookup_remote(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
-        let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some(place) = self.node_ref(dir) else { return Some(Answer::Failed(Errno::STALE)) };
         let key = (dir, name);
         if let Some(&call) = self.lookups.get(&key)
             && self.joinable(call)
         {
-            return self.wait(op, caller, call, Want::Reply, true);
+            return self.wait(op, caller, call, ReplyKind::Reply, true);
         }
-        let purpose = Purpose::Lookup { dir, name: key.1.clone() };
+        let purpose = CallKind::Lookup { dir, name: key.1.clone() };
         let id = self.send(now, None, purpose.clone(), Call::Lookup { dir: place, name: key.1 });
         self.enter_joins(id, purpose);
-        let answer = self.wait(op, caller, id, Want::Reply, false);
+        let answer = self.wait(op, caller, id, ReplyKind::Reply, false);
         self.list_after_misses(now, dir);
         self.walk_by_lookups(now, dir);
         answer
@@ -99,15 +106,15 @@ impl Cache {
 
     pub(crate) fn attributes(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
         let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
-        if let Some((attr, held)) = self.attr_of(now, id) {
+        if let Some((attr, held)) = self.cached_attr(now, id) {
             self.note_told(ino, attr);
-            return Some(Answer::Attr(id, attr, self.tell_attr(now, ino, &attr, Some(held))));
+            return Some(Answer::Attr(id, attr, self.attr_timeout(now, ino, &attr, Some(held))));
         }
-        if let Some(attr) = self.inodes.get(&ino).and_then(|i| i.gone) {
+        if let Some(attr) = self.inodes.get(&ino).and_then(|i| i.unlinked_attr) {
             return Some(Answer::Attr(id, attr, Span::ZERO));
         }
         match self.fetch_attr(now, ino) {
-            Ok((call, joined)) => self.wait(op, caller, call, Want::Reply, joined),
+            Ok((call, joined)) => self.wait(op, caller, call, ReplyKind::Reply, joined),
             Err(errno) => Some(Answer::Failed(errno)),
         }
     }
@@ -115,17 +122,17 @@ impl Cache {
     /// Fetches attributes, or joins a call in flight (then `true`).
     pub(crate) fn fetch_attr(&mut self, now: Time, ino: u64) -> Result<(nigh_types::CallId, bool), Errno> {
         // A lookup by number may not find an inode that has a name here.
-        let by_number = |flight: &Flight| matches!(flight.again, Some(Call::LookupNumber { .. }));
+        let by_number = |flight: &InflightCall| matches!(flight.again, Some(Call::LookupNumber { .. }));
         if let Some(&call) = self.attrs.get(&ino)
             && self.joinable(call)
             && !self.flights.get(&call).is_some_and(by_number)
         {
             return Ok((call, true));
         }
-        let node = self.place(ino).ok_or(Errno::STALE)?;
+        let node = self.node_ref(ino).ok_or(Errno::STALE)?;
         let older = self.attrs.get(&ino).copied();
-        let id = self.send(now, None, Purpose::Attr { ino }, Call::GetAttr { node });
-        self.enter_joins(id, Purpose::Attr { ino });
+        let id = self.send(now, None, CallKind::Attr { ino }, Call::GetAttr { node });
+        self.enter_joins(id, CallKind::Attr { ino });
         if let Some(older) = older.filter(|_| self.reads_by_size(ino)) {
             self.wait_for_newer(older, id);
         }
@@ -136,14 +143,14 @@ impl Cache {
     pub(crate) fn lookup_self(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
         self.recall_forgotten(ino);
         let Some(id) = self.id_of(ino) else { return self.lookup_number(now, op, caller, ino) };
-        if let Some((attr, held)) = self.attr_of(now, id) {
+        if let Some((attr, held)) = self.cached_attr(now, id) {
             if self.is_removed_unused(ino, &attr) {
                 return Some(Answer::Failed(Errno::STALE));
             }
-            return Some(Answer::Node(self.node(now, None, id, attr, None, Some(held))));
+            return Some(Answer::Node(self.entry_reply(now, None, id, attr, None, Some(held))));
         }
         match self.fetch_attr(now, ino) {
-            Ok((call, joined)) => self.wait(op, caller, call, Want::Itself, joined),
+            Ok((call, joined)) => self.wait(op, caller, call, ReplyKind::Itself, joined),
             Err(errno) => Some(Answer::Failed(errno)),
         }
     }
@@ -157,7 +164,14 @@ impl Cache {
         self.lookup_self(now, op, caller, parent)
     }
 
-    pub(crate) fn looked(&mut self, now: Time, flight: Flight, dir: u64, name: &Name, response: Response) {
+    pub(crate) fn on_lookup_reply(
+        &mut self,
+        now: Time,
+        flight: InflightCall,
+        dir: u64,
+        name: &Name,
+        response: Response,
+    ) {
         let kept = self.look_answered(now, flight, dir, name, response);
         self.name_answered(now, dir, name, kept);
     }
@@ -166,7 +180,7 @@ impl Cache {
     fn look_answered(
         &mut self,
         now: Time,
-        flight: Flight,
+        flight: InflightCall,
         dir: u64,
         name: &Name,
         response: Response,
@@ -185,52 +199,52 @@ impl Cache {
                 return false;
             }
         };
-        let held = self.learn_name(now, &flight, dir_id, name, entry.as_ref(), &response.grants);
+        let held = self.apply_dentry(now, &flight, dir_id, name, entry.as_ref(), &response.grants);
         if held.is_none()
-            && let Some(place) = self.place(dir)
+            && let Some(place) = self.node_ref(dir)
         {
             let late = self.late(&waiters);
             waiters.retain(|op| !late.contains(op));
             let call = Call::Lookup { dir: place, name: name.clone() };
-            self.ask_again(now, late, Purpose::Lookup { dir, name: name.clone() }, call);
+            self.resend_for_late_joiners(now, late, CallKind::Lookup { dir, name: name.clone() }, call);
         }
         let Some(entry) = entry else {
             for op in waiters {
-                let answer = self.missing(now, dir, name, held);
+                let answer = self.negative_reply(now, dir, name, held);
                 self.answer(op, answer);
             }
             return held.is_some();
         };
         // The record must exist before its attributes are applied: they may live in its parent entry.
-        let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
-        let own = self.learn_attr(now, &flight, entry.id, entry.attr, &response.grants);
+        let node = self.entry_reply(now, Some((dir, name)), entry.id, entry.attr, held, None);
+        let own = self.apply_attr(now, &flight, entry.id, entry.attr, &response.grants);
         self.keep_told_target(now, &entry);
         self.learn_no_xattrs(now, &flight, &entry);
         let attr_held = if entry.attr.covered_by_parent() { own.and(held).or(own) } else { own };
-        let attr_valid = self.tell_attr(now, entry.id.ino, &entry.attr, attr_held);
+        let attr_valid = self.attr_timeout(now, entry.id.ino, &entry.attr, attr_held);
         let node = crate::op::Node { attr_valid, ..node };
         match waiters.len() as u64 {
             0 => self.handle_forget(node.number, 1),
-            more => self.inode(entry.id).lookups += more - 1,
+            more => self.inode(entry.id).nlookup += more - 1,
         }
         // A granted reply is as new as any reply to a later request.
         let older = if attr_held.is_none() { vec![entry.id.ino] } else { Vec::new() };
         let name = Some((dir, name.clone()));
-        self.answer_behind(
+        self.enqueue_reply(
             &older,
             &waiters,
-            Late { answer: Answer::Node(node), sent: Some(flight.sent), name },
+            DeferredReply { answer: Answer::Node(node), sent: Some(flight.sent), name },
         );
         held.is_some()
     }
 
-    pub(crate) fn attr_arrived(&mut self, now: Time, flight: Flight, response: Response) {
+    pub(crate) fn attr_arrived(&mut self, now: Time, flight: InflightCall, response: Response) {
         let mut waiters = flight.waiters.clone();
         let answer = match self.attr_answered(&flight, response.result) {
             Ok((id, attr)) => {
-                let held = self.learn_attr(now, &flight, id, attr, &response.grants);
+                let held = self.apply_attr(now, &flight, id, attr, &response.grants);
                 if held.is_none()
-                    && let Some(node) = self.place(id.ino)
+                    && let Some(node) = self.node_ref(id.ino)
                 {
                     let mut late = self.late(&waiters);
                     if !late.is_empty() && self.reads_by_size(id.ino) {
@@ -238,19 +252,24 @@ impl Cache {
                         late.clone_from(&waiters);
                     }
                     waiters.retain(|op| !late.contains(op));
-                    self.ask_again(now, late, Purpose::Attr { ino: id.ino }, Call::GetAttr { node });
+                    self.resend_for_late_joiners(
+                        now,
+                        late,
+                        CallKind::Attr { ino: id.ino },
+                        Call::GetAttr { node },
+                    );
                 }
                 if !waiters.is_empty() {
                     self.note_told(id.ino, attr);
                 }
-                Answer::Attr(id, attr, self.tell_attr(now, id.ino, &attr, held))
+                Answer::Attr(id, attr, self.attr_timeout(now, id.ino, &attr, held))
             }
             Err(errno) => Answer::Failed(errno),
         };
         for op in waiters {
             self.answer_attr(now, op, &answer);
         }
-        if let Purpose::Attr { ino } = &flight.purpose
+        if let CallKind::Attr { ino } = &flight.purpose
             && !self.attrs.contains_key(ino)
         {
             // It may have been asked for by number alone, or by a caller that was killed meanwhile.
@@ -267,12 +286,12 @@ impl Cache {
     /// Answers a request that waits for attributes, which may need them for another reply.
     fn answer_attr(&mut self, now: Time, op: OpId, answer: &Answer) {
         match (self.waiting.get(&op).map(|waiting| &waiting.want), answer) {
-            (Some(Want::Itself), Answer::Attr(id, attr, _)) if self.is_removed_unused(id.ino, attr) => {
+            (Some(ReplyKind::Itself), Answer::Attr(id, attr, _)) if self.is_removed_unused(id.ino, attr) => {
                 self.drop_if_idle(id.ino);
                 self.answer(op, Answer::Failed(Errno::STALE));
             }
-            (Some(Want::Itself), Answer::Attr(id, attr, valid)) => {
-                let node = self.node(now, None, *id, *attr, None, None);
+            (Some(ReplyKind::Itself), Answer::Attr(id, attr, valid)) => {
+                let node = self.entry_reply(now, None, *id, *attr, None, None);
                 self.answer(op, Answer::Node(crate::op::Node { attr_valid: *valid, ..node }));
             }
             _ => self.answer(op, answer.clone()),

@@ -1,12 +1,12 @@
 //! Namespace changes and attribute changes.
 
 use crate::cache::Cache;
-use crate::flight::{Flight, NewFile, Purpose};
-use crate::grants::Held;
-use crate::kernel::Level;
-use crate::op::{Answer, Caller, Fh, Op, Stale};
-use crate::rows::Child;
-use crate::state::Stamp;
+use crate::calls::{CallKind, InflightCall, NewFile};
+use crate::dir_entries::CachedEntry;
+use crate::grants::LiveGrant;
+use crate::kernel::NotifyLevel;
+use crate::op::{Answer, Caller, Fh, KernelInvalidation, Op};
+use crate::state::ChangeToken;
 use nigh_types::{
     Attr, Call, DataVersion, Entry, Errno, Grant, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, OpId,
     Reply, Response, SetAttr, Time,
@@ -25,15 +25,15 @@ impl Cache {
         file: Option<NewFile>,
         call: impl FnOnce(NodeRef, Name) -> Call,
     ) -> Option<Answer> {
-        let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some(place) = self.node_ref(dir) else { return Some(Answer::Failed(Errno::STALE)) };
         let call = call(place, name.clone());
-        self.ask(now, op, caller, Purpose::Make { dir, name, file }, call)
+        self.send_for(now, op, caller, CallKind::Make { dir, name, file }, call)
     }
 
-    pub(crate) fn made(
+    pub(crate) fn on_create_reply(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &InflightCall,
         (dir, name): (u64, &Name),
         file: Option<NewFile>,
         response: &Response,
@@ -41,14 +41,14 @@ impl Cache {
         let (entry, handle) = match &response.result {
             Ok(Reply::Created { entry, handle, existed }) => {
                 if !existed && (entry.attr.is_dir() || entry.attr.nlink == 1) {
-                    self.born(entry.id);
+                    self.reset_reused_id(entry.id);
                 }
                 (entry.clone(), *handle)
             }
             Ok(_) => return Answer::Failed(Errno::PROTO),
             Err(errno) => {
                 if !leaves_names(*errno) {
-                    self.doubt_name(dir, name, (*errno == Errno::EXIST).then_some(true));
+                    self.discard_uncertain_name(dir, name, (*errno == Errno::EXIST).then_some(true));
                 }
                 return Answer::Failed(*errno);
             }
@@ -60,15 +60,15 @@ impl Cache {
         self.uncover(entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
         self.note_linked(&entry, (dir, name));
         self.mark_name(flight, (dir, name), Some(entry.id));
-        let held = self.learn_name(now, flight, dir_id, name, Some(&entry), &response.grants);
+        let held = self.apply_dentry(now, flight, dir_id, name, Some(&entry), &response.grants);
         self.mark_inode(dir);
-        let node = self.node(now, Some((dir, name)), entry.id, entry.attr, held, None);
-        let under = self.learn_attr(now, flight, entry.id, entry.attr, &response.grants);
+        let node = self.entry_reply(now, Some((dir, name)), entry.id, entry.attr, held, None);
+        let under = self.apply_attr(now, flight, entry.id, entry.attr, &response.grants);
         self.keep_target(now, entry.id, entry.target.clone());
         self.learn_no_xattrs(now, flight, &entry);
         self.mark_inode(entry.id.ino);
         self.new_directory(now, flight, &entry, response);
-        let attr_valid = self.tell_attr(now, entry.id.ino, &entry.attr, under);
+        let attr_valid = self.attr_timeout(now, entry.id.ino, &entry.attr, under);
         let node = crate::op::Node { attr_valid, ..node };
         if flight.waiters.is_empty() {
             self.handle_forget(node.number, 1);
@@ -79,7 +79,7 @@ impl Cache {
         }
         match (file, handle) {
             (Some(file), Some(handle)) => {
-                self.learn_data_grant(now, flight, entry.id, Some(Stamp::of(&entry.attr)), response);
+                self.learn_data_grant(now, flight, entry.id, Some(ChangeToken::of(&entry.attr)), response);
                 Answer::Created(node, self.opened_file(entry.id, file, Some(handle), false))
             }
             (Some(_), None) => Answer::Failed(Errno::PROTO),
@@ -94,7 +94,7 @@ impl Cache {
         let Some(inode) = inode.filter(|_| entry.attr.nlink > 1 && entry.attr.kind() != Kind::File) else {
             return;
         };
-        if let Some(home) = inode.home.clone().filter(|(dir, name)| (*dir, name) != at) {
+        if let Some(home) = inode.parent_entry.clone().filter(|(dir, name)| (*dir, name) != at) {
             // The first name stays longest where names come and go, like the whiteout that overlayfs links.
             inode.more().linked_from.get_or_insert_with(|| Box::new(home));
         }
@@ -109,7 +109,7 @@ impl Cache {
 
     /// Resets a new inode's record. On filesystems without birth times an inode that is gone may have had the same id:
     /// no fact about it holds.
-    fn born(&mut self, id: NodeId) {
+    fn reset_reused_id(&mut self, id: NodeId) {
         if self.dirs.contains_key(&id.ino) {
             self.forget_names(id.ino);
         }
@@ -122,19 +122,19 @@ impl Cache {
                 before.for_each(|file| file.generation = 0);
             }
             inode.renew(id);
-            inode.lookups += self.numbers.take_back(id);
+            inode.nlookup += self.numbers.take_back(id);
         }
     }
 
     /// Begins a new directory's lease if the reply grants it: the directory is known to be empty.
-    fn new_directory(&mut self, now: Time, flight: &Flight, entry: &Entry, response: &Response) {
+    fn new_directory(&mut self, now: Time, flight: &InflightCall, entry: &Entry, response: &Response) {
         let granted =
             flight.granted(&response.grants, entry.id, LeaseScope::Directory).filter(|_| entry.attr.is_dir());
         // Another client may have made a name in it by now, or a local caller before the reply to mkdir.
         let ino = entry.id.ino;
         let is_empty = !flight.seen.was_pushed_in(ino) && flight.seen.own_names(ino).next().is_none();
         let granted = granted.filter(|_| is_empty && !self.is_changing(ino));
-        let held = granted.map(|g| Held::begin(g, flight.sent)).filter(|h| h.lives(now));
+        let held = granted.map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.lives(now));
         if let Some(held) = held {
             let directory = self.directory(entry.id);
             directory.forget();
@@ -146,7 +146,7 @@ impl Cache {
     pub(crate) fn tmpfile_made(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &InflightCall,
         file: NewFile,
         response: &Response,
     ) -> Answer {
@@ -159,10 +159,10 @@ impl Cache {
             self.release_handle(handle);
             return Answer::Done;
         }
-        let node = self.node(now, None, entry.id, entry.attr, None, None);
+        let node = self.entry_reply(now, None, entry.id, entry.attr, None, None);
         self.learn_after(now, flight, response);
-        self.learn_attr(now, flight, entry.id, entry.attr, &response.grants);
-        self.learn_data_grant(now, flight, entry.id, Some(Stamp::of(&entry.attr)), response);
+        self.apply_attr(now, flight, entry.id, entry.attr, &response.grants);
+        self.learn_data_grant(now, flight, entry.id, Some(ChangeToken::of(&entry.attr)), response);
         Answer::Created(node, self.opened_file(entry.id, file, Some(handle), false))
     }
 
@@ -174,10 +174,10 @@ impl Cache {
         dir: u64,
         name: Name,
     ) -> Option<Answer> {
-        let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some(place) = self.node_ref(dir) else { return Some(Answer::Failed(Errno::STALE)) };
         self.keep_open_at(dir, &name);
         let call = Call::Unlink { dir: place, name: name.clone(), keep: None };
-        self.ask(now, op, caller, Purpose::Remove { dir, name }, call)
+        self.send_for(now, op, caller, CallKind::Remove { dir, name }, call)
     }
 
     pub(crate) fn rmdir(
@@ -188,15 +188,15 @@ impl Cache {
         dir: u64,
         name: Name,
     ) -> Option<Answer> {
-        let Some(place) = self.place(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some(place) = self.node_ref(dir) else { return Some(Answer::Failed(Errno::STALE)) };
         let call = Call::Rmdir { dir: place, name: name.clone() };
-        self.ask(now, op, caller, Purpose::Remove { dir, name }, call)
+        self.send_for(now, op, caller, CallKind::Remove { dir, name }, call)
     }
 
-    pub(crate) fn removed(
+    pub(crate) fn on_remove_reply(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &InflightCall,
         (dir, name): (u64, &Name),
         response: &Response,
     ) -> Answer {
@@ -205,13 +205,13 @@ impl Cache {
             Ok(_) => return Answer::Failed(Errno::PROTO),
             Err(errno) => {
                 if !leaves_names(*errno) {
-                    self.doubt_name(dir, name, says_exists(*errno));
+                    self.discard_uncertain_name(dir, name, says_exists(*errno));
                 }
                 return Answer::Failed(*errno);
             }
         };
         if !flight.waiters.is_empty() {
-            self.bury(flight.goes, Some(node));
+            self.alias_live_directory(flight.victim_dir, Some(node));
         }
         self.leave_home(node, (dir, name), kept);
         self.unbind(now, flight, (dir, name), response);
@@ -221,10 +221,10 @@ impl Cache {
         Answer::Done
     }
 
-    fn unbind(&mut self, now: Time, flight: &Flight, (dir, name): (u64, &Name), response: &Response) {
+    fn unbind(&mut self, now: Time, flight: &InflightCall, (dir, name): (u64, &Name), response: &Response) {
         self.mark_name(flight, (dir, name), None);
         if let Some(dir_id) = self.id_of(dir) {
-            self.learn_name(now, flight, dir_id, name, None, &response.grants);
+            self.apply_dentry(now, flight, dir_id, name, None, &response.grants);
         }
     }
 
@@ -244,23 +244,23 @@ impl Cache {
             return;
         };
         if inode.is_at(dir, name) {
-            inode.home = None;
+            inode.parent_entry = None;
         }
         if let Some(attr) = last.filter(Attr::is_dir) {
-            inode.more().gone = Some(Attr { nlink: 0, ..attr });
+            inode.more().unlinked_attr = Some(Attr { nlink: 0, ..attr });
         }
         let is_open = inode.opens > 0;
         match kept {
             // A caller that looked its name up may be about to open it.
-            Some(_) if inode.pinned.is_none() && (inode.opens_unpinned > 0 || inode.lookups > 0) => {
-                inode.more().pinned = kept;
+            Some(_) if inode.pin_handle.is_none() && (inode.opens_unpinned > 0 || inode.nlookup > 0) => {
+                inode.more().pin_handle = kept;
             }
             Some(handle) => self.release_handle(handle),
             None => {}
         }
         if is_open && self.config.level.may_keep_pages() {
             // The kernel keeps the attributes under the name's grant (`fuse_entry_unlinked` but sets the ctime).
-            self.invalidate(vec![Stale::Attr { ino: node.ino }], None);
+            self.invalidate(vec![KernelInvalidation::Attr { ino: node.ino }], None);
         }
     }
 
@@ -270,9 +270,9 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let foreseen = row.and_then(|r| r.child).is_some_and(|c| c.id == node);
-        let known = self.inodes.get(&node.ino).is_some_and(|i| i.id == node && i.lookups > 0);
+        let known = self.inodes.get(&node.ino).is_some_and(|i| i.id == node && i.nlookup > 0);
         if known && !foreseen && self.config.level.may_keep_pages() {
-            self.invalidate(vec![Stale::Attr { ino: node.ino }], None);
+            self.invalidate(vec![KernelInvalidation::Attr { ino: node.ino }], None);
         }
     }
 
@@ -282,16 +282,16 @@ impl Cache {
         if let Some((attr, _)) = inode.own {
             return Some(attr);
         }
-        let (dir, name) = inode.home.as_ref()?;
+        let (dir, name) = inode.parent_entry.as_ref()?;
         let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
-        row.child.filter(|c| c.id == node).map(Child::attr)
+        row.child.filter(|c| c.id == node).map(CachedEntry::attr)
     }
 
     pub(crate) fn rename(&mut self, now: Time, op: OpId, caller: Caller, what: Op) -> Option<Answer> {
         let Op::Rename { from, name, to, new_name, no_replace, exchange, whiteout } = what else {
             return None;
         };
-        let (Some(from_place), Some(to_place)) = (self.place(from), self.place(to)) else {
+        let (Some(from_place), Some(to_place)) = (self.node_ref(from), self.node_ref(to)) else {
             return Some(Answer::Failed(Errno::STALE));
         };
         // Both files will stand under other grants.
@@ -308,7 +308,13 @@ impl Cache {
             whiteout,
             keep,
         };
-        self.ask(now, op, caller, Purpose::Rename { from, name, to, new_name, exchange, whiteout }, call)
+        self.send_for(
+            now,
+            op,
+            caller,
+            CallKind::Rename { from, name, to, new_name, exchange, whiteout },
+            call,
+        )
     }
 
     /// Returns the file that a rename replaces, for the remote to pin: it may be opened under its name meanwhile, and
@@ -321,8 +327,13 @@ impl Cache {
         child.map(|c| c.id).or_else(open)
     }
 
-    pub(crate) fn renamed(&mut self, now: Time, flight: &Flight, response: &Response) -> Answer {
-        let Purpose::Rename { from, name, to, new_name, exchange, whiteout } = &flight.purpose else {
+    pub(crate) fn on_rename_reply(
+        &mut self,
+        now: Time,
+        flight: &InflightCall,
+        response: &Response,
+    ) -> Answer {
+        let CallKind::Rename { from, name, to, new_name, exchange, whiteout } = &flight.purpose else {
             return Answer::Failed(Errno::IO);
         };
         let (old, new) = ((*from, name), (*to, new_name));
@@ -337,27 +348,27 @@ impl Cache {
             return Answer::Done;
         }
         if !flight.waiters.is_empty() {
-            self.bury(flight.goes, replaced);
+            self.alias_live_directory(flight.victim_dir, replaced);
         }
         let moved_child = self.child_for(flight, moved, old, response);
         let other = replaced.filter(|_| *exchange);
-        left.into_iter().for_each(|left| self.born(left));
+        left.into_iter().for_each(|left| self.reset_reused_id(left));
         // A whiteout is applied like an exchanged inode. The kernel has no dentry for the old name (`d_move`), so
         // nothing is invalidated.
         let other_child = other.or(left).and_then(|id| self.child_for(flight, id, new, response));
         if let Some(replaced) = replaced.filter(|_| !*exchange) {
             self.leave_home(replaced, new, kept);
         }
-        self.bind(now, flight, old, other_child, &response.grants);
+        self.apply_namespace_change(now, flight, old, other_child, &response.grants);
         if let Some(id) = self.id_of(*from).filter(|_| *whiteout && left.is_none()) {
-            self.doubt_order(id);
+            self.discard_uncertain_dir(id);
         }
-        self.bind(now, flight, new, moved_child, &response.grants);
+        self.apply_namespace_change(now, flight, new, moved_child, &response.grants);
         self.forget_linked(moved, old);
-        self.drop_carried(now, (old, moved), new);
+        self.invalidate_moved(now, (old, moved), new);
         self.move_home(moved, new);
         if let Some(other) = other {
-            self.drop_carried(now, (new, other), old);
+            self.invalidate_moved(now, (new, other), old);
             self.move_home(other, old);
         }
         self.learn_after(now, flight, response);
@@ -371,9 +382,9 @@ impl Cache {
         if !leaves_names(errno) {
             // ENOENT is about the old name, EEXIST and ENOTEMPTY about the new one.
             let missing = errno == Errno::NOENT;
-            self.doubt_name(old.0, old.1, Some(!missing));
+            self.discard_uncertain_name(old.0, old.1, Some(!missing));
             if !missing {
-                self.doubt_name(new.0, new.1, says_exists(errno));
+                self.discard_uncertain_name(new.0, new.1, says_exists(errno));
             }
         }
         Answer::Failed(errno)
@@ -381,7 +392,7 @@ impl Cache {
 
     /// Returns whether the kernel's dentry of a name, if there is one, leads to this inode.
     fn kernel_was_told(&self, id: NodeId, (dir, name): (u64, &Name)) -> bool {
-        let inode = self.inodes.get(&id.ino).filter(|inode| inode.id == id && inode.lookups > 0);
+        let inode = self.inodes.get(&id.ino).filter(|inode| inode.id == id && inode.nlookup > 0);
         inode.is_some_and(|inode| inode.is_at(dir, name))
     }
 
@@ -389,25 +400,25 @@ impl Cache {
     /// attribute timeouts. They hold under the new name only if one directory lease covers both names, no update of the
     /// new name is in progress, and the old dentry led to the moved inode. Otherwise no recall would cover them. Runs
     /// before the parent entry is moved.
-    fn drop_carried(&mut self, now: Time, (old, id): ((u64, &Name), NodeId), (dir, name): (u64, &Name)) {
+    fn invalidate_moved(&mut self, now: Time, (old, id): ((u64, &Name), NodeId), (dir, name): (u64, &Name)) {
         let cookie = self.key.cookie(name.as_bytes());
         let row =
             self.names(now, dir).and_then(|(directory, _)| directory.rows.find(cookie, name.as_bytes()));
         let is_there = row.and_then(|row| row.child).is_some_and(|child| child.id == id);
         if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
             // The timeout is unknown if a further name was looked up since.
-            inode.named_until = Time::FAR;
+            inode.entry_valid_until = Time::FAR;
         }
         let (carried, goes) = (self.kernel_was_told(id, old), self.names_going.is_some());
         if is_there && carried && !goes && old.0 == dir && !self.holds.has_name(dir, name) {
             return;
         }
         let mut stale = Vec::new();
-        if self.config.level == Level::All || goes {
-            stale.push(Stale::Entry { dir, name: name.clone() });
+        if self.config.level == NotifyLevel::All || goes {
+            stale.push(KernelInvalidation::Entry { dir, name: name.clone() });
         }
-        if self.config.level.may_keep_pages() && self.inodes.get(&id.ino).is_some_and(|i| i.lookups > 0) {
-            stale.push(Stale::Attr { ino: id.ino });
+        if self.config.level.may_keep_pages() && self.inodes.get(&id.ino).is_some_and(|i| i.nlookup > 0) {
+            stale.push(KernelInvalidation::Attr { ino: id.ino });
         }
         if !stale.is_empty() {
             self.invalidate(stale, None);
@@ -417,11 +428,11 @@ impl Cache {
     /// Returns what is known of a child that changes its name: its old entry, else the reply's attributes.
     fn child_for(
         &self,
-        flight: &Flight,
+        flight: &InflightCall,
         id: NodeId,
         (dir, name): (u64, &Name),
         response: &Response,
-    ) -> Option<Child> {
+    ) -> Option<CachedEntry> {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr);
@@ -431,27 +442,27 @@ impl Cache {
             let is_home = self.inodes.get(&id.ino).is_none_or(|inode| inode.is_at(dir, name));
             let is_held = self.holds.has_name(dir, name) || flight.seen.is_pushed(dir, name);
             let answered = child.attr_known && child.attr().covered_by_parent() && is_home && !is_held;
-            return Some(Child {
+            return Some(CachedEntry {
                 compact: attr.map_or(child.compact, Into::into),
                 attr_known: attr.is_some(),
                 no_xattrs: child.no_xattrs && answered,
                 ..child.clone()
             });
         }
-        let bare = Child::bare(id, None);
+        let bare = CachedEntry::bare(id, None);
         Some(match attr {
-            Some(attr) => Child { compact: attr.into(), attr_known: true, ..bare },
+            Some(attr) => CachedEntry { compact: attr.into(), attr_known: true, ..bare },
             None => bare,
         })
     }
 
     /// Binds a name to `child`, or to nothing, in the cached facts and in calls in flight.
-    fn bind(
+    fn apply_namespace_change(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &InflightCall,
         (dir, name): (u64, &Name),
-        child: Option<Child>,
+        child: Option<CachedEntry>,
         grants: &[Grant],
     ) {
         let leads_to = child.as_ref().map(|child| child.id);
@@ -460,7 +471,7 @@ impl Cache {
         let crossed = pushed || self.is_change_in_doubt(flight, dir, name, leads_to);
         if let Some(id) = self.id_of(dir).filter(|id| crossed || flight.recalled(*id, LeaseScope::Directory))
         {
-            return self.doubt_order(id);
+            return self.discard_uncertain_dir(id);
         }
         if let Some(id) = self.id_of(dir) {
             self.learn_single(now, flight, id, (name, leads_to), grants);
@@ -482,11 +493,11 @@ impl Cache {
     pub(crate) fn found_at(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
         let inode = self.inodes.get_mut(&id.ino).filter(|i| i.id == id);
         if let Some(inode) = inode.filter(|i| !i.is_at(dir, name)) {
-            inode.told_until = Time(0);
-            if inode.lookups > 0 {
+            inode.attr_valid_until = Time(0);
+            if inode.nlookup > 0 {
                 // The kernel may have an old dentry under this name from before another one, and its entry timeout is
                 // not known any more.
-                inode.named_until = Time::FAR;
+                inode.entry_valid_until = Time::FAR;
             }
             self.move_home(id, (dir, name));
         }
@@ -511,26 +522,28 @@ impl Cache {
         if set.is_empty() {
             return self.set_nothing(now, op, caller, ino);
         }
-        if self.takes_back(fh, &set) {
+        if self.is_failed_append_rollback(fh, &set) {
             return self.attributes(now, op, caller, ino);
         }
         let who_may = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
         if who_may {
             self.keep_open(ino);
         }
-        let Some((node, handle)) = self.reach(ino, fh) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some((node, handle)) = self.handle_for(ino, fh) else {
+            return Some(Answer::Failed(Errno::STALE));
+        };
         // A handle is sent only where it makes a difference: truncation depends on the access mode of the open.
         let own = fh.and_then(|fh| self.files.get(&fh)).and_then(|f| f.handle);
         let handle = if set.size.is_some() { own } else { handle };
         let call = Call::SetAttr { node, handle, set };
-        self.ask(now, op, caller, Purpose::Change { ino, xattrs: set.mode.is_some() }, call)
+        self.send_for(now, op, caller, CallKind::Change { ino, xattrs: set.mode.is_some() }, call)
     }
 
     /// Handles the reply to a change of attributes or xattrs.
-    pub(crate) fn changed(
+    pub(crate) fn on_change_reply(
         &mut self,
         now: Time,
-        flight: &Flight,
+        flight: &InflightCall,
         (ino, xattrs): (u64, bool),
         response: &Response,
     ) -> Answer {
@@ -542,8 +555,8 @@ impl Cache {
             Ok(Reply::Attr(id, attr)) => {
                 self.wrote(now, ino, response);
                 self.note_base(now, Some(flight), ino, DataVersion::of(&attr));
-                let under = self.learn_attr(now, flight, id, attr, &response.grants);
-                Answer::Attr(id, attr, self.tell_attr(now, id.ino, &attr, under))
+                let under = self.apply_attr(now, flight, id, attr, &response.grants);
+                Answer::Attr(id, attr, self.attr_timeout(now, id.ino, &attr, under))
             }
             Ok(_) => Answer::Failed(Errno::PROTO),
             Err(errno) => {

@@ -31,7 +31,7 @@ pub struct LockSpan {
     pub end: u64,
 }
 
-/// Request of the kernel. `ino` is the inode number in [`NodeId`] (see [`crate::Cache::meant`]); offsets and sizes are
+/// Request of the kernel. `ino` is the inode number in [`NodeId`] (see [`crate::Cache::resolve_nodeid`]); offsets and sizes are
 /// bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
@@ -366,7 +366,7 @@ pub struct PageEntry {
     pub mode: u32,
     /// Offset after this entry (`d_off`).
     pub next: Cookie,
-    /// Length of this entry's name in [`Page::names`].
+    /// Length of this entry's name in [`Page::directory_lease`].
     pub name_len: u16,
     /// For READDIRPLUS, if known: counts as a lookup.
     pub node: Option<Node>,
@@ -420,7 +420,7 @@ pub struct Invalidation(pub u64);
 
 /// Kernel invalidation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Stale {
+pub enum KernelInvalidation {
     Attr {
         ino: u64,
     },
@@ -444,7 +444,7 @@ pub enum Stale {
     },
     /// All dentries of the mount, positive and negative. The listed names must go: with a mount below, only these are
     /// dropped, one by one.
-    Epoch(Vec<(u64, Name)>),
+    AllDentries(Vec<(u64, Name)>),
 }
 
 /// Action for the driver.
@@ -466,7 +466,7 @@ pub enum Output {
     /// Invalidate in the kernel, without delay for other outputs, then call `handle_invalidated`.
     Invalidate {
         id: Invalidation,
-        stale: Vec<Stale>,
+        stale: Vec<KernelInvalidation>,
         /// All grants have ended: this invalidation goes before all queued ones, and the notifier leaves a running one
         /// for it. It waits for no reply of the remote.
         first: bool,

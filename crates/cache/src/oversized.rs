@@ -6,7 +6,7 @@
 //! then get names from their offset on by calls of their own, if the remote has names-only listings, else `ENOMEM`.
 
 use crate::cache::Cache;
-use crate::flight::{Purpose, Want};
+use crate::calls::{CallKind, ReplyKind};
 use crate::op::{Answer, Output};
 use nigh_types::{CallId, Errno, OpId, Span, Time};
 use std::collections::BTreeMap;
@@ -57,10 +57,10 @@ impl Cache {
     /// Returns the memory of each listing in flight, in bytes: entries of the directory, or detached entries.
     fn listing_sizes(&self) -> impl Iterator<Item = (u64, CallId, u64)> {
         self.flights.iter().filter_map(|(call, flight)| match flight.purpose {
-            Purpose::List { dir } if !flight.abandoned => {
+            CallKind::List { dir } if !flight.abandoned => {
                 let kept =
                     || self.dirs.get(&dir).filter(|d| d.listing == Some(*call)).map_or(0, |d| d.rows.bytes());
-                Some((flight.aside.as_ref().map_or_else(kept, |rows| rows.bytes()), *call, dir))
+                Some((flight.detached_entries.as_ref().map_or_else(kept, |rows| rows.bytes()), *call, dir))
             }
             _ => None,
         })
@@ -80,7 +80,7 @@ impl Cache {
             "a directory is larger than the cache may be: its names are asked for page by page; raise --cache-size"
         );
         flight.abandoned = true;
-        flight.aside = None;
+        flight.detached_entries = None;
         flight.grants = Vec::new();
         let waiters = std::mem::take(&mut flight.waiters);
         self.oversized.insert(now, dir);
@@ -101,11 +101,11 @@ impl Cache {
     pub(crate) fn answer_beside_listing(&mut self, now: Time, dir: u64, op: OpId) {
         let Some((caller, want)) = self.waiting.get(&op).map(|w| (w.caller, w.want.clone())) else { return };
         match want {
-            Want::OpenDir { ino } => {
+            ReplyKind::OpenDir { ino } => {
                 let opened = self.opened_dir(now, ino, caller.pid);
                 self.answer(op, Answer::Opened(opened));
             }
-            Want::Page { .. } => match self.read_dirents(now, (op, caller), dir, &want) {
+            ReplyKind::Page { .. } => match self.read_dirents(now, (op, caller), dir, &want) {
                 Some(Some(answer)) => self.answer(op, answer),
                 Some(None) => {}
                 None => self.answer(op, Answer::Failed(Errno::NOMEM)),

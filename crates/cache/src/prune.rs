@@ -17,7 +17,7 @@ const ASKED_TO: u64 = 6;
 
 /// Queue of the inodes that the kernel knows, oldest first.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct KernelInodeQueue {
     /// Inodes with a sequence number that the record has too. Otherwise the inode was forgotten since, and may stand
     /// here again.
     order: VecDeque<(u32, u64)>,
@@ -28,7 +28,7 @@ pub(crate) struct Told {
     since: u64,
 }
 
-impl Told {
+impl KernelInodeQueue {
     /// Returns the memory in use, in bytes.
     pub fn bytes(&self) -> u64 {
         (self.order.capacity() * size_of::<(u32, u64)>()) as u64
@@ -73,7 +73,7 @@ impl Cache {
     /// Takes the oldest inode, if the kernel still knows it.
     fn next_told(&mut self) -> Option<(u32, u64)> {
         let (count, ino) = self.told.order.pop_front()?;
-        self.inodes.get(&ino).filter(|inode| inode.lookups > 0 && inode.told_as == count)?;
+        self.inodes.get(&ino).filter(|inode| inode.nlookup > 0 && inode.told_as == count)?;
         Some((count, ino))
     }
 

@@ -1,12 +1,12 @@
 //! Open directories and pages of them.
 
 use crate::cache::Cache;
-use crate::flight::Want;
-use crate::grants::Held;
-use crate::op::{Answer, Caller, Fh, Op, Opened, Page, PageEntry, Stale};
-use crate::readers::Files;
-use crate::rows::{Row, Rows};
-use crate::short::{self, Number, Position};
+use crate::calls::ReplyKind;
+use crate::cookies32::{self, Number, Position};
+use crate::dir_entries::{DirEntries, Row};
+use crate::grants::LiveGrant;
+use crate::op::{Answer, Caller, Fh, KernelInvalidation, Op, Opened, Page, PageEntry};
+use crate::readdirplus_heuristic::Files;
 use crate::state::{Directory, OpenDir};
 use nigh_types::{Attr, Cookie, Errno, Name, NodeId, OpId, Time};
 
@@ -19,7 +19,7 @@ pub(crate) struct Chosen {
     ino: u64,
     mode: u32,
     next: Cookie,
-    node: Option<(NodeId, Attr, Held)>,
+    node: Option<(NodeId, Attr, LiveGrant)>,
     /// Its attributes are withheld, to see whether the reader looks it up.
     is_try: bool,
 }
@@ -57,7 +57,7 @@ impl Cache {
         }
         let began = self.is_to_be_listed(ino) && self.walk_from(now, ino, descent).is_some();
         match self.list(now, ino) {
-            Ok((call, joined)) => self.wait(op, caller, call, Want::OpenDir { ino }, joined && !began),
+            Ok((call, joined)) => self.wait(op, caller, call, ReplyKind::OpenDir { ino }, joined && !began),
             Err(Errno::NOMEM) => Some(Answer::Opened(self.opened_dir(now, ino, caller.pid))),
             Err(errno) => Some(Answer::Failed(errno)),
         }
@@ -65,7 +65,7 @@ impl Cache {
 
     /// Returns whether a local change removed a directory that a process is still in.
     fn is_gone(&self, ino: u64) -> bool {
-        self.inodes.get(&ino).is_some_and(|i| i.gone.is_some())
+        self.inodes.get(&ino).is_some_and(|i| i.unlinked_attr.is_some())
     }
 
     pub(crate) fn opened_dir(&mut self, now: Time, ino: u64, reader: u32) -> Opened {
@@ -82,9 +82,9 @@ impl Cache {
             && directory.rows.there() < limit
         {
             opened.cache_dir = true;
-            let is_enough = wants_names || !directory.bare;
+            let is_enough = wants_names || !directory.cached_without_attrs;
             opened.keep_cache = is_enough && directory.kernel_version == Some(directory.version);
-            directory.bare &= opened.keep_cache;
+            directory.cached_without_attrs &= opened.keep_cache;
             directory.kernel_version = Some(directory.version);
             deadline = Some(held.deadline);
         }
@@ -155,7 +155,7 @@ impl Cache {
             self.page_given(now, fh, &mut page);
             return Some(Answer::Page(page));
         }
-        let want = Want::Page { fh, offset, size, plus };
+        let want = ReplyKind::Page { fh, offset, size, plus };
         if let Some(answer) = self.read_dirents(now, (op, caller), ino, &want) {
             return answer;
         }
@@ -195,7 +195,7 @@ impl Cache {
                 self.watch(held.deadline, ino);
             }
             None => {
-                self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
+                self.invalidate(vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }], None);
             }
         }
     }
@@ -217,7 +217,7 @@ impl Cache {
             let until = if directory.complete { None } else { Some(directory.progress?) };
             let shortens = self.config.short_cookies;
             let known = |row: &Row| {
-                let is_known = |p| row.cookie <= p && (!shortens || short::is_decided(row.cookie, p));
+                let is_known = |p| row.cookie <= p && (!shortens || cookies32::is_decided(row.cookie, p));
                 row.child.is_some() && until.is_none_or(is_known)
             };
             let rows = from.rows(&directory.rows).filter(known);
@@ -251,7 +251,7 @@ impl Cache {
         let (ino, reader, keeps) = (open.ino, open.reader, open.kernel_keeps);
         if let Some(directory) = self.dirs.get_mut(&ino) {
             directory.reader = reader;
-            directory.bare |= is_bare && keeps;
+            directory.cached_without_attrs |= is_bare && keeps;
         }
     }
 
@@ -278,12 +278,17 @@ impl Cache {
 
     /// Gives entries 31-bit offsets if the mount needs them, up to and with the first mark. Returns the mark with its
     /// cookie, to be remembered.
-    fn shorten(&self, rows: &Rows, from: Position, chosen: &mut Vec<Chosen>) -> Option<(Cookie, Cookie)> {
+    fn shorten(
+        &self,
+        rows: &DirEntries,
+        from: Position,
+        chosen: &mut Vec<Chosen>,
+    ) -> Option<(Cookie, Cookie)> {
         if !self.config.short_cookies {
             return None;
         }
         let cookies: Vec<Cookie> = chosen.iter().map(|c| c.cookie).collect();
-        let numbers = short::numbers(rows, from, &cookies);
+        let numbers = cookies32::numbers(rows, from, &cookies);
         chosen.truncate(numbers.len());
         let stands_for = chosen.last()?.next;
         for (entry, number) in chosen.iter_mut().zip(&numbers) {
@@ -291,7 +296,7 @@ impl Cache {
         }
         match numbers.last()? {
             Number::Exact(_) => None,
-            mark @ Number::Mark(_) => Some((mark.offset(), stands_for)),
+            mark @ Number::InexactCookie(_) => Some((mark.offset(), stands_for)),
         }
     }
 
@@ -322,7 +327,7 @@ impl Cache {
         offset: Cookie,
         size: u32,
         plus: bool,
-        held: Option<(Held, Files)>,
+        held: Option<(LiveGrant, Files)>,
     ) -> (Vec<Chosen>, bool) {
         let (mut room, may_tell) = (self.room(offset, size, plus), plus && self.may_tell());
         let mut is_tried = !matches!(held, Some((_, Files::All { but_one: true })));
@@ -341,7 +346,7 @@ impl Cache {
             let Some(child) = row.child else { continue };
             let mode = child.attr().mode & 0o170_000;
             let is_given = |files| mode == DIRECTORY || files != Files::None;
-            let is_new = |(_, files): &(Held, Files)| {
+            let is_new = |(_, files): &(LiveGrant, Files)| {
                 may_tell && is_given(*files) && !self.kernel_knows(now, dir, row.name, child.id)
             };
             let mut node = held.filter(is_new).and_then(|(held, _)| {
@@ -368,7 +373,7 @@ impl Cache {
     ) -> Page {
         let mut page = Page::default();
         let mut room = self.room(Cookie(2), size, plus);
-        let parent = self.inodes.get(&ino).and_then(|i| i.home.as_ref()).map_or(ino, |(dir, _)| *dir);
+        let parent = self.inodes.get(&ino).and_then(|i| i.parent_entry.as_ref()).map_or(ino, |(dir, _)| *dir);
         for (at, name, target) in [(0, b".".as_slice(), ino), (1, b"..".as_slice(), parent)] {
             if offset.0 <= at && room.take(name.len()) {
                 let next = Cookie(at + 1);
@@ -379,8 +384,9 @@ impl Cache {
         }
         let held = self.dirs.get(&ino).and_then(|d| d.held);
         for Chosen { name, ino: child, mode, next, node, .. } in chosen {
-            let node =
-                node.map(|(id, attr, under)| self.node(now, Some((ino, &name)), id, attr, held, Some(under)));
+            let node = node.map(|(id, attr, under)| {
+                self.entry_reply(now, Some((ino, &name)), id, attr, held, Some(under))
+            });
             let name = name.as_bytes();
             let name_len = u16::try_from(name.len()).unwrap_or(0);
             page.entries.push(PageEntry { ino: child, mode, next, name_len, node });

@@ -1,12 +1,12 @@
 //! End of grants: recalls, deadlines on open inodes, and the end of all grants at once.
 
 use crate::cache::Cache;
+use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
-use crate::flight::{Flight, Purpose};
-use crate::grants::Held;
-use crate::kernel::Level;
-use crate::op::{Invalidation, Output, Stale};
-use crate::state::{Data, Inode, OpenFile, Pages, Stamp};
+use crate::grants::LiveGrant;
+use crate::kernel::NotifyLevel;
+use crate::op::{Invalidation, KernelInvalidation, Output};
+use crate::state::{CachedPages, ChangeToken, Data, Inode, OpenFile};
 use nigh_types::{
     Attr, Bug, Call, DataVersion, Errno, Grant, GrantId, LeaseScope, Name, NodeId, OpId, Recall, RecallId,
     Reply, Response, Span, Time, planted,
@@ -20,7 +20,7 @@ const RENEW_BEFORE: Span = Span::from_millis(1_000);
 
 /// Action after a done invalidation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum After {
+pub(crate) enum OnInvalidated {
     Acknowledge(RecallId),
     Return(Vec<GrantId>),
 }
@@ -31,7 +31,7 @@ impl Cache {
     pub(crate) fn handle_recall(&mut self, recall: Recall) {
         self.counters.recalled += 1;
         tracing::debug!(target: "nigh::recall", ino = recall.node.ino, covers = ?recall.covers);
-        for flight in self.flights.values_mut().filter(|flight| flight.purpose.minds()) {
+        for flight in self.flights.values_mut().filter(|flight| flight.purpose.tracks_races()) {
             flight.seen.recalled.push((recall.node, recall.covers));
         }
         let stale = match recall.covers {
@@ -46,29 +46,29 @@ impl Cache {
             LeaseScope::Data => self.recall_data(recall.node),
         };
         if planted(Bug::AcknowledgesFirst) {
-            self.follow(After::Acknowledge(recall.id));
+            self.complete(OnInvalidated::Acknowledge(recall.id));
             self.invalidate(stale, None);
             return;
         }
-        self.tell_then(stale, After::Acknowledge(recall.id));
+        self.tell_then(stale, OnInvalidated::Acknowledge(recall.id));
     }
 
     /// Invalidates the kernel, then acts.
-    pub(crate) fn tell_then(&mut self, mut stale: Vec<Stale>, then: After) {
+    pub(crate) fn tell_then(&mut self, mut stale: Vec<KernelInvalidation>, then: OnInvalidated) {
         self.leave_out_unbelieved(&mut stale);
         // The kernel may still be dropping facts of an earlier recall or discard: the action follows those.
         let nothing = stale.is_empty() && self.untold.is_empty();
         if nothing || !self.config.level.may_keep_pages() {
-            self.follow(then);
+            self.complete(then);
         } else {
             self.tell_these(stale, Some(then));
         }
     }
 
-    fn follow(&mut self, then: After) {
+    fn complete(&mut self, then: OnInvalidated) {
         self.out.push_back(match then {
-            After::Acknowledge(recall) => Output::Acknowledge(recall),
-            After::Return(grants) => Output::Return(grants),
+            OnInvalidated::Acknowledge(recall) => Output::Acknowledge(recall),
+            OnInvalidated::Return(grants) => Output::Return(grants),
         });
     }
 
@@ -78,7 +78,7 @@ impl Cache {
         self.untold.remove(&id);
         self.names_going.take_if(|going| *going == id);
         if let Some(then) = self.after_invalidation.remove(&id) {
-            self.follow(then);
+            self.complete(then);
         }
         for (ino, all) in self.dropping.remove(&id).unwrap_or_default() {
             self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.more().whole.dropped(id));
@@ -87,27 +87,27 @@ impl Cache {
         self.end_claiming(now);
     }
 
-    fn recall_names(&mut self, node: NodeId) -> Vec<Stale> {
+    fn recall_names(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         let stale = self.stale_names(node);
         self.forget_names(node.ino);
         stale
     }
 
     /// Returns what the kernel holds under a directory lease.
-    pub(crate) fn stale_names(&mut self, node: NodeId) -> Vec<Stale> {
+    pub(crate) fn stale_names(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         let mut stale = self.stale_rows(node);
         stale.extend(self.stale_pages((node, LeaseScope::Directory)));
         stale
     }
 
     /// Returns it without pages of files.
-    fn stale_rows(&mut self, node: NodeId) -> Vec<Stale> {
+    fn stale_rows(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         let Some(directory) = self.dirs.get_mut(&node.ino).filter(|d| d.id == node && d.held.is_some())
         else {
             return Vec::new();
         };
         let ino = node.ino;
-        let mut stale = vec![Stale::Data { ino, offset: 0, length: 0 }];
+        let mut stale = vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }];
         directory.kernel_version = None;
         let missing = std::mem::take(&mut directory.missing_given);
         let drops = directory.held.is_some_and(|held| self.config.level.drops_names(&held));
@@ -120,11 +120,11 @@ impl Cache {
             if child.attr().covered_by_parent() {
                 inode.forget_xattrs();
             }
-            if inode.lookups == 0 {
+            if inode.nlookup == 0 {
                 continue;
             }
             if child.attr().covered_by_parent() {
-                stale.push(Stale::Attr { ino: child.id.ino });
+                stale.push(KernelInvalidation::Attr { ino: child.id.ino });
             }
             if drops {
                 names.push((ino, row.to_name()));
@@ -135,13 +135,13 @@ impl Cache {
             true => self.take_missing(ino, count),
             false => (count <= NAMES_ONE_BY_ONE).then(Vec::new),
         };
-        if self.config.level == Level::All && missing.is_none() {
+        if self.config.level == NotifyLevel::All && missing.is_none() {
             // The epoch drops all negative dentries.
             names.extend(std::mem::take(&mut self.missing_given));
-            stale.push(Stale::Epoch(names));
+            stale.push(KernelInvalidation::AllDentries(names));
         } else {
             let names = names.into_iter().chain(missing.into_iter().flatten());
-            stale.extend(names.map(|(dir, name)| Stale::Entry { dir, name }));
+            stale.extend(names.map(|(dir, name)| KernelInvalidation::Entry { dir, name }));
         }
         stale
     }
@@ -164,16 +164,16 @@ impl Cache {
     }
 
     /// Handles a mount below. An epoch would detach that mount, so from now on the kernel gets no dentry under a grant
-    /// that can be recalled ([`Level::NoEpoch`]). Returns the dentries that the kernel holds: the caller drops them
+    /// that can be recalled ([`NotifyLevel::NoEpoch`]). Returns the dentries that the kernel holds: the caller drops them
     /// before all queued invalidations, then calls `handle_invalidated`. `None`: there was a mount below already.
     pub fn handle_mounted_below(&mut self) -> Option<(Invalidation, Vec<(u64, Name)>)> {
-        if self.config.level != Level::All {
+        if self.config.level != NotifyLevel::All {
             return None;
         }
-        self.config.level = Level::NoEpoch;
+        self.config.level = NotifyLevel::NoEpoch;
         let mut names = std::mem::take(&mut self.missing_given);
         let Cache { dirs, inodes, .. } = self;
-        let known = |ino: u64| inodes.get(&ino).is_some_and(|inode| inode.lookups > 0);
+        let known = |ino: u64| inodes.get(&ino).is_some_and(|inode| inode.nlookup > 0);
         dirs.iter_mut().for_each(|(dir, directory)| {
             directory.missing_given = false;
             let rows = directory.rows.iter().filter(|row| row.child.is_some_and(|c| known(c.id.ino)));
@@ -186,12 +186,12 @@ impl Cache {
 
     /// Returns which invalidations the kernel supports.
     #[must_use]
-    pub fn level(&self) -> Level {
+    pub fn level(&self) -> NotifyLevel {
         self.config.level
     }
 
     /// Returns pages of open files that depend on this grant on attributes; closed files have none.
-    pub(crate) fn stale_pages(&mut self, on: (NodeId, LeaseScope)) -> Vec<Stale> {
+    pub(crate) fn stale_pages(&mut self, on: (NodeId, LeaseScope)) -> Vec<KernelInvalidation> {
         self.open_under(on).into_iter().flat_map(|file| self.recall_data(file)).collect()
     }
 
@@ -214,7 +214,7 @@ impl Cache {
         let names =
             inode.data.held.map(|held| held.on).filter(|(_, covers)| *covers == LeaseScope::Directory);
         if names.is_some_and(|(dir, _)| Some(dir.ino) != still) {
-            self.grow_old(ino, false);
+            self.mark_pages_stale(ino, false);
             let stale = self.recall_data(id);
             if self.config.level.may_keep_pages() && !stale.is_empty() {
                 self.invalidate(stale, None);
@@ -222,39 +222,39 @@ impl Cache {
         }
     }
 
-    fn recall_inode(&mut self, node: NodeId) -> Vec<Stale> {
+    fn recall_inode(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         let mut stale = self.stale_pages((node, LeaseScope::Attributes));
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else { return Vec::new() };
         inode.forget_own();
         inode.forget_xattrs();
-        let known = inode.lookups > 0;
+        let known = inode.nlookup > 0;
         self.drop_if_idle(node.ino);
         if known {
-            stale.push(Stale::Attr { ino: node.ino });
+            stale.push(KernelInvalidation::Attr { ino: node.ino });
         }
         stale
     }
 
     /// Handles a data recall. Local reads and writes in flight were sent before the recall and get their replies after
     /// it: their pages may be older than the next grant.
-    pub(crate) fn recall_data(&mut self, node: NodeId) -> Vec<Stale> {
+    pub(crate) fn recall_data(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         let ino = node.ino;
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == node) else { return Vec::new() };
         inode.forget_pages();
-        if inode.lookups == 0 {
+        if inode.nlookup == 0 {
             return Vec::new();
         }
         for flight in self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, false).is_some()) {
             flight.drop_data = true;
         }
-        vec![Stale::Data { ino, offset: 0, length: 0 }]
+        vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }]
     }
 
     /// Returns the parts (offset, length) of a range of a file (length 0: to the end) that the kernel can drop now.
     /// Pages of local reads and writes in flight are left out, since dropping them would deadlock; they are dropped
     /// right after the replies. Write-back of mmap stores is waited for if a recall is to be acknowledged: the stores
     /// must reach the remote before any other client's change.
-    pub fn droppable(
+    pub fn droppable_ranges(
         &mut self,
         why: Invalidation,
         ino: u64,
@@ -272,7 +272,7 @@ impl Cache {
         within(gaps(busy), offset, length)
     }
 
-    /// Returns whether reads and writes that came after [`Cache::droppable`] have pages in these ranges locked:
+    /// Returns whether reads and writes that came after [`Cache::droppable_ranges`] have pages in these ranges locked:
     /// dropping them waits for these.
     #[must_use]
     pub fn is_in_the_way(&self, why: Invalidation, ino: u64, dropping: &[(u64, u64)]) -> bool {
@@ -294,7 +294,7 @@ impl Cache {
     }
 
     pub(crate) fn is_recalled(&self, why: Invalidation) -> bool {
-        matches!(self.after_invalidation.get(&why), Some(After::Acknowledge(_)))
+        matches!(self.after_invalidation.get(&why), Some(OnInvalidated::Acknowledge(_)))
     }
 
     /// Returns whether the kernel may be reading or writing the file.
@@ -309,8 +309,8 @@ impl Cache {
             // Not at once, or a grant for so short a time would be renewed without end.
             let half = Span(deadline.since(self.clock).0 / 2);
             let soon = Time(deadline.0.saturating_sub(RENEW_BEFORE.0)).max(self.clock.after(half));
-            self.watched.insert((soon, ino));
-            self.watched.insert((deadline, ino));
+            self.expiry_timers.insert((soon, ino));
+            self.expiry_timers.insert((deadline, ino));
         }
     }
 
@@ -331,7 +331,7 @@ impl Cache {
                 OnDisconnect::Fail(span) if self.waits_for_others(op) => {
                     self.limits.begin(op, now.after(span))
                 }
-                _ => self.give_up(op, Errno::IO),
+                _ => self.abort(op, Errno::IO),
             }
         }
         if self.forget_by.is_some_and(|due| due <= now) {
@@ -342,11 +342,11 @@ impl Cache {
         self.end_waits_for_commits(now);
         self.give_back_idle(now);
         let mut copies = Vec::new();
-        while let Some(&(due, ino)) = self.watched.first() {
+        while let Some(&(due, ino)) = self.expiry_timers.first() {
             if due > now {
                 break;
             }
-            self.watched.pop_first();
+            self.expiry_timers.pop_first();
             copies.extend(self.ended_copies(ino));
             self.grant_ends(now, ino);
         }
@@ -367,27 +367,27 @@ impl Cache {
                 // Not if an earlier renewal has moved the end: each renewal would cause two others.
                 let soon = held.deadline.since(now) <= RENEW_BEFORE;
                 if soon
-                    && matches!(inode.data.pages, Pages::Of(_))
-                    && let Some(node) = self.place(ino)
+                    && matches!(inode.data.pages, CachedPages::Of(_))
+                    && let Some(node) = self.node_ref(ino)
                 {
-                    self.send(now, None, Purpose::Renew { ino }, Call::GetAttr { node });
+                    self.send(now, None, CallKind::Renew { ino }, Call::GetAttr { node });
                 }
                 return;
             }
             inode.forget_pages();
-            self.grow_old(ino, false);
-            self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }], None);
+            self.mark_pages_stale(ino, false);
+            self.invalidate(vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }], None);
         }
         self.names(now, ino);
     }
 
     /// Handles the renewal of an open file: if it is unchanged, its data stays granted as long as its attributes.
-    pub(crate) fn renewed(&mut self, now: Time, flight: &Flight, ino: u64, response: &Response) {
+    pub(crate) fn renewed(&mut self, now: Time, flight: &InflightCall, ino: u64, response: &Response) {
         let Ok(Reply::Attr(id, attr)) = response.result else { return };
-        self.learn_attr(now, flight, id, attr, &response.grants);
+        self.apply_attr(now, flight, id, attr, &response.grants);
         let fresh = self.granted_anew(flight, id, &attr, &response.grants);
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == id && i.opens > 0) else { return };
-        let same = inode.data.pages == Pages::Of(Stamp::of(&attr));
+        let same = inode.data.pages == CachedPages::Of(ChangeToken::of(&attr));
         // A grant that ends no later than the present one gains nothing, and renewals would never end.
         let until = inode.data.held.map_or(now, |held| held.deadline);
         let fresh = fresh.filter(|h| h.deadline > until && same && flight.seen.is_empty());
@@ -397,18 +397,30 @@ impl Cache {
             self.note_base(now, Some(flight), ino, DataVersion::of(&attr));
         } else if !same {
             inode.forget_pages();
-            self.invalidate(vec![Stale::Data { ino, offset: 0, length: 0 }, Stale::Attr { ino }], None);
+            self.invalidate(
+                vec![
+                    KernelInvalidation::Data { ino, offset: 0, length: 0 },
+                    KernelInvalidation::Attr { ino },
+                ],
+                None,
+            );
         }
     }
 
     /// Returns the grant on an inode's attributes in a reply: its own grant, or the lease of the directory where it was
     /// found. What was known of that directory before keeps its earlier end.
-    fn granted_anew(&self, flight: &Flight, id: NodeId, attr: &Attr, grants: &[Grant]) -> Option<Held> {
-        let home = self.inodes.get(&id.ino).and_then(|i| i.home.as_ref());
+    fn granted_anew(
+        &self,
+        flight: &InflightCall,
+        id: NodeId,
+        attr: &Attr,
+        grants: &[Grant],
+    ) -> Option<LiveGrant> {
+        let home = self.inodes.get(&id.ino).and_then(|i| i.parent_entry.as_ref());
         let dir = home.and_then(|(dir, _)| self.id_of(*dir)).filter(|_| attr.covered_by_parent());
         let own = flight.granted(grants, id, LeaseScope::Attributes);
         let granted = own.or_else(|| flight.granted(grants, dir?, LeaseScope::Directory));
-        granted.map(|grant| Held::begin(grant, flight.sent))
+        granted.map(|grant| LiveGrant::begin(grant, flight.sent))
     }
 
     /// Drops all facts, here and in the kernel. Dentries go first, if they can go all at once. Then go facts that need
@@ -422,10 +434,12 @@ impl Cache {
         for node in directories {
             for one in self.stale_rows(node) {
                 match one {
-                    Stale::Epoch(more) => names.extend(more),
-                    Stale::Entry { dir, name } => names.push((dir, name)),
+                    KernelInvalidation::AllDentries(more) => names.extend(more),
+                    KernelInvalidation::Entry { dir, name } => names.push((dir, name)),
                     // Attributes and data are dropped for every inode below.
-                    Stale::Attr { .. } | Stale::Data { .. } | Stale::Gone { .. } => {}
+                    KernelInvalidation::Attr { .. }
+                    | KernelInvalidation::Data { .. }
+                    | KernelInvalidation::Gone { .. } => {}
                 }
             }
             if let Some(directory) = self.dirs.get(&node.ino) {
@@ -438,20 +452,20 @@ impl Cache {
         }
         self.flights.values_mut().for_each(|flight| flight.drop_data = true);
         self.end_ungranted();
-        let in_use = |inode: &Inode| inode.opens > 0 || inode.pinned.is_some();
+        let in_use = |inode: &Inode| inode.opens > 0 || inode.pin_handle.is_some();
         let mut inodes: Vec<(bool, u64)> = self.inodes.values().map(|i| (!in_use(i), i.id.ino)).collect();
         inodes.sort_unstable();
         let mut told: Vec<(bool, bool, u64)> = Vec::new();
         for (idle, ino) in inodes {
-            let lived = |held: Held| held.lives(self.clock) && !held.stale;
+            let lived = |held: LiveGrant| held.lives(self.clock) && !held.stale;
             let lived = self.inodes.get(&ino).is_some_and(|inode| inode.data.held.is_some_and(lived));
-            self.grow_old(ino, unbroken && lived);
+            self.mark_pages_stale(ino, unbroken && lived);
             let Some(inode) = self.inodes.get_mut(&ino) else { continue };
             if let Some(more) = inode.more_if_any() {
                 (more.own, more.xattrs, more.data) = (None, None, Data::none());
                 more.target = None;
             }
-            if inode.lookups > 0 {
+            if inode.nlookup > 0 {
                 told.extend([(idle, false, ino), (idle, true, ino)]);
             }
             self.drop_if_idle(ino);
@@ -459,27 +473,27 @@ impl Cache {
         // Open inodes before the rest; attributes before data.
         told.sort_unstable();
         let mut stale = Vec::new();
-        if self.config.level == Level::All {
+        if self.config.level == NotifyLevel::All {
             names.extend(std::mem::take(&mut self.missing_given));
-            stale.push(Stale::Epoch(std::mem::take(&mut names)));
+            stale.push(KernelInvalidation::AllDentries(std::mem::take(&mut names)));
         }
         stale.extend(told.into_iter().map(|(_, data, ino)| match data {
-            true => Stale::Data { ino, offset: 0, length: 0 },
-            false => Stale::Attr { ino },
+            true => KernelInvalidation::Data { ino, offset: 0, length: 0 },
+            false => KernelInvalidation::Attr { ino },
         }));
-        stale.extend(names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }));
+        stale.extend(names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name }));
         (self.config.level.may_keep_pages() && !stale.is_empty()).then(|| self.invalidate_first(stale))
     }
 
     /// Keeps serving facts after their grants have ended. The kernel gets them without a timeout.
     pub(crate) fn keep_as_stale(&mut self) {
         self.dirs.values_mut().for_each(|dir| {
-            dir.held = dir.held.map(Held::into_stale);
+            dir.held = dir.held.map(LiveGrant::into_stale);
             dir.singles.keep_as_stale();
         });
         self.inodes.values_mut().filter_map(|inode| inode.more_if_any()).for_each(|more| {
             more.own = more.own.map(|(attr, held)| (attr, held.into_stale()));
-            more.data.held = more.data.held.map(Held::into_stale);
+            more.data.held = more.data.held.map(LiveGrant::into_stale);
             if let Some(xattrs) = &mut more.xattrs {
                 xattrs.1 = Time::FAR;
             }

@@ -11,7 +11,7 @@ use nigh_types::{Attr, Errno, NodeId, SetAttr, SetTime, Span, Timestamp};
 const PERMISSIONS: u32 = 0o7777;
 
 impl Cache {
-    /// Answers a request about such a directory, before [`Cache::meant`]. `wall`: the time of day.
+    /// Answers a request about such a directory, before [`Cache::resolve_nodeid`]. `wall`: the time of day.
     ///
     /// # Errors
     ///
@@ -53,13 +53,13 @@ impl Cache {
     }
 
     fn removed_directory(&mut self, number: u64) -> Option<(NodeId, &mut Attr)> {
-        let ino = match self.numbers.meant(number) {
+        let ino = match self.numbers.resolve(number) {
             Ok(ino) => ino,
             Err(former) => return Some((former.id, self.numbers.removed(number)?)),
         };
         let inode = self.inodes.get_mut(&ino)?;
         let id = inode.id;
-        Some((id, inode.more_if_any()?.gone.as_mut()?))
+        Some((id, inode.more_if_any()?.unlinked_attr.as_mut()?))
     }
 }
 
@@ -236,7 +236,7 @@ mod tests {
         let gone = Attr { nlink: 0, ..entry(OLD).attr };
         answers_all(&mut cache, call, response(Reply::Removed { node: OLD, kept: None }, 2, gone));
         cache.handle_forget(7, 1);
-        assert!(cache.inodes.get(&7).is_some_and(|inode| inode.gone.is_some()), "its record stays");
+        assert!(cache.inodes.get(&7).is_some_and(|inode| inode.unlinked_attr.is_some()), "its record stays");
         let call = asks(&mut cache, Op::Lookup { dir: 1, name: name() });
         let number = answers(&mut cache, call, looked).expect("it is found");
         let list = Op::GetAttr { ino: number };

@@ -9,7 +9,7 @@
 //! are is the same request.
 
 use crate::cache::Cache;
-use crate::flight::{Flight, Purpose, attr_after};
+use crate::calls::{CallKind, InflightCall, attr_after};
 use crate::op::{Answer, Caller, Op};
 use nigh_types::{Attr, Call, Errno, OpId, Reply, Response, SetAttr, Time};
 
@@ -33,10 +33,10 @@ impl Cache {
     }
 
     /// Handles the reply to a local change, before anything is learned from it.
-    pub(crate) fn note_rights_after(&mut self, flight: &Flight, response: &Response) {
+    pub(crate) fn note_rights_after(&mut self, flight: &InflightCall, response: &Response) {
         let ino = match flight.purpose {
-            Purpose::Write { ino, .. } | Purpose::Change { ino, .. } => ino,
-            Purpose::Open { ino, .. } if flight.sequence.is_some() => ino,
+            CallKind::Write { ino, .. } | CallKind::Change { ino, .. } => ino,
+            CallKind::Open { ino, .. } if flight.sequence.is_some() => ino,
             _ => return,
         };
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
@@ -71,27 +71,29 @@ impl Cache {
         if uncapped_by == Some(caller.pid) && self.is_written(ino) {
             return self.attributes(now, op, caller, ino);
         }
-        let Some((node, handle)) = self.reach(ino, None) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some((node, handle)) = self.handle_for(ino, None) else {
+            return Some(Answer::Failed(Errno::STALE));
+        };
         let call = Call::SetAttr { node, handle, set: SetAttr::chown_to_same() };
-        self.ask(now, op, caller, Purpose::Change { ino, xattrs: false }, call)
+        self.send_for(now, op, caller, CallKind::Change { ino, xattrs: false }, call)
     }
 
     /// Returns whether a refused SETATTR without attributes may succeed: the caller does not own the file, and its
     /// write will clear the bits.
-    pub(crate) fn may_precede_write(&self, flight: &Flight, response: &Response) -> bool {
+    pub(crate) fn may_precede_write(&self, flight: &InflightCall, response: &Response) -> bool {
         let is_empty = matches!(&flight.again, Some(Call::SetAttr { set, .. }) if set.is_empty());
-        let Purpose::Change { ino, .. } = flight.purpose else { return false };
+        let CallKind::Change { ino, .. } = flight.purpose else { return false };
         is_empty && response.result == Err(Errno::PERM) && self.is_written(ino)
     }
 
     /// Answers the waiting requests with the present attributes.
-    pub(crate) fn answer_unchanged(&mut self, now: Time, flight: &Flight) {
-        let Purpose::Change { ino, .. } = flight.purpose else { return };
+    pub(crate) fn answer_unchanged(&mut self, now: Time, flight: &InflightCall) {
+        let CallKind::Change { ino, .. } = flight.purpose else { return };
         for op in &flight.waiters {
             if let Some(waiting) = self.waiting.remove(op)
                 && let Some(answer) = self.start(now, *op, waiting.caller, Op::GetAttr { ino })
             {
-                self.say(*op, answer);
+                self.reply(*op, answer);
             }
         }
     }

@@ -1,11 +1,11 @@
 //! Records of inodes, directories and open files.
 
-use crate::grants::Held;
+use crate::dentry_leases::DentryTable;
+use crate::dir_entries::{CachedEntry, DirEntries};
+use crate::full_pages::FullPageTracker;
+use crate::grants::LiveGrant;
+use crate::mmap_writeback::{PageBase, StalePages};
 use crate::op::Caller;
-use crate::rows::{Child, Rows};
-use crate::singles::Singles;
-use crate::stores::{Base, Old};
-use crate::whole::Whole;
 use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Span, Time, Timestamp, XattrSet};
 
 /// Inode that the kernel knows, or that has facts under a grant of its own.
@@ -13,19 +13,19 @@ use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Span, Time,
 pub(crate) struct Inode {
     pub id: NodeId,
     /// The kernel's lookup count: replies that brought the inode, less forgets.
-    pub lookups: u64,
+    pub nlookup: u64,
     /// Ends of the attribute timeout and of the entry timeout that the kernel was given under `home`.
-    pub told_until: Time,
-    pub named_until: Time,
+    pub attr_valid_until: Time,
+    pub entry_valid_until: Time,
     /// Directory and name that last led to the inode: the hint of its [`nigh_types::Place`], and the entry with its
     /// attributes if the directory lease covers them.
-    pub home: Option<(u64, Name)>,
+    pub parent_entry: Option<(u64, Name)>,
     /// Rarely used fields, read through `Deref`; `None`: all have their defaults.
-    more: Option<Box<More>>,
+    more: Option<Box<InodeExt>>,
     /// Position in the kernel's inode queue, see [`crate::prune::Told`].
     pub told_as: u32,
     /// The kernel has attributes with a timeout, and no invalidation of them has followed.
-    pub attr_told: bool,
+    pub kernel_has_attr: bool,
     /// Set-user-ID and set-group-ID bits among those attributes (`mode >> 9`).
     pub set_id_told: u8,
     /// A local change cleared some of these bits: the kernel must drop the attributes before the reply to that change.
@@ -43,7 +43,7 @@ pub(crate) enum Copies {
 
 /// Rarely used fields of an inode. Millions of inodes that the kernel only looked up have none.
 #[derive(Clone, Debug)]
-pub(crate) struct More {
+pub(crate) struct InodeExt {
     /// Time and attributes of the last GETATTR reply, for an open file.
     pub last_told: Option<Box<(Time, Attr)>>,
     /// Number of open [`crate::Fh`]s.
@@ -58,31 +58,31 @@ pub(crate) struct More {
     /// Thread of root that removed the file's capability last: it may be about to write ([`crate::rights`]).
     pub uncapped_by: Option<u32>,
     /// Attributes of a directory that a local change removed, for processes that are still in it.
-    pub gone: Option<Attr>,
+    pub unlinked_attr: Option<Attr>,
     /// Earlier name of a hard link: a hint once the latest name is gone.
     pub linked_from: Option<Box<(u64, Name)>>,
     /// Attributes under the inode's own grant.
-    pub own: Option<(Attr, Held)>,
+    pub own: Option<(Attr, LiveGrant)>,
     /// Symlink target, valid until that deadline.
     pub target: Option<Box<(Box<[u8]>, Time)>>,
     /// All xattrs, valid until that deadline.
     pub xattrs: Option<Box<(XattrSet, Time)>>,
     pub data: Data,
-    pub whole: Whole,
+    pub whole: FullPageTracker,
     /// Data version of the kernel's pages, for the write-back of mmap stores.
-    pub base: Option<Base>,
+    pub base: Option<PageBase>,
     /// Set if the kernel may also have pages of an ended grant.
-    pub old: Option<Old>,
+    pub old: Option<StalePages>,
     /// Handle at the remote that keeps a file readable which was opened without one.
-    pub pinned: Option<Handle>,
+    pub pin_handle: Option<Handle>,
 }
 
-static NOTHING: More = More::nothing();
+static NOTHING: InodeExt = InodeExt::nothing();
 
 impl std::ops::Deref for Inode {
-    type Target = More;
+    type Target = InodeExt;
 
-    fn deref(&self) -> &More {
+    fn deref(&self) -> &InodeExt {
         self.more.as_deref().unwrap_or(&NOTHING)
     }
 }
@@ -90,68 +90,68 @@ impl std::ops::Deref for Inode {
 /// Contents of the kernel's page cache for a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Data {
-    pub held: Option<Held>,
+    pub held: Option<LiveGrant>,
     /// The end of `held` for which a timer is set while the file is open, or an earlier end.
     pub watched: Time,
-    pub pages: Pages,
+    pub pages: CachedPages,
 }
 
 impl Data {
     pub const fn none() -> Data {
-        Data { held: None, watched: Time(0), pages: Pages::None }
+        Data { held: None, watched: Time(0), pages: CachedPages::None }
     }
 }
 
 /// Version of the kernel's pages, as far as attributes tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Pages {
+pub(crate) enum CachedPages {
     /// The kernel has no pages.
     None,
-    Of(Stamp),
+    Of(ChangeToken),
     /// Pages may mix local and remote writes: true only while the grant lives.
     Mixed,
 }
 
 /// Attributes that tell one version of a file's data from another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Stamp {
+pub(crate) struct ChangeToken {
     size: u64,
     mtime: Timestamp,
     ctime: Timestamp,
 }
 
-impl Stamp {
-    pub fn of(attr: &Attr) -> Stamp {
-        Stamp { size: attr.size, mtime: attr.mtime, ctime: attr.ctime }
+impl ChangeToken {
+    pub fn of(attr: &Attr) -> ChangeToken {
+        ChangeToken { size: attr.size, mtime: attr.mtime, ctime: attr.ctime }
     }
 }
 
-impl More {
-    const fn nothing() -> More {
-        More {
+impl InodeExt {
+    const fn nothing() -> InodeExt {
+        InodeExt {
             last_told: None,
             opens: 0,
             opens_unpinned: 0,
             writers: 0,
             locked: false,
             uncapped_by: None,
-            gone: None,
+            unlinked_attr: None,
             linked_from: None,
             own: None,
             target: None,
             xattrs: None,
             data: Data::none(),
-            whole: Whole::none(),
+            whole: FullPageTracker::none(),
             base: None,
             old: None,
-            pinned: None,
+            pin_handle: None,
         }
     }
 
     /// Returns whether all fields have their defaults.
     fn is_nothing(&self) -> bool {
         // The last reply is of use only while the file is open.
-        let More {
+        let InodeExt {
             last_told: _,
             opens,
             opens_unpinned,
@@ -159,7 +159,7 @@ impl More {
             locked,
             // Of use only while the file is open.
             uncapped_by: _,
-            gone,
+            unlinked_attr: gone,
             linked_from,
             own,
             target,
@@ -168,27 +168,27 @@ impl More {
             whole,
             base,
             old,
-            pinned,
+            pin_handle: pinned,
         } = self;
         let counts = *opens == 0 && *opens_unpinned == 0 && *writers == 0 && !locked;
         let facts =
             gone.is_none() && linked_from.is_none() && own.is_none() && target.is_none() && xattrs.is_none();
-        let pages = data.held.is_none() && data.pages == Pages::None && whole.is_none();
+        let pages = data.held.is_none() && data.pages == CachedPages::None && whole.is_none();
         counts && facts && pages && base.is_none() && old.is_none() && pinned.is_none()
     }
 }
 
 impl Inode {
-    pub fn new(id: NodeId, lookups: u64) -> Inode {
+    pub fn new(id: NodeId, nlookup: u64) -> Inode {
         Inode {
             id,
-            lookups,
-            told_until: Time(0),
-            named_until: Time(0),
-            home: None,
+            nlookup,
+            attr_valid_until: Time(0),
+            entry_valid_until: Time(0),
+            parent_entry: None,
             more: None,
             told_as: 0,
-            attr_told: false,
+            kernel_has_attr: false,
             set_id_told: 0,
             set_id_gone: false,
             copies: 0,
@@ -206,12 +206,12 @@ impl Inode {
     }
 
     /// Returns the rarely used fields for a change, allocated if absent.
-    pub fn more(&mut self) -> &mut More {
-        self.more.get_or_insert_with(|| Box::new(More::nothing()))
+    pub fn more(&mut self) -> &mut InodeExt {
+        self.more.get_or_insert_with(|| Box::new(InodeExt::nothing()))
     }
 
     /// Returns the rarely used fields if there are any, for removals.
-    pub fn more_if_any(&mut self) -> Option<&mut More> {
+    pub fn more_if_any(&mut self) -> Option<&mut InodeExt> {
         self.more.as_deref_mut()
     }
 
@@ -231,10 +231,10 @@ impl Inode {
     pub fn forget_pages(&mut self) {
         self.more_if_any()
             .into_iter()
-            .for_each(|more| (more.data.held, more.data.pages) = (None, Pages::None));
+            .for_each(|more| (more.data.held, more.data.pages) = (None, CachedPages::None));
     }
 
-    pub fn forget_own(&mut self) -> Option<(Attr, Held)> {
+    pub fn forget_own(&mut self) -> Option<(Attr, LiveGrant)> {
         self.more_if_any()?.own.take()
     }
 
@@ -246,18 +246,18 @@ impl Inode {
     /// Returns whether the inode's parent entry is this name.
     pub fn is_at(&self, dir: u64, name: impl AsRef<[u8]>) -> bool {
         let name = name.as_ref();
-        self.home.as_ref().is_some_and(|(d, n)| *d == dir && n.as_bytes() == name)
+        self.parent_entry.as_ref().is_some_and(|(d, n)| *d == dir && n.as_bytes() == name)
     }
 
     /// Resets the record for another inode with the inode number: no fact about the old one holds.
     pub fn renew(&mut self, id: NodeId) {
-        let old = std::mem::replace(self, Inode::new(id, self.lookups));
-        (self.told_as, self.attr_told) = (old.told_as, old.attr_told);
+        let old = std::mem::replace(self, Inode::new(id, self.nlookup));
+        (self.told_as, self.kernel_has_attr) = (old.told_as, old.kernel_has_attr);
         (self.set_id_told, self.set_id_gone) = (old.set_id_told, old.set_id_gone);
         self.copies = old.copies;
         if old.opens > 0 {
             let (opens, opens_unpinned, writers) = (old.opens, old.opens_unpinned, old.writers);
-            self.more = Some(Box::new(More { opens, opens_unpinned, writers, ..More::nothing() }));
+            self.more = Some(Box::new(InodeExt { opens, opens_unpinned, writers, ..InodeExt::nothing() }));
         }
     }
 }
@@ -274,10 +274,10 @@ pub(crate) struct Directory {
     /// Whether this inode is known to be a directory: another inode of unknown kind may have taken the number.
     pub is_one: bool,
     /// Directory lease over `rows` and `complete`. Invariant: without it `rows` is empty.
-    pub held: Option<Held>,
-    pub rows: Rows,
+    pub held: Option<LiveGrant>,
+    pub rows: DirEntries,
     /// Dentries under grants of their own, whether `held` lives or not.
-    pub singles: Singles,
+    pub singles: DentryTable,
     /// A name without an entry does not exist.
     pub complete: bool,
     /// Listing in flight, and the cookie up to which it has come: a name below has an entry or does not exist.
@@ -289,14 +289,14 @@ pub(crate) struct Directory {
     /// Version at the latest chunk of a listing for the kernel's cache.
     pub given: Option<u64>,
     /// The kernel's cached listing has no attributes, because its reader wants names only.
-    pub bare: bool,
+    pub cached_without_attrs: bool,
     /// Thread that last read the directory.
     pub reader: u32,
     /// How often the directory lease has ended.
-    pub gaps: u64,
+    pub lease_epoch: u64,
     /// Time of the latest remote change of a name, and whether such changes come in a burst
-    /// ([`Directory::is_ordered`]).
-    pub pushed: Option<(Time, bool)>,
+    /// ([`Directory::is_hot`]).
+    pub remote_burst: Option<(Time, bool)>,
     /// The kernel may have negative dentries here.
     pub missing_given: bool,
     /// Prefetch job that brought the directory, and its cost in entries, until the first use.
@@ -321,18 +321,18 @@ impl Directory {
             id,
             is_one: true,
             held: None,
-            rows: Rows::default(),
-            singles: Singles::default(),
+            rows: DirEntries::default(),
+            singles: DentryTable::default(),
             complete: false,
             listing: None,
             progress: None,
             version: 0,
             kernel_version: None,
             given: None,
-            bare: false,
+            cached_without_attrs: false,
             reader: 0,
-            gaps: 0,
-            pushed: None,
+            lease_epoch: 0,
+            remote_burst: None,
             missing_given: false,
             ahead: None,
             passed: None,
@@ -353,7 +353,7 @@ impl Directory {
         self.complete = false;
         self.progress = None;
         self.version += 1;
-        self.gaps += 1;
+        self.lease_epoch += 1;
     }
 
     /// Records a use.
@@ -374,21 +374,21 @@ impl Directory {
 
     /// Records a remote change of a name.
     pub fn note_push(&mut self, now: Time) {
-        let again = self.pushed.is_some_and(|(last, ordered)| {
+        let again = self.remote_burst.is_some_and(|(last, ordered)| {
             now < last.after(PUSHES_MEET) || ordered && now < last.after(QUIET)
         });
-        self.pushed = Some((now, again));
+        self.remote_burst = Some((now, again));
     }
 
     /// Returns whether remote changes come so often that the kernel gets no entry timeout here: invalidating a dentry
     /// may wait for requests in that directory.
-    pub fn is_ordered(&self, now: Time) -> bool {
-        self.pushed.is_some_and(|(last, ordered)| ordered && now < last.after(QUIET))
+    pub fn is_hot(&self, now: Time) -> bool {
+        self.remote_burst.is_some_and(|(last, ordered)| ordered && now < last.after(QUIET))
     }
 
     /// Returns what a name leads to (`Some(None)`: it does not exist), if the entries say so. They do while `held`
     /// lives.
-    pub fn listed(&self, cookie: Cookie, name: &Name) -> Option<Option<&Child>> {
+    pub fn listed(&self, cookie: Cookie, name: &Name) -> Option<Option<&CachedEntry>> {
         match self.rows.find(cookie, name.as_bytes()) {
             Some(row) => Some(row.child),
             None => (self.complete || self.progress.is_some_and(|p| cookie <= p)).then_some(None),
@@ -436,7 +436,7 @@ pub(crate) struct OpenDir {
     /// The kernel caches what it reads here (`FOPEN_CACHE_DIR`).
     pub kernel_keeps: bool,
     /// Thread that reads, number of files returned to it with attributes, and whether one was withheld
-    /// ([`crate::readers`]).
+    /// ([`crate::readdirplus_heuristic`]).
     pub reader: u32,
     pub files_given: u64,
     pub is_tried: bool,

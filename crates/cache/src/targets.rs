@@ -7,8 +7,8 @@
 //! grant, and for a target whose inode number may be reused unseen, they are dropped right after the reply.
 
 use crate::cache::Cache;
-use crate::flight::{Flight, Purpose};
-use crate::op::{Answer, Caller, Stale};
+use crate::calls::{CallKind, InflightCall};
+use crate::op::{Answer, Caller, KernelInvalidation};
 use crate::state::Copies;
 use nigh_types::{Attr, Call, Entry, Errno, Kind, NodeId, OpId, Reply, Response, Time};
 
@@ -19,17 +19,17 @@ impl Cache {
             self.limit_target(now, id, true);
             return Some(Answer::Target(target));
         }
-        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
-        self.ask(now, op, caller, Purpose::Target { ino }, Call::ReadLink { node })
+        let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        self.send_for(now, op, caller, CallKind::Target { ino }, Call::ReadLink { node })
     }
 
     fn target_of(&self, now: Time, id: NodeId) -> Option<Vec<u8>> {
-        self.attr_of(now, id)?;
+        self.cached_attr(now, id)?;
         let inode = self.inodes.get(&id.ino)?;
         if let Some((target, _)) = inode.target.as_deref().filter(|(_, deadline)| now < *deadline) {
             return Some(target.to_vec());
         }
-        let (dir, name) = inode.home.as_ref()?;
+        let (dir, name) = inode.parent_entry.as_ref()?;
         let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
         let child = row.child.filter(|c| c.id == id)?;
         child.target.as_ref().map(|t| t.to_vec())
@@ -45,7 +45,7 @@ impl Cache {
     /// Keeps a target for as long as the attributes beside it: a later symlink with that inode number may have equal
     /// attributes, if both were made within one tick of the filesystem's clock.
     pub(crate) fn keep_target(&mut self, now: Time, id: NodeId, target: Option<Box<[u8]>>) {
-        let deadline = self.attr_of(now, id).map(|(_, held)| held.deadline);
+        let deadline = self.cached_attr(now, id).map(|(_, held)| held.deadline);
         let kept = target.filter(|_| self.config.keeps_targets).zip(deadline);
         if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
             inode.put_target(kept);
@@ -67,7 +67,7 @@ impl Cache {
         }
     }
 
-    pub(crate) fn target_arrived(&mut self, now: Time, flight: &Flight, ino: u64, response: Response) {
+    pub(crate) fn target_arrived(&mut self, now: Time, flight: &InflightCall, ino: u64, response: Response) {
         let target = match response.result {
             Ok(Reply::Target(target)) => target,
             Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
@@ -89,7 +89,7 @@ impl Cache {
         if !self.config.kernel_keeps_targets || !self.config.level.may_keep_pages() {
             return;
         }
-        let held = self.attr_of(now, id).map(|(_, held)| held);
+        let held = self.cached_attr(now, id).map(|(_, held)| held);
         match held.filter(|held| sure && id.tells_births_apart() && !held.stale) {
             Some(held) => {
                 self.inodes
@@ -99,14 +99,14 @@ impl Cache {
                 self.end_copies_at(held.deadline, id.ino);
             }
             None => {
-                self.invalidate(vec![Stale::Data { ino: id.ino, offset: 0, length: 0 }], None);
+                self.invalidate(vec![KernelInvalidation::Data { ino: id.ino, offset: 0, length: 0 }], None);
             }
         }
     }
 
     /// Bounds the kernel's copy of an ACL in a reply. `sure`: nothing changed since the call was sent.
     pub(crate) fn limit_acl(&mut self, now: Time, ino: u64, sure: bool) {
-        let held = self.id_of(ino).and_then(|id| self.attr_of(now, id)).map(|(_, held)| held);
+        let held = self.id_of(ino).and_then(|id| self.cached_attr(now, id)).map(|(_, held)| held);
         let Some(inode) = self.inodes.get_mut(&ino).filter(|_| self.config.level.may_keep_pages()) else {
             return;
         };
@@ -115,34 +115,36 @@ impl Cache {
         match held.filter(|held| sure && !held.stale) {
             Some(held) => self.end_copies_at(held.deadline.min(own), ino),
             None => {
-                self.invalidate(vec![Stale::Attr { ino }], None);
+                self.invalidate(vec![KernelInvalidation::Attr { ino }], None);
             }
         }
     }
 
     fn end_copies_at(&mut self, deadline: Time, ino: u64) {
         if deadline != Time::FAR {
-            self.watched.insert((deadline, ino));
+            self.expiry_timers.insert((deadline, ino));
         }
     }
 
     /// Returns the invalidation of a kernel copy whose grant has ended by its deadline.
-    pub(crate) fn ended_copies(&self, ino: u64) -> Option<Stale> {
+    pub(crate) fn ended_copies(&self, ino: u64) -> Option<KernelInvalidation> {
         let inode = self.inodes.get(&ino)?;
         if inode.has_copy(Copies::Target) {
-            return Some(Stale::Data { ino, offset: 0, length: 0 });
+            return Some(KernelInvalidation::Data { ino, offset: 0, length: 0 });
         }
-        inode.has_copy(Copies::Acls).then_some(Stale::Attr { ino })
+        inode.has_copy(Copies::Acls).then_some(KernelInvalidation::Attr { ino })
     }
 
     /// Adds the target's page to an attribute invalidation of a symlink, if the kernel has the target.
-    pub(crate) fn with_targets(&self, stale: &mut Vec<Stale>) {
+    pub(crate) fn with_targets(&self, stale: &mut Vec<KernelInvalidation>) {
         let has_target = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.has_copy(Copies::Target));
         let pages = stale.iter().filter_map(|one| match one {
-            Stale::Attr { ino } if has_target(ino) => Some(Stale::Data { ino: *ino, offset: 0, length: 0 }),
+            KernelInvalidation::Attr { ino } if has_target(ino) => {
+                Some(KernelInvalidation::Data { ino: *ino, offset: 0, length: 0 })
+            }
             _ => None,
         });
-        let pages: Vec<Stale> = pages.collect();
+        let pages: Vec<KernelInvalidation> = pages.collect();
         stale.extend(pages);
     }
 }

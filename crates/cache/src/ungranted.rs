@@ -6,7 +6,7 @@
 //! (docs/decisions/0028-merging-write-back.md).
 
 use crate::cache::Cache;
-use crate::flight::{Flight, Purpose, attr_after};
+use crate::calls::{CallKind, InflightCall, attr_after};
 use crate::op::{Invalidation, Op};
 use crate::recall::meet;
 use nigh_types::{DataVersion, LeaseScope, NodeId, Response, WriteBackPrecondition};
@@ -32,7 +32,7 @@ impl Cache {
     /// Drops the pages of a file (offset, length) that a reply has brought.
     pub(crate) fn drop_ungranted(
         &mut self,
-        flight: &Flight,
+        flight: &InflightCall,
         (node, range): (NodeId, (u64, u64)),
         response: &Response,
     ) {
@@ -103,8 +103,8 @@ impl Cache {
     /// Returns the pages that local writes have locked; `but_flushes`: except write-back, for which the invalidation
     /// waits.
     fn written(&self, ino: u64, but_flushes: bool) -> Vec<(u64, u64)> {
-        let of_flight = |flight: &Flight| match flight.purpose {
-            Purpose::Write { .. } => flight.purpose.locks_pages(ino, but_flushes),
+        let of_flight = |flight: &InflightCall| match flight.purpose {
+            CallKind::Write { .. } => flight.purpose.locks_pages(ino, but_flushes),
             _ => None,
         };
         let of_parked = |op: &Op| match op {
@@ -112,7 +112,7 @@ impl Cache {
             _ => None,
         };
         let out = self.flights.values().filter_map(of_flight);
-        out.chain(self.parked.values().filter_map(|(_, op)| of_parked(op))).collect()
+        out.chain(self.queued_ops.values().filter_map(|(_, op)| of_parked(op))).collect()
     }
 
     /// Handles a done invalidation, of `all` pages of a file or of some. Later replies have brought other pages.

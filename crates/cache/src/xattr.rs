@@ -1,8 +1,8 @@
 //! Extended attributes, ACLs among them: the cache knows all xattrs of an inode, or none.
 
 use crate::cache::Cache;
-use crate::flight::{Flight, Purpose, Want};
-use crate::grants::Held;
+use crate::calls::{CallKind, InflightCall, ReplyKind};
+use crate::grants::LiveGrant;
 use crate::op::{Answer, Caller};
 use nigh_types::{Call, Entry, Errno, LeaseScope, NodeId, OpId, Reply, Response, Time, XattrSet};
 
@@ -44,12 +44,12 @@ impl Cache {
                 Some(known.map_or_else(Answer::Failed, |value| sized_xattr(value, size)))
             }
             None if self.xattrs_known(now, id) => {
-                let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+                let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
                 let call =
-                    self.send(now, None, Purpose::Xattr { ino }, Call::Xattr { node, name: name.clone() });
-                self.wait(op, caller, call, Want::Xattr { name, size }, false)
+                    self.send(now, None, CallKind::Xattr { ino }, Call::Xattr { node, name: name.clone() });
+                self.wait(op, caller, call, ReplyKind::Xattr { name, size }, false)
             }
-            None => self.fetch_xattrs(now, op, caller, ino, Want::Xattr { name, size }),
+            None => self.fetch_xattrs(now, op, caller, ino, ReplyKind::Xattr { name, size }),
         }
     }
 
@@ -68,28 +68,36 @@ impl Cache {
         if let Some(set) = self.xattr_set(now, id) {
             return Some(self.names_of(set, size));
         }
-        self.fetch_xattrs(now, op, caller, ino, Want::XattrNames { size })
+        self.fetch_xattrs(now, op, caller, ino, ReplyKind::XattrNames { size })
     }
 
-    fn fetch_xattrs(&mut self, now: Time, op: OpId, caller: Caller, ino: u64, want: Want) -> Option<Answer> {
+    fn fetch_xattrs(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        ino: u64,
+        want: ReplyKind,
+    ) -> Option<Answer> {
         if let Some(&call) = self.xattrs.get(&ino)
             && self.joinable(call)
         {
             return self.wait(op, caller, call, want, true);
         }
-        let Some(node) = self.place(ino) else { return Some(Answer::Failed(Errno::STALE)) };
-        let call = self.send(now, None, Purpose::Xattrs { ino }, Call::Xattrs { node });
-        self.enter_joins(call, Purpose::Xattrs { ino });
+        let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        let call = self.send(now, None, CallKind::Xattrs { ino }, Call::Xattrs { node });
+        self.enter_joins(call, CallKind::Xattrs { ino });
         self.wait(op, caller, call, want, false)
     }
 
     /// Returns whether the directory's listing, or the creation of the inode, said that there are none.
     fn has_no_xattrs(&self, now: Time, id: NodeId) -> bool {
-        if self.is_withheld(id.ino) {
+        if self.is_suspended(id.ino) {
             return false;
         }
         let Some(inode) = self.inodes.get(&id.ino).filter(|i| i.id == id) else { return false };
-        let Some((dir, name)) = inode.home.as_ref().filter(|(dir, name)| !self.holds.has_name(*dir, name))
+        let Some((dir, name)) =
+            inode.parent_entry.as_ref().filter(|(dir, name)| !self.holds.has_name(*dir, name))
         else {
             return false;
         };
@@ -104,7 +112,7 @@ impl Cache {
 
     /// Records that the remote found no xattrs. For a child that its directory's lease does not cover, this is valid as
     /// long as its own attributes.
-    pub(crate) fn learn_no_xattrs(&mut self, now: Time, flight: &Flight, entry: &Entry) {
+    pub(crate) fn learn_no_xattrs(&mut self, now: Time, flight: &InflightCall, entry: &Entry) {
         let ino = entry.id.ino;
         let changed = flight.seen.inodes.contains(&ino)
             || flight.seen.told.contains(&ino)
@@ -122,7 +130,7 @@ impl Cache {
     fn xattr_set(&self, now: Time, id: NodeId) -> Option<&XattrSet> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
         let (set, deadline) = inode.xattrs.as_deref()?;
-        (now < *deadline && self.attr_of(now, id).is_some()).then_some(set)
+        (now < *deadline && self.cached_attr(now, id).is_some()).then_some(set)
     }
 
     fn xattrs_known(&self, now: Time, id: NodeId) -> bool {
@@ -142,7 +150,7 @@ impl Cache {
         }
     }
 
-    pub(crate) fn xattrs_arrived(&mut self, now: Time, flight: &Flight, ino: u64, response: Response) {
+    pub(crate) fn on_xattrs_reply(&mut self, now: Time, flight: &InflightCall, ino: u64, response: Response) {
         let grants = response.grants;
         let set = match response.result {
             Ok(Reply::Xattrs(set)) => set,
@@ -150,22 +158,22 @@ impl Cache {
             Err(errno) => return self.answer_all(&flight.waiters, &Answer::Failed(errno)),
         };
         let mut waiters = flight.waiters.clone();
-        if !flight.seen.is_empty() || self.id_of(ino).and_then(|id| self.attr_of(now, id)).is_none() {
+        if !flight.seen.is_empty() || self.id_of(ino).and_then(|id| self.cached_attr(now, id)).is_none() {
             let late = self.late(&waiters);
             waiters.retain(|op| !late.contains(op));
-            if let Some(node) = self.place(ino) {
-                self.ask_again(now, late, Purpose::Xattrs { ino }, Call::Xattrs { node });
+            if let Some(node) = self.node_ref(ino) {
+                self.resend_for_late_joiners(now, late, CallKind::Xattrs { ino }, Call::Xattrs { node });
             }
         }
         let mut told: Vec<Vec<u8>> = Vec::new();
         for op in waiters {
             let want = self.waiting.get(&op).map(|w| w.want.clone());
-            if let Some(Want::Xattr { name, .. }) = &want {
+            if let Some(ReplyKind::Xattr { name, .. }) = &want {
                 told.push(name.clone());
             }
             let answer = match want {
-                Some(Want::XattrNames { size }) => self.names_of(&set, size),
-                Some(Want::Xattr { name, size }) => {
+                Some(ReplyKind::XattrNames { size }) => self.names_of(&set, size),
+                Some(ReplyKind::Xattr { name, size }) => {
                     match set.items.iter().find(|(n, _)| n.as_ref() == name.as_slice()) {
                         None => Answer::Failed(absent(&name)),
                         Some((_, Some(value))) => sized_xattr(value.to_vec(), size),
@@ -181,13 +189,13 @@ impl Cache {
         }
         if flight.seen.is_empty()
             && let Some(id) = self.id_of(ino)
-            && let Some((_, held)) = self.attr_of(now, id)
+            && let Some((_, held)) = self.cached_attr(now, id)
             && let Some(inode) = self.inodes.get_mut(&ino)
         {
             // The attributes may be of a later call, and be valid for longer.
             let own = flight
                 .granted(&grants, id, LeaseScope::Attributes)
-                .map(|grant| Held::begin(grant, flight.sent));
+                .map(|grant| LiveGrant::begin(grant, flight.sent));
             let deadline = own.map_or(held.deadline, |own| own.deadline.min(held.deadline));
             inode.more().xattrs = Some(Box::new((set, deadline)));
         }
@@ -202,18 +210,24 @@ impl Cache {
     }
 
     fn fetch_value(&mut self, now: Time, op: OpId, ino: u64, name: Vec<u8>, size: u32) {
-        let (Some(node), Some(waiting)) = (self.place(ino), self.waiting.get(&op)) else {
+        let (Some(node), Some(waiting)) = (self.node_ref(ino), self.waiting.get(&op)) else {
             return self.answer(op, Answer::Failed(Errno::STALE));
         };
         let caller = waiting.caller;
-        let call = self.send(now, None, Purpose::Xattr { ino }, Call::Xattr { node, name: name.clone() });
-        self.wait(op, caller, call, Want::Xattr { name, size }, false);
+        let call = self.send(now, None, CallKind::Xattr { ino }, Call::Xattr { node, name: name.clone() });
+        self.wait(op, caller, call, ReplyKind::Xattr { name, size }, false);
     }
 
-    pub(crate) fn value_arrived(&mut self, now: Time, flight: &Flight, ino: u64, response: &Response) {
+    pub(crate) fn on_xattr_value_reply(
+        &mut self,
+        now: Time,
+        flight: &InflightCall,
+        ino: u64,
+        response: &Response,
+    ) {
         for &op in &flight.waiters {
             let want = self.waiting.get(&op).map(|waiting| waiting.want.clone());
-            let Some(Want::Xattr { name, size }) = want else { continue };
+            let Some(ReplyKind::Xattr { name, size }) = want else { continue };
             let answer = match &response.result {
                 Ok(Reply::Value(value)) => sized_xattr(value.clone(), size),
                 Ok(_) => Answer::Failed(Errno::PROTO),

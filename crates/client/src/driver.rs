@@ -272,7 +272,7 @@ impl Driver {
         let wall = if matches!(op, Op::SetAttr { .. }) { wall_time() } else { Timestamp::default() };
         let done = match core.cache.handle_removed(wall, op) {
             Ok(answer) => Err(answer),
-            Err(op) => core.cache.meant(op).map_err(Answer::Failed),
+            Err(op) => core.cache.resolve_nodeid(op).map_err(Answer::Failed),
         };
         let op = match done {
             Ok(op) => op,

@@ -379,11 +379,11 @@ fn kernel_release() -> (u32, u32) {
     (number(), number())
 }
 
-pub(crate) fn cache_level(level: nigh_fuse::Level) -> nigh_cache::Level {
+pub(crate) fn cache_level(level: nigh_fuse::Level) -> nigh_cache::NotifyLevel {
     match level {
-        nigh_fuse::Level::All => nigh_cache::Level::All,
-        nigh_fuse::Level::NoEpoch => nigh_cache::Level::NoEpoch,
-        nigh_fuse::Level::None => nigh_cache::Level::None,
+        nigh_fuse::Level::All => nigh_cache::NotifyLevel::All,
+        nigh_fuse::Level::NoEpoch => nigh_cache::NotifyLevel::NoEpoch,
+        nigh_fuse::Level::None => nigh_cache::NotifyLevel::None,
     }
 }
 

@@ -20,7 +20,7 @@ mod tests;
 
 use crate::driver::Driver;
 use crate::worker::Crew;
-use nigh_cache::{Invalidation, Op, Stale};
+use nigh_cache::{Invalidation, KernelInvalidation, Op};
 use nigh_fuse::Notification;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
@@ -34,7 +34,7 @@ use teller::Teller;
 /// A set of invalidations with one cause.
 struct Job {
     id: Invalidation,
-    stale: VecDeque<Stale>,
+    stale: VecDeque<KernelInvalidation>,
     /// Whether all grants have ended; such a job is urgent.
     first: bool,
     /// The rest of an urgent job. Other jobs need not wait for it, because its facts are no longer relied upon.
@@ -63,8 +63,8 @@ pub(crate) struct Notifier {
     pub epoch_fallbacks: AtomicU64,
 }
 
-fn is_named(stale: &Stale) -> bool {
-    matches!(stale, Stale::Entry { .. } | Stale::Epoch(_))
+fn is_named(stale: &KernelInvalidation) -> bool {
+    matches!(stale, KernelInvalidation::Entry { .. } | KernelInvalidation::AllDentries(_))
 }
 
 impl Notifier {
@@ -81,7 +81,7 @@ impl Notifier {
     }
 
     /// Queues a job; `first`: before all others.
-    pub fn queue(&self, id: Invalidation, stale: Vec<Stale>, first: bool) {
+    pub fn queue(&self, id: Invalidation, stale: Vec<KernelInvalidation>, first: bool) {
         let job = Job { id, stale: stale.into(), first, behind: false };
         let mut jobs = self.jobs.lock();
         if first {

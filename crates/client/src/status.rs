@@ -1,7 +1,7 @@
 //! Contents of `nigh status` for a mount. The keys are a contract (docs/status.md).
 
 use crate::driver::Driver;
-use nigh_cache::{Counters, Gauges, Level, Watching};
+use nigh_cache::{Counters, Gauges, NotifyLevel, Watching};
 use nigh_fuse::mount::mounts;
 use nigh_fuse::{Negotiated, opcode_name};
 use nigh_link::Kind;
@@ -221,11 +221,11 @@ fn mountpoint_of(device: (u32, u32)) -> Option<PathBuf> {
 /// S1 while the remote is disconnected and replies come from old facts.
 const NOT_GIVEN: &str = "not now: the server is away, and answers may be old";
 
-fn level_name(level: Level) -> &'static str {
+fn level_name(level: NotifyLevel) -> &'static str {
     match level {
-        Level::All => "all",
-        Level::NoEpoch => "no-epoch",
-        Level::None => "none",
+        NotifyLevel::All => "all",
+        NotifyLevel::NoEpoch => "no-epoch",
+        NotifyLevel::None => "none",
     }
 }
 

@@ -1,6 +1,6 @@
 //! Model of the kernel's page cache and its cached listings of open directories.
 
-use nigh_cache::{Answer, Fh, Op, Page, Stale};
+use nigh_cache::{Answer, Fh, KernelInvalidation, Op, Page};
 use nigh_types::WriteFlags;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -127,8 +127,8 @@ impl Kept {
     }
 
     /// Applies a notification.
-    pub fn forget(&mut self, stale: &Stale) {
-        if let Stale::Data { ino, offset: 0, .. } = stale {
+    pub fn forget(&mut self, stale: &KernelInvalidation) {
+        if let KernelInvalidation::Data { ino, offset: 0, .. } = stale {
             self.pages.remove(ino);
             self.listings.remove(ino);
             self.targets.remove(ino);

@@ -1,7 +1,7 @@
 //! Model of one mount's dentry cache and inode attributes.
 
 use crate::kept::Kept;
-use nigh_cache::{Answer, Node, Op, Page, Stale};
+use nigh_cache::{Answer, KernelInvalidation, Node, Op, Page};
 use nigh_types::{Attr, Name, NodeId, OpId, Span, Time, WriteFlags};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -241,23 +241,23 @@ impl Kernel {
     }
 
     /// Applies a notification.
-    pub fn forget(&mut self, stale: &Stale) {
+    pub fn forget(&mut self, stale: &KernelInvalidation) {
         self.kept.forget(stale);
         match stale {
-            Stale::Attr { ino } | Stale::Data { ino, .. } => {
+            KernelInvalidation::Attr { ino } | KernelInvalidation::Data { ino, .. } => {
                 self.version += 1;
                 self.sizes.entry(*ino).or_default().version = self.version;
                 self.attrs.remove(ino);
             }
-            Stale::Entry { dir, name } | Stale::Gone { dir, name } => {
+            KernelInvalidation::Entry { dir, name } | KernelInvalidation::Gone { dir, name } => {
                 self.names.remove(&(*dir, name.clone()));
             }
-            Stale::Epoch(names) if self.mounted_below => {
+            KernelInvalidation::AllDentries(names) if self.mounted_below => {
                 for name in names {
                     self.names.remove(name);
                 }
             }
-            Stale::Epoch(_) => self.names.clear(),
+            KernelInvalidation::AllDentries(_) => self.names.clear(),
         }
     }
 

@@ -8,7 +8,7 @@ pub mod twin;
 use crate::random::Dice;
 use crate::world::World;
 use acts::Acts;
-use nigh_cache::{Answer, Config, Fh, Level, Op};
+use nigh_cache::{Answer, Config, Fh, NotifyLevel, Op};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{Cookie, Errno, LeaseScope, Name, Span, Term};
 use said::Said;
@@ -65,7 +65,8 @@ impl Mirror {
             by_hint_only: dice.below(2) == 0,
             ..TreeConfig::default()
         };
-        let level = [Level::All, Level::NoEpoch, Level::None][usize::try_from(dice.below(3)).unwrap_or(0)];
+        let level = [NotifyLevel::All, NotifyLevel::NoEpoch, NotifyLevel::None]
+            [usize::try_from(dice.below(3)).unwrap_or(0)];
         let mut world = World::new(config.clone());
         world.wordy = true;
         world.threads = 4;

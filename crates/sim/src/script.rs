@@ -4,7 +4,7 @@
 //! a test compares the two texts, and a person reviews the difference. For the words of a step see [`Script::step`].
 
 use crate::world::{World, name_of, short};
-use nigh_cache::{Answer, Config, Fh, Level, LockSpan, OnDisconnect, Op};
+use nigh_cache::{Answer, Config, Fh, LockSpan, NotifyLevel, OnDisconnect, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{
@@ -124,13 +124,13 @@ impl Script {
                 let now = self.world.now;
                 self.world.server.edit(|tree| tree.plant_dir(now, path));
             }
-            ["client"] => drop(self.world.connect(Level::All)),
+            ["client"] => drop(self.world.connect(NotifyLevel::All)),
             ["client", "pushes"] => {
-                let at = self.world.connect(Level::All);
+                let at = self.world.connect(NotifyLevel::All);
                 self.world.take_pushes(at);
             }
-            ["client", "none"] => drop(self.world.connect(Level::None)),
-            ["client", "no-epoch"] => drop(self.world.connect(Level::NoEpoch)),
+            ["client", "none"] => drop(self.world.connect(NotifyLevel::None)),
+            ["client", "no-epoch"] => drop(self.world.connect(NotifyLevel::NoEpoch)),
             ["client", "fail", time] => self.connect_with(OnDisconnect::Fail(span(time))),
             ["client", "stale"] => self.connect_with(OnDisconnect::Stale),
             ["advance", time] => self.world.advance(span(time)),

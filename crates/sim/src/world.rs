@@ -11,7 +11,7 @@ mod words;
 use crate::kernel::Kernel;
 pub use backend::Backend;
 pub use facts::{Fact, Facts, XATTR};
-use nigh_cache::{Answer, Cache, Caller, Config, Level, OnDisconnect, Op, Output};
+use nigh_cache::{Answer, Cache, Caller, Config, NotifyLevel, OnDisconnect, Op, Output};
 use nigh_remote::fake::FakeServer;
 use nigh_remote::model_fs::TreeConfig;
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
@@ -112,7 +112,7 @@ impl World {
     }
 
     /// Adds a client and returns its number.
-    pub fn connect(&mut self, level: Level) -> usize {
+    pub fn connect(&mut self, level: NotifyLevel) -> usize {
         self.connect_with(Config { level, ..Config::default() })
     }
 

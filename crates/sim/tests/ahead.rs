@@ -1,7 +1,7 @@
 //! Directory prefetch: a tree walk waits for the network a few times, and other access patterns transfer little in
 //! vain.
 
-use nigh_cache::{Answer, Config, Fh, Level, Op, Prefetch};
+use nigh_cache::{Answer, Config, Fh, NotifyLevel, Op, Prefetch};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
@@ -222,7 +222,7 @@ fn who_opens_directories_at_random_moves_little_in_vain() {
 #[test]
 fn what_others_change_while_it_comes_is_seen() {
     let mut world = world(&tree());
-    let other = world.connect(Level::All);
+    let other = world.connect(NotifyLevel::All);
     let (_, dirs) = list(&mut world, 1);
     list(&mut world, dirs[0].1);
     let (_, below) = list(&mut world, dirs[1].1);

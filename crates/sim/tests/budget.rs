@@ -1,7 +1,7 @@
 //! Memory budget: absent names cost no memory in a completely listed directory, and directories are evicted above the
 //! budget.
 
-use nigh_cache::{Answer, Config, Fh, Level, Op};
+use nigh_cache::{Answer, Config, Fh, NotifyLevel, Op};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
 use nigh_types::{Access, Cookie, LeaseScope, Name, Span};
@@ -66,7 +66,7 @@ fn missing_names_cost_a_few_requests_and_no_memory() {
 #[test]
 fn the_same_missing_name_is_asked_once() {
     let mut world = World::new(TreeConfig::default());
-    let at = world.connect(Level::None);
+    let at = world.connect(NotifyLevel::None);
     for _ in 0..1_000 {
         world.ask(at, Op::Lookup { dir: 1, name: name("none") });
     }
@@ -113,7 +113,7 @@ fn what_was_given_back_is_not_recalled() {
         tree.find("d").unwrap()
     });
     let at = world.connect_with(Config { budget_bytes: 100_000, ..Config::default() });
-    let other = world.connect(Level::All);
+    let other = world.connect(NotifyLevel::All);
     for (dir, leaf) in [(1, "d"), (dir.ino, "a"), (dir.ino, "b"), (1, "large")] {
         world.answer(at, Op::Lookup { dir, name: name(leaf) });
     }

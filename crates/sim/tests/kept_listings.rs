@@ -1,6 +1,6 @@
 //! Listings that the kernel caches of open directories end with their grant.
 
-use nigh_cache::{Answer, Config, Fh, Level, Op};
+use nigh_cache::{Answer, Config, Fh, NotifyLevel, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
@@ -107,7 +107,7 @@ fn they_go_with_an_evicted_directory() {
 #[test]
 fn a_transport_without_notifications_keeps_none() {
     let mut world = World::new(TreeConfig::default());
-    world.connect(Level::None);
+    world.connect(NotifyLevel::None);
     let Answer::Opened(opened) = world.answer(0, Op::OpenDir { ino: 1 }) else { panic!("not opened") };
     assert!(!opened.cache_dir);
 }
@@ -123,7 +123,7 @@ fn what_was_written_shows_under_the_name_that_a_listing_told() {
         (dirs, tree.plant_file(now, "d/f", b"short").ino)
     });
     for client in [0, 1] {
-        world.connect(Level::All);
+        world.connect(NotifyLevel::All);
         for (dir, text) in [(1, "d"), (1, "e"), (dirs.0, "f")] {
             world.answer(client, Op::Lookup { dir, name: name(text) });
         }

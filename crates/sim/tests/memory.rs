@@ -1,6 +1,6 @@
 //! Memory reclaim: of idle directories, above a number of directories, under memory pressure, and of kernel inodes.
 
-use nigh_cache::{Answer, Config, Level, Op, Page};
+use nigh_cache::{Answer, Config, NotifyLevel, Op, Page};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
 use nigh_types::{Cookie, LeaseScope, Name, NodeId, Span};
@@ -138,7 +138,8 @@ fn when_memory_is_short_half_is_given_back_and_answers_are_the_same() {
 fn the_kernel_is_told_of_no_more_inodes_than_may_be_and_asked_to_forget_those_it_has_known_longest() {
     let mut world = planted(20, 100);
     let most = 400;
-    let config = Config { prunes: true, kernel_inodes_most: most, level: Level::All, ..Config::default() };
+    let config =
+        Config { prunes: true, kernel_inodes_most: most, level: NotifyLevel::All, ..Config::default() };
     let at = world.connect_with(config);
     for dir in 0..20 {
         let (names, _) = list(&mut world, at, dir);

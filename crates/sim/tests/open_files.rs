@@ -1,6 +1,6 @@
 //! Open files: reads are opened without a server call, open files stay readable, and pages are cached under grants.
 
-use nigh_cache::{Answer, Config, Fh, Invalidation, Level, Op, Opened};
+use nigh_cache::{Answer, Config, Fh, Invalidation, NotifyLevel, Op, Opened};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
@@ -28,7 +28,7 @@ fn world(config: TreeConfig) -> (World, NodeId) {
     let mut world = World::new(config);
     let now = world.now;
     let file = world.server.edit(|tree| tree.plant_file(now, "f", b"content"));
-    world.connect(Level::All);
+    world.connect(NotifyLevel::All);
     world.answer(0, Op::Lookup { dir: 1, name: name("f") });
     (world, file)
 }
@@ -256,7 +256,7 @@ fn pages_under_a_renewed_grant_go_with_its_recall() {
         if pushed {
             world.take_pushes(0);
         }
-        let b = world.connect(Level::All);
+        let b = world.connect(NotifyLevel::All);
         let fh = open(&mut world, file.ino, own, false).fh;
         assert_eq!(read(&mut world, file.ino, fh), content("content"));
         world.advance(Span::from_millis(5_500));
@@ -287,7 +287,7 @@ fn pages_under_a_renewed_grant_go_with_its_recall() {
 #[test]
 fn pages_of_a_closed_file_are_kept_only_while_it_is_the_same() {
     let (mut world, file) = world(TreeConfig { recallable: true, ..limited() });
-    let b = world.connect(Level::All);
+    let b = world.connect(NotifyLevel::All);
     let fh = open(&mut world, file.ino, false, false).fh;
     read(&mut world, file.ino, fh);
     world.advance(Span::from_millis(4_500));
@@ -354,28 +354,28 @@ fn what_came_since_it_was_looked_is_in_the_way_of_dropping_pages() {
     let control = world.clients[0].control.clone();
     control.plan(Which::Every, Fate { hold_reply: true, ..Fate::default() });
     let none = Invalidation(u64::MAX);
-    let ranges = world.clients[0].cache.droppable(none, file.ino, (0, 0));
+    let ranges = world.clients[0].cache.droppable_ranges(none, file.ino, (0, 0));
     assert_eq!(ranges, [(0, 0)]);
     assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, &ranges));
     world.ask(0, Op::Read { ino: file.ino, fh, offset: 0, size: 4 });
     assert!(world.clients[0].cache.is_in_the_way(none, file.ino, &ranges));
     assert!(!world.clients[0].cache.is_in_the_way(none, file.ino + 1, &ranges));
-    let ranges = world.clients[0].cache.droppable(none, file.ino, (0, 0));
+    let ranges = world.clients[0].cache.droppable_ranges(none, file.ino, (0, 0));
     assert_eq!(ranges, [(4096, 0)]);
     assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, &ranges));
     let data = b"CONT".to_vec();
     let flags = WriteFlags { flush: true, ..WriteFlags::default() };
     let flush = Op::Write { ino: file.ino, fh, offset: 4096, data, flags };
     world.ask(0, flush);
-    assert_eq!(world.clients[0].cache.droppable(none, file.ino, (0, 0)), [(8192, 0)]);
+    assert_eq!(world.clients[0].cache.droppable_ranges(none, file.ino, (0, 0)), [(8192, 0)]);
     // Also those that arrived while the session was expired.
     control.lapse("silence");
     world.settle();
-    let ranges = world.clients[0].cache.droppable(none, file.ino, (0, 0));
+    let ranges = world.clients[0].cache.droppable_ranges(none, file.ino, (0, 0));
     world.ask(0, Op::Read { ino: file.ino, fh, offset: 3 * 4096 + 1, size: 4 });
     assert!(world.clients[0].cache.is_in_the_way(none, file.ino, &ranges));
     assert!(!world.clients[0].cache.is_in_the_way(none, file.ino, &[(2 * 4096, 4096), (4 * 4096, 0)]));
-    let ranges = world.clients[0].cache.droppable(none, file.ino, (0, 0));
+    let ranges = world.clients[0].cache.droppable_ranges(none, file.ino, (0, 0));
     assert_eq!(ranges, [(8192, 4096), (4 * 4096, 0)]);
 }
 
@@ -408,7 +408,7 @@ fn a_recall_of_data_waits_for_no_read_or_write_of_ones_own() {
 #[test]
 fn what_another_client_wrote_is_read() {
     let (mut world, file) = world(TreeConfig::default());
-    world.connect(Level::All);
+    world.connect(NotifyLevel::All);
     let fh = open(&mut world, file.ino, true, false).fh;
     read(&mut world, file.ino, fh);
     world.answer(1, Op::Lookup { dir: 1, name: name("f") });
@@ -510,12 +510,12 @@ fn change(world: &mut World, what: &str, ino: u64) {
 #[test]
 fn a_file_opened_without_a_handle_stays_when_another_client_takes_its_name() {
     for what in ["unlink", "replace", "move", "link"] {
-        for level in [Level::All, Level::NoEpoch, Level::None] {
+        for level in [NotifyLevel::All, NotifyLevel::NoEpoch, NotifyLevel::None] {
             let mut world = World::new(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
             let now = world.now;
             let file = world.server.edit(|tree| tree.plant_file(now, "f", b"content"));
             world.connect(level);
-            world.connect(Level::All);
+            world.connect(NotifyLevel::All);
             world.answer(0, Op::Lookup { dir: 1, name: name("f") });
             world.answer(1, Op::Lookup { dir: 1, name: name("f") });
             let first = open(&mut world, file.ino, false, false);

@@ -1,6 +1,6 @@
 //! Free space: how old a statfs reply may be.
 
-use nigh_cache::{Answer, Level, Op};
+use nigh_cache::{Answer, NotifyLevel, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
@@ -17,7 +17,7 @@ fn files(world: &mut World) -> u64 {
 fn it_is_asked_again_after_a_minute_a_term_or_a_change_of_ones_own() {
     for (term, seconds) in [(Term::Session, 60), (Term::Limited(Span::from_secs(5)), 5)] {
         let mut world = World::new(TreeConfig { term, ..TreeConfig::default() });
-        world.connect(Level::All);
+        world.connect(NotifyLevel::All);
         let before = files(&mut world);
         let now = world.now;
         world.server.edit(|tree| tree.plant_file(now, "beside", b""));
@@ -36,7 +36,7 @@ fn it_is_asked_again_after_a_minute_a_term_or_a_change_of_ones_own() {
 #[test]
 fn what_a_change_overtook_is_not_kept_and_an_error_is_passed_on() {
     let mut world = World::new(TreeConfig::default());
-    world.connect(Level::All);
+    world.connect(NotifyLevel::All);
     let control = world.clients[0].control.clone();
     control.plan(Which::Type("statfs"), Fate { hold_reply: true, ..Fate::default() });
     let early = world.ask(0, Op::StatFs { ino: 1 });

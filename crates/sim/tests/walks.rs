@@ -1,6 +1,6 @@
 //! ESTALE: the client resolves the inode by path on the remote, and sends the call once more.
 
-use nigh_cache::{Answer, Level, Op};
+use nigh_cache::{Answer, NotifyLevel, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
@@ -16,7 +16,7 @@ fn world() -> (World, NodeId, NodeId) {
     let now = world.now;
     let file = world.server.edit(|tree| tree.plant_file(now, "p/f", b"x"));
     let dir = world.server.edit(|tree| tree.find("p")).unwrap();
-    world.connect(Level::All);
+    world.connect(NotifyLevel::All);
     world.answer(0, Op::Lookup { dir: 1, name: name("p") });
     world.answer(0, Op::Lookup { dir: dir.ino, name: name("f") });
     (world, dir, file)

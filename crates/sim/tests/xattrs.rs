@@ -1,6 +1,6 @@
 //! Extended attributes: either all or none of an inode's xattrs are cached, for as long as its attributes.
 
-use nigh_cache::{Answer, Level, Op};
+use nigh_cache::{Answer, NotifyLevel, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_sim::world::World;
@@ -26,7 +26,7 @@ fn world(config: TreeConfig) -> (World, NodeId) {
     let now = world.now;
     let file = world.server.edit(|tree| tree.plant_file(now, "f", b"x"));
     beside(&world, file, "user.one", b"first");
-    world.connect(Level::All);
+    world.connect(NotifyLevel::All);
     world.answer(0, Op::Lookup { dir: 1, name: name("f") });
     (world, file)
 }
@@ -122,7 +122,7 @@ fn a_large_value_is_fetched_each_time_and_alone() {
 #[test]
 fn own_changes_are_seen_and_so_are_those_of_others() {
     let (mut world, file) = world(TreeConfig::default());
-    world.connect(Level::All);
+    world.connect(NotifyLevel::All);
     world.answer(1, Op::Lookup { dir: 1, name: name("f") });
     for (at, value) in [(0, "own"), (1, "another"), (0, "own again"), (1, "")] {
         world.answer(at, set(file.ino, "user.one", value.as_bytes()));
@@ -145,7 +145,7 @@ fn a_directory_that_had_none_is_given_one_by_another_client() {
     let (mut world, _) = world(TreeConfig::default());
     let now = world.now;
     let dir = world.server.edit(|tree| tree.plant_dir(now, "dir"));
-    world.connect(Level::All);
+    world.connect(NotifyLevel::All);
     for at in [0, 1] {
         world.answer(at, Op::Lookup { dir: 1, name: name("dir") });
         assert_eq!(world.answer(at, xattr(dir.ino, "user.one", 0)), NODATA);
@@ -249,7 +249,7 @@ fn what_was_known_where_a_file_lay_is_not_known_where_it_was_moved() {
         (tree.find("d").unwrap().ino, e)
     });
     beside(&world, file, "user.one", b"first");
-    world.connect(Level::All);
+    world.connect(NotifyLevel::All);
     for (dir, leaf) in [(1, "d"), (1, "e"), (d, "f"), (e, "none")] {
         world.answer(0, Op::Lookup { dir, name: name(leaf) });
     }

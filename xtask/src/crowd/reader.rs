@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use nigh_cache::{Answer, Cache, Caller, Config, Invalidation, Node, Op, Output, Stale};
+use nigh_cache::{Answer, Cache, Caller, Config, Invalidation, KernelInvalidation, Node, Op, Output};
 use nigh_native::ClientSession;
 use nigh_remote::{Event, Remote};
 use nigh_types::{Attr, Credentials, LeaseScope, Name, NodeId, OpId, RecallId, Request, Time};
@@ -66,7 +66,7 @@ pub struct Reader {
     who: Credentials,
     /// How long the kernel takes to invalidate.
     pub forgets_in: Duration,
-    telling: VecDeque<(Instant, Invalidation, Vec<Stale>)>,
+    telling: VecDeque<(Instant, Invalidation, Vec<KernelInvalidation>)>,
     ops: u64,
     looking: BTreeMap<OpId, Look>,
     pub looks: Looks,
@@ -82,13 +82,15 @@ pub struct Reader {
 }
 
 impl Kernel {
-    fn forget(&mut self, stale: &Stale) {
+    fn forget(&mut self, stale: &KernelInvalidation) {
         match stale {
-            Stale::Attr { ino } | Stale::Data { ino, .. } => drop(self.attrs.remove(ino)),
-            Stale::Entry { dir, name } | Stale::Gone { dir, name } => {
+            KernelInvalidation::Attr { ino } | KernelInvalidation::Data { ino, .. } => {
+                self.attrs.remove(ino);
+            }
+            KernelInvalidation::Entry { dir, name } | KernelInvalidation::Gone { dir, name } => {
                 self.names.remove(&(*dir, name.clone()));
             }
-            Stale::Epoch(_) => self.names.clear(),
+            KernelInvalidation::AllDentries(_) => self.names.clear(),
         }
     }
 

@@ -27,7 +27,7 @@ fn ask(cache: &mut Cache, op: Op) -> CallId {
 }
 
 /// Returns the invalidations after the reply.
-fn answer(cache: &mut Cache, call: CallId, response: Response) -> Vec<Stale> {
+fn answer(cache: &mut Cache, call: CallId, response: Response) -> Vec<KernelInvalidation> {
     cache.handle_event(T0, Event::Response { call, response });
     let mut forgotten = Vec::new();
     loop {
@@ -93,7 +93,7 @@ fn nor_does_one_that_others_are_at() {
 const LEFT: NodeId = NodeId { ino: 9, generation: 1 };
 
 /// `x` is renamed to `z` and leaves a whiteout, which the reply names.
-fn left_a_whiteout(cache: &mut Cache, whiteout: Option<NodeId>) -> Vec<Stale> {
+fn left_a_whiteout(cache: &mut Cache, whiteout: Option<NodeId>) -> Vec<KernelInvalidation> {
     let (from, to, no_replace, exchange) = (1, 1, false, false);
     let rename =
         Op::Rename { from, name: name("x"), to, new_name: name("z"), no_replace, exchange, whiteout: true };
@@ -142,7 +142,7 @@ fn inode_that_lost_its_latest_name_is_reached_by_the_one_before() {
     answer(&mut cache, call, granted(Reply::Entry(Some(entry(1)))));
     let call = ask(&mut cache, Op::Link { ino: 9, dir: 1, name: name("y") });
     answer(&mut cache, call, granted(Reply::Created { entry: entry(2), handle: None, existed: false }));
-    let at = |cache: &Cache| cache.place(9).and_then(|place| place.path_hint).map(|(_, name)| name);
+    let at = |cache: &Cache| cache.node_ref(9).and_then(|place| place.path_hint).map(|(_, name)| name);
     assert_eq!(at(&cache), Some(name("y")));
     let call = ask(&mut cache, Op::Unlink { dir: 1, name: name("y") });
     answer(&mut cache, call, granted(Reply::Removed { node: LEFT, kept: None }));

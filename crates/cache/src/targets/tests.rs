@@ -44,7 +44,7 @@ fn outputs(cache: &mut Cache) -> Vec<Output> {
 }
 
 /// Returns the invalidations that are put out.
-fn dropped(outputs: &[Output]) -> Vec<Stale> {
+fn dropped(outputs: &[Output]) -> Vec<KernelInvalidation> {
     let stale = outputs.iter().filter_map(|output| match output {
         Output::Invalidate { stale, .. } => Some(stale.clone()),
         _ => None,
@@ -68,7 +68,7 @@ fn read(cache: &mut Cache, now: Time, target: &[u8]) -> Vec<Output> {
     answer(cache, now, Reply::Target(target.into()), Vec::new())
 }
 
-const PAGE: Stale = Stale::Data { ino: 7, offset: 0, length: 0 };
+const PAGE: KernelInvalidation = KernelInvalidation::Data { ino: 7, offset: 0, length: 0 };
 
 #[test]
 fn target_under_a_limited_grant_leaves_the_kernel_when_that_ends() {
@@ -115,7 +115,7 @@ fn target_leaves_the_kernel_with_a_recall_of_the_attributes() {
     assert_eq!(dropped(&read(&mut cache, T0, b"one")), []);
     let recall = Recall { id: RecallId(1), node: LINK, covers: LeaseScope::Attributes, names: Vec::new() };
     cache.handle_event(T0, Event::Recall(recall));
-    assert_eq!(dropped(&outputs(&mut cache)), [Stale::Attr { ino: 7 }, PAGE]);
+    assert_eq!(dropped(&outputs(&mut cache)), [KernelInvalidation::Attr { ino: 7 }, PAGE]);
     read(&mut cache, T0, b"two");
 }
 
@@ -133,7 +133,7 @@ fn target_that_was_asked_before_a_recall_leaves_the_kernel_behind_its_answer() {
     });
     // The kernel had dropped the page by itself.
     assert_eq!(ask(&mut cache, T0, Op::ReadLink { ino: 7 }), None);
-    let free = cache.droppable(why.expect("an invalidation was put out"), 7, (0, 0));
+    let free = cache.droppable_ranges(why.expect("an invalidation was put out"), 7, (0, 0));
     assert!(free.iter().all(|(offset, _)| *offset >= 4096), "{free:?}");
     assert_eq!(dropped(&answer(&mut cache, T0, Reply::Target(b"one".as_slice().into()), Vec::new())), [PAGE]);
 }
@@ -148,12 +148,12 @@ fn acl_under_a_limited_grant_leaves_the_kernel_when_that_ends() {
     let set = XattrSet { items: vec![(acl.as_slice().into(), Some(b"value".as_slice().into()))] };
     assert_eq!(dropped(&answer(&mut cache, T0, Reply::Xattrs(set.clone()), Vec::new())), []);
     cache.handle_timeout(later(1_000));
-    assert_eq!(dropped(&outputs(&mut cache)), [Stale::Attr { ino: 7 }]);
+    assert_eq!(dropped(&outputs(&mut cache)), [KernelInvalidation::Attr { ino: 7 }]);
     // Without a grant it is dropped after the reply.
     assert_eq!(ask(&mut cache, later(1_001), get(101)), None);
     assert_eq!(
         dropped(&answer(&mut cache, later(1_001), Reply::Xattrs(set), Vec::new())),
-        [Stale::Attr { ino: 7 }]
+        [KernelInvalidation::Attr { ino: 7 }]
     );
 }
 
@@ -174,7 +174,7 @@ fn acl_value_that_is_fetched_by_itself_leaves_the_kernel_when_its_grant_ends() {
     assert_eq!(ask(&mut cache, later(2), get(101)), None);
     let late = calls(&mut cache).pop().unwrap();
     cache.handle_timeout(later(1_000));
-    assert_eq!(dropped(&outputs(&mut cache)), [Stale::Attr { ino: 7 }]);
+    assert_eq!(dropped(&outputs(&mut cache)), [KernelInvalidation::Attr { ino: 7 }]);
     cache.handle_event(later(1_001), Event::Response { call: late, response: Response::plain(Ok(value())) });
-    assert_eq!(dropped(&outputs(&mut cache)), [Stale::Attr { ino: 7 }]);
+    assert_eq!(dropped(&outputs(&mut cache)), [KernelInvalidation::Attr { ino: 7 }]);
 }

@@ -13,7 +13,7 @@
 
 use super::teller::{PATIENCE, Progress, Teller};
 use crate::worker::{Crew, Watch, Worker};
-use nigh_cache::{Invalidation, Stale};
+use nigh_cache::{Invalidation, KernelInvalidation};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -52,19 +52,19 @@ enum Ended {
     Left,
 }
 
-pub(super) fn stale((ino, (offset, length)): File) -> Stale {
-    Stale::Data { ino, offset, length }
+pub(super) fn stale((ino, (offset, length)): File) -> KernelInvalidation {
+    KernelInvalidation::Data { ino, offset, length }
 }
 
 impl Teller<'_> {
     /// Takes a file; if it is not open, also the unopened files that follow it: none of their pages can be locked now.
-    pub(super) fn take_files(&self, first: File, rest: &mut VecDeque<Stale>) -> Vec<File> {
+    pub(super) fn take_files(&self, first: File, rest: &mut VecDeque<KernelInvalidation>) -> Vec<File> {
         let mut files = vec![first];
         self.driver.with(|core, _| {
             let mut next = first.0;
             while files.len() < AT_ONCE
                 && !core.cache.is_open(next)
-                && let Some(&Stale::Data { ino, offset, length }) = rest.front()
+                && let Some(&KernelInvalidation::Data { ino, offset, length }) = rest.front()
                 && !core.cache.is_open(ino)
             {
                 rest.pop_front();
@@ -86,7 +86,8 @@ impl Teller<'_> {
         let mut most = progress.most();
         loop {
             let ranges: Vec<Ranges> = self.driver.with(|core, _| {
-                let all = files.iter().map(|(ino, range)| (*ino, core.cache.droppable(id, *ino, *range)));
+                let all =
+                    files.iter().map(|(ino, range)| (*ino, core.cache.droppable_ranges(id, *ino, *range)));
                 all.filter(|(_, ranges)| !ranges.is_empty()).collect()
             });
             if ranges.is_empty() {
@@ -122,7 +123,7 @@ impl Teller<'_> {
     fn drop_parts(&mut self, progress: &Progress, files: Vec<File>) -> Result<(), Vec<File>> {
         let parts: Vec<File> = self.driver.with(|core, _| {
             let parts = |&(ino, range): &File| {
-                core.cache.partly_written(ino, range).into_iter().map(move |part| (ino, part))
+                core.cache.partial_pages(ino, range).into_iter().map(move |part| (ino, part))
             };
             files.iter().flat_map(parts).collect()
         });
@@ -136,7 +137,7 @@ impl Teller<'_> {
             let start = || self.start_pages(progress.most()).filter(|_| self.locked.len() < MOST_LOCKED);
             let Some(worker) = idle.or_else(start) else {
                 tracing::debug!(target: "nigh::kernel", ino = part.0, "no thread to drop a page with that is being written");
-                self.driver.with(|core, _| core.cache.keeps_part(part.0));
+                self.driver.with(|core, _| core.cache.note_not_dropped(part.0));
                 continue;
             };
             let (ino, range) = part;
@@ -164,7 +165,7 @@ impl Teller<'_> {
         if sleeps < LOCKED {
             return false;
         }
-        let (is_out, may_be) = self.driver.with(|core, _| core.cache.stores_into(id, ino, part));
+        let (is_out, may_be) = self.driver.with(|core, _| core.cache.writeback_overlaps(id, ino, part));
         !is_out && (!may_be || sleeps >= LOCKED_AND_STORED)
     }
 

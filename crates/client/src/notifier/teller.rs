@@ -19,7 +19,7 @@ use crate::below::Below;
 use crate::driver::Driver;
 use crate::revalidations::{NameKey, Revalidation};
 use crate::worker::{Crew, Watch, Worker};
-use nigh_cache::{Invalidation, Stale};
+use nigh_cache::{Invalidation, KernelInvalidation};
 use nigh_fuse::{Level, Notification, NotifyOutcome};
 use nigh_types::{Bug, Name, planted};
 use std::collections::{BTreeMap, VecDeque};
@@ -81,13 +81,13 @@ pub(super) struct Progress {
     /// Directories with blocked dentry invalidations: the worker, and how many it has.
     late: BTreeMap<u64, (Worker<Named>, u64)>,
     /// The names given to these workers.
-    late_names: Vec<Stale>,
+    late_names: Vec<KernelInvalidation>,
     /// Inodes unknown to the kernel; a reply with the inode may still be in flight inside the kernel.
     unknown: Vec<u64>,
     /// In an urgent job: slow page invalidations.
     pub slow: VecDeque<Dropping>,
     /// Invalidations without a free worker.
-    pub untold: VecDeque<Stale>,
+    pub untold: VecDeque<KernelInvalidation>,
 }
 
 impl Progress {
@@ -114,16 +114,16 @@ impl Teller<'_> {
     }
 
     /// If dentries are in use: invalidates the kernel's names one by one, once.
-    pub fn give_up_names(&mut self) -> Option<(Invalidation, VecDeque<Stale>)> {
+    pub fn give_up_names(&mut self) -> Option<(Invalidation, VecDeque<KernelInvalidation>)> {
         if !self.keeps_dentries() {
             return None;
         }
         let (id, names) = self.driver.with(|core, _| core.cache.handle_mounted_below())?;
-        Some((id, names.into_iter().map(|(dir, name)| Stale::Entry { dir, name }).collect()))
+        Some((id, names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name }).collect()))
     }
 
     /// Sends what it can. Returns the rest, to be sent again; all of it if an urgent job interrupted this one.
-    pub fn tell(&mut self, mut job: Job) -> VecDeque<Stale> {
+    pub fn tell(&mut self, mut job: Job) -> VecDeque<KernelInvalidation> {
         let mut progress = Progress {
             id: job.id,
             first: job.first,
@@ -143,10 +143,12 @@ impl Teller<'_> {
                 job.stale.push_front(one);
                 break;
             }
-            if let (Stale::Attr { ino } | Stale::Data { ino, .. }, false) = (&one, progress.first) {
+            if let (KernelInvalidation::Attr { ino } | KernelInvalidation::Data { ino, .. }, false) =
+                (&one, progress.first)
+            {
                 wait_for_readers(self.driver, *ino, progress.until, || self.notifier.is_wanted());
             }
-            if let Stale::Data { ino, offset, length } = one {
+            if let KernelInvalidation::Data { ino, offset, length } = one {
                 let files = self.take_files((ino, (offset, length)), &mut job.stale);
                 if let Err(left) = self.drop_pages(&mut progress, files) {
                     left.into_iter().rev().for_each(|file| job.stale.push_front(super::pages::stale(file)));
@@ -173,19 +175,19 @@ impl Teller<'_> {
         if first { self.notifier.is_stopped() } else { self.notifier.is_wanted() }
     }
 
-    fn tell_one(&mut self, progress: &mut Progress, one: &Stale) {
+    fn tell_one(&mut self, progress: &mut Progress, one: &KernelInvalidation) {
         match one {
-            Stale::Attr { ino } => self.tell_attributes(progress, *ino),
-            Stale::Epoch(_) if !self.keeps_dentries() => {
+            KernelInvalidation::Attr { ino } => self.tell_attributes(progress, *ino),
+            KernelInvalidation::AllDentries(_) if !self.keeps_dentries() => {
                 self.send(&Notification::IncEpoch);
             }
-            Stale::Epoch(names) => {
+            KernelInvalidation::AllDentries(names) => {
                 names.iter().for_each(|(dir, name)| self.tell_name(progress, *dir, name));
             }
-            Stale::Entry { dir, name } => self.tell_name(progress, *dir, name),
-            Stale::Gone { dir, name } => self.tell_gone(progress, *dir, name),
+            KernelInvalidation::Entry { dir, name } => self.tell_name(progress, *dir, name),
+            KernelInvalidation::Gone { dir, name } => self.tell_gone(progress, *dir, name),
             // See `pages.rs`.
-            Stale::Data { .. } => {}
+            KernelInvalidation::Data { .. } => {}
         }
     }
 
@@ -288,8 +290,8 @@ impl Teller<'_> {
             then: then.map(|ino| (self.node(ino), progress.until)),
         };
         let again = || {
-            let entry = Stale::Entry { dir, name: name.clone() };
-            std::iter::once(entry).chain(then.map(|ino| Stale::Attr { ino }))
+            let entry = KernelInvalidation::Entry { dir, name: name.clone() };
+            std::iter::once(entry).chain(then.map(|ino| KernelInvalidation::Attr { ino }))
         };
         if let Some((worker, waiting)) = progress.late.get_mut(&dir) {
             worker.give(named);

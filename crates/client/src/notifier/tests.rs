@@ -26,7 +26,7 @@ fn it_stops_whenever_it_is_told_to() {
         let (running, of) = (Arc::clone(&notifier), Arc::clone(&driver));
         let thread = thread::spawn(move || running.run(&of, true));
         if round % 2 == 0 {
-            notifier.queue(Invalidation(round), vec![Stale::Attr { ino: 7 }], round % 4 == 0);
+            notifier.queue(Invalidation(round), vec![KernelInvalidation::Attr { ino: 7 }], round % 4 == 0);
         }
         notifier.stop();
         let give_up = Instant::now() + Duration::from_secs(20);
@@ -56,7 +56,7 @@ fn nothing_that_leads_to_a_mount_is_dropped() {
     }
     driver.notifier.queue(
         Invalidation(1),
-        vec![Stale::Epoch(vec![(root, name("proc")), (root, name("no"))])],
+        vec![KernelInvalidation::AllDentries(vec![(root, name("proc")), (root, name("no"))])],
         false,
     );
     let give_up = Instant::now() + Duration::from_secs(20);
@@ -70,7 +70,7 @@ fn nothing_that_leads_to_a_mount_is_dropped() {
         expire_only,
     };
     assert_eq!(transport.notifications(), [entry(b"proc", true), entry(b"no", false)]);
-    assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::Level::NoEpoch);
+    assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::NotifyLevel::NoEpoch);
     driver.notifier.stop();
     thread.join().unwrap();
 }
@@ -84,7 +84,7 @@ fn nothing_is_dropped_all_at_once_after_a_rename_that_leaves_a_whiteout() {
     let thread = thread::spawn(move || of.notifier.run(&of, true));
     let name = |name: &str| Name::new(name.as_bytes()).unwrap();
     let root = driver.root();
-    let epoch = || vec![Stale::Epoch(vec![(root, name("a"))])];
+    let epoch = || vec![KernelInvalidation::AllDentries(vec![(root, name("a"))])];
     driver.notifier.queue(Invalidation(1), epoch(), false);
     until("it is told", || transport.notifications().len() == 1);
     let (from, to, no_replace, exchange) = (root, root, false, false);
@@ -95,7 +95,7 @@ fn nothing_is_dropped_all_at_once_after_a_rename_that_leaves_a_whiteout() {
     until("both are told", || transport.notifications().len() == 2);
     let entry = Notification::InvalEntry { parent: ROOT, name: b"a".into(), expire_only: true };
     assert_eq!(transport.notifications(), [Notification::IncEpoch, entry]);
-    assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::Level::NoEpoch);
+    assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::NotifyLevel::NoEpoch);
     driver.notifier.stop();
     thread.join().unwrap();
 }
@@ -111,7 +111,7 @@ fn dentry_is_dropped_while_a_lookup_reply_may_not_have_been_applied() {
     let root = driver.root();
     // The state of a thread of another pid namespace is unknown.
     driver.revalidations.note(crate::revalidations::NameKey::of(root, &name("a")), 7, 0);
-    let stale = ["a", "b"].map(|at| Stale::Entry { dir: root, name: name(at) });
+    let stale = ["a", "b"].map(|at| KernelInvalidation::Entry { dir: root, name: name(at) });
     driver.notifier.queue(Invalidation(1), stale.to_vec(), false);
     until("both are told", || transport.notifications().len() == 2);
     let entry = |name: &'static [u8], expire_only| Notification::InvalEntry {
@@ -182,8 +182,8 @@ fn stopped(driver: &Driver, thread: thread::JoinHandle<()>) {
 /// The first created inode.
 const MADE: u64 = 2;
 
-fn pages_of(ino: u64) -> Stale {
-    Stale::Data { ino, offset: 0, length: 0 }
+fn pages_of(ino: u64) -> KernelInvalidation {
+    KernelInvalidation::Data { ino, offset: 0, length: 0 }
 }
 
 /// A dirty mapping is written back before its page is dropped, and the server is unreachable.
@@ -194,11 +194,16 @@ fn what_waits_for_a_request_is_left_for_what_goes_first_and_told_again() {
     assert_eq!(stage.make("file", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
-    driver.notifier.queue(Invalidation(901), vec![pages_of(MADE), Stale::Attr { ino: 8 }], false);
+    driver.notifier.queue(
+        Invalidation(901),
+        vec![pages_of(MADE), KernelInvalidation::Attr { ino: 8 }],
+        false,
+    );
     let told =
         |one: &Notification<'static>| kernel.notifications().iter().filter(|other| *other == one).count();
     until("it is told", || told(&Notification::contents(MADE)) == 1);
-    let all = vec![Stale::Epoch(vec![]), pages_of(MADE), Stale::Attr { ino: 9 }];
+    let all =
+        vec![KernelInvalidation::AllDentries(vec![]), pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
     driver.notifier.queue(Invalidation(902), all, true);
     until("what goes first", || told(&Notification::attributes(9)) == 1);
     assert_eq!((told(&Notification::IncEpoch), told(&Notification::attributes(8))), (1, 0));
@@ -359,7 +364,11 @@ fn a_file_with_no_end_of_stores_leaves_threads_for_others() {
     thread::sleep(Duration::from_millis(50));
     assert!(driver.notifier.crew.has_room(64), "there is room for what may come");
     for ino in 901..931 {
-        driver.notifier.queue(Invalidation(ino), vec![pages_of(other), Stale::Attr { ino }], false);
+        driver.notifier.queue(
+            Invalidation(ino),
+            vec![pages_of(other), KernelInvalidation::Attr { ino }],
+            false,
+        );
         until("what comes later", || kernel.notifications().contains(&Notification::attributes(ino)));
     }
     assert!(is_forgetting(&driver), "it is not told");
@@ -384,7 +393,11 @@ fn a_page_that_is_being_written_in_part_is_dropped_before_all_counts_as_told() {
     let part = writes_in_part(&mut stage);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
-    driver.notifier.queue(Invalidation(901), vec![pages_of(MADE), Stale::Attr { ino: 9 }], false);
+    driver.notifier.queue(
+        Invalidation(901),
+        vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }],
+        false,
+    );
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     let told = kernel.notifications();
     let at = |one: &Notification<'_>| told.iter().position(|told| told == one);
@@ -400,7 +413,11 @@ fn a_page_that_is_locked_for_a_write_of_a_part_holds_up_nothing() {
     let part = writes_in_part(&mut stage);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
-    driver.notifier.queue(Invalidation(901), vec![pages_of(MADE), Stale::Attr { ino: 9 }], false);
+    driver.notifier.queue(
+        Invalidation(901),
+        vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }],
+        false,
+    );
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     assert!(kernel.notifications().contains(&part), "it was tried");
     stuck.let_go();
@@ -419,7 +436,11 @@ fn a_file_that_is_opened_and_read_while_its_pages_are_dropped_holds_up_nothing()
     let operate = |unique, op| driver.operate(unique, OpId(unique), Caller::default(), Shape::Natural, op);
     operate(901, nigh_cache::Op::Release { fh: nigh_cache::Fh(1), flock: None });
     let thread = running(&driver);
-    driver.notifier.queue(Invalidation(901), vec![pages_of(MADE), Stale::Attr { ino: 9 }], false);
+    driver.notifier.queue(
+        Invalidation(901),
+        vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }],
+        false,
+    );
     let told = |one: &Notification<'static>| kernel.notifications().contains(one);
     until("the whole file", || told(&Notification::contents(MADE)));
     stage.open(MADE);
@@ -442,12 +463,12 @@ fn names_of_a_locked_directory_hold_up_no_others() {
     driver.mountpoint.set("/".into()).unwrap();
     let thread = running(&driver);
     let name = Name::new(b"x").unwrap();
-    let entry = |dir| Stale::Entry { dir, name: name.clone() };
+    let entry = |dir| KernelInvalidation::Entry { dir, name: name.clone() };
     driver.notifier.queue(Invalidation(901), vec![entry(MADE), entry(MADE), entry(driver.root())], false);
     let told =
         |one: &Notification<'static>| kernel.notifications().iter().filter(|other| *other == one).count();
     until("another directory", || told(&expired(ROOT, b"x")) == 1);
-    driver.notifier.queue(Invalidation(902), vec![Stale::Attr { ino: 9 }, entry(MADE)], true);
+    driver.notifier.queue(Invalidation(902), vec![KernelInvalidation::Attr { ino: 9 }, entry(MADE)], true);
     until("what goes first", || told(&Notification::attributes(9)) == 1);
     stuck.let_go();
     until("both names", || told(&expired(MADE, b"x")) >= 4);
@@ -462,9 +483,9 @@ fn are_left_to_their_worker(made: &str, locks: impl FnOnce(u64) -> nigh_cache::O
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     driver.operate(900, OpId(900), Caller::default(), Shape::Natural, locks(driver.root()));
     let thread = running(&driver);
-    let entry = Stale::Entry { dir: MADE, name: Name::new(b"x").unwrap() };
+    let entry = KernelInvalidation::Entry { dir: MADE, name: Name::new(b"x").unwrap() };
     driver.notifier.queue(Invalidation(901), vec![entry], true);
-    driver.notifier.queue(Invalidation(902), vec![Stale::Attr { ino: 9 }], false);
+    driver.notifier.queue(Invalidation(902), vec![KernelInvalidation::Attr { ino: 9 }], false);
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     stuck.let_go();
     stopped(&driver, thread);
@@ -522,7 +543,7 @@ fn what_is_told_late_waits_for_who_asked_meanwhile() {
     let mut stage = Stage::new();
     assert_eq!(stage.make("file", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
-    driver.notifier.queue(Invalidation(901), vec![Stale::Attr { ino: MADE }], false);
+    driver.notifier.queue(Invalidation(901), vec![KernelInvalidation::Attr { ino: MADE }], false);
     driver.with(|core, now| core.cache.handle_event(now, Event::Recall(of_root(driver.root()))));
     let asks = nigh_cache::Op::GetAttr { ino: MADE };
     driver.operate(900, OpId(900), Caller::default(), Shape::Natural, asks);
@@ -547,7 +568,7 @@ fn all_who_ask_are_waited_for_together() {
         let asks = nigh_cache::Op::GetAttr { ino: *ino };
         driver.operate(unique, OpId(unique), Caller::default(), Shape::Natural, asks);
     }
-    let stale = files.iter().map(|ino| Stale::Attr { ino: *ino }).collect();
+    let stale = files.iter().map(|ino| KernelInvalidation::Attr { ino: *ino }).collect();
     driver.notifier.queue(Invalidation(901), stale, false);
     let since = Instant::now();
     let thread = running(&driver);

@@ -4,7 +4,7 @@ use super::clock::Clock;
 use super::{Counts, Native, Place};
 use crate::random::{Dice, History, Kinds};
 use crate::world::{Client, World};
-use nigh_cache::{Config, Level, OnDisconnect};
+use nigh_cache::{Config, NotifyLevel, OnDisconnect};
 use nigh_native::lease::LeaseConfig;
 use nigh_native::{DIRENTS, NAMES_ALONE, PUSHES};
 use nigh_remote::model_fs::TreeConfig;
@@ -196,7 +196,8 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
 
 fn join(history: &mut History<Native>, at: u64, faults: Faults) {
     let History { world, dice, .. } = history;
-    let level = [Level::All, Level::All, Level::NoEpoch, Level::None][dice.below(4) as usize % 4];
+    let level = [NotifyLevel::All, NotifyLevel::All, NotifyLevel::NoEpoch, NotifyLevel::None]
+        [dice.below(4) as usize % 4];
     let clock = match faults.drift {
         true => Clock::new(at * 1_000_000_007, dice.below(31)),
         false => Clock::exact(),
@@ -204,7 +205,7 @@ fn join(history: &mut History<Native>, at: u64, faults: Faults) {
     let latency = (Span::from_millis(1 + dice.below(5)), Span::from_millis(1 + dice.below(5)));
     let limited = history.kinds.limited;
     let term = if limited { Term::Limited(LIMIT) } else { Term::Session };
-    let alone = if level == Level::NoEpoch { NAMES_ALONE } else { 0 };
+    let alone = if level == NotifyLevel::NoEpoch { NAMES_ALONE } else { 0 };
     let features = DIRENTS | alone | if history.kinds.pushes { PUSHES } else { 0 };
     let end = world.server.connect(world.now, Place { clock, latency, term, features });
     let budget_bytes = if history.kinds.tiny { 3_000 } else { 1 << 30 };

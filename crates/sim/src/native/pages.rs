@@ -3,7 +3,7 @@
 
 use super::{Native, Place};
 use crate::world::{Backend, World};
-use nigh_cache::{Answer, Config, Fh, Op, Stale};
+use nigh_cache::{Answer, Config, Fh, KernelInvalidation, Op};
 use nigh_native::lease::LeaseConfig;
 use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{Access, Call, Errno, Name, OpId, Reply, Span, Time, WriteFlags};
@@ -104,7 +104,11 @@ impl Mounts {
     /// Drops a clean page, as a kernel does under memory pressure.
     fn reclaim(&mut self, at: usize) {
         assert!(!self.world.clients[at].kernel.kept.is_dirty(self.ino));
-        self.world.clients[at].kernel.forget(&Stale::Data { ino: self.ino, offset: 0, length: 0 });
+        self.world.clients[at].kernel.forget(&KernelInvalidation::Data {
+            ino: self.ino,
+            offset: 0,
+            length: 0,
+        });
     }
 
     /// Holds back the notifications of a client's kernel, or delivers them.

@@ -4,7 +4,7 @@ use super::{Bounds, PATIENCE, TERM};
 use crate::native::{Move, Native, Place};
 use crate::random::{Dice, History, Kinds, name};
 use crate::world::{Backend, World, name_of};
-use nigh_cache::{Answer, Config, Level, Op};
+use nigh_cache::{Answer, Config, NotifyLevel, Op};
 use nigh_native::lease::LeaseConfig;
 use nigh_native::{NAMES_ALONE, PUSHES};
 use nigh_remote::model_fs::TreeConfig;
@@ -126,7 +126,7 @@ impl State {
             let alone = bounds.alone && at == 1;
             let features = if bounds.pushes { PUSHES } else { 0 } | if alone { NAMES_ALONE } else { 0 };
             let end = history.world.server.connect(history.world.now, Place::near(features));
-            let level = if alone { Level::NoEpoch } else { Level::All };
+            let level = if alone { NotifyLevel::NoEpoch } else { NotifyLevel::All };
             history.world.join(Config { level, ..Config::default() }, (), end);
         }
         let dir = history.dirs[DIR];

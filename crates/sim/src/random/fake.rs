@@ -2,7 +2,7 @@
 
 use super::{Dice, History, Kinds};
 use crate::world::{World, name_of};
-use nigh_cache::{Config, Level, OnDisconnect, Prefetch};
+use nigh_cache::{Config, NotifyLevel, OnDisconnect, Prefetch};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{OpId, Span, Term};
@@ -53,7 +53,8 @@ impl History {
         let mut history = History::begin(World::new(config), kinds, dice);
         let History { world, dice, .. } = &mut history;
         for number in 0..plan.clients {
-            let level = [Level::All, Level::All, Level::NoEpoch, Level::None][dice.below(4) as usize % 4];
+            let level = [NotifyLevel::All, NotifyLevel::All, NotifyLevel::NoEpoch, NotifyLevel::None]
+                [dice.below(4) as usize % 4];
             let budget_bytes = if kinds.tiny { 3_000 } else { 1 << 30 };
             let on_disconnect = match dice.below(8) {
                 0 | 1 => OnDisconnect::Fail(Span::from_millis(1 + dice.below(100))),

@@ -2,7 +2,7 @@
 
 use super::{DIRS, History, NAMES, PAGE, name};
 use crate::world::{Backend, Fact, XATTR, name_of, short};
-use nigh_cache::{Answer, Fh, Level, Op};
+use nigh_cache::{Answer, Fh, NotifyLevel, Op};
 use nigh_types::{Access, Errno, Name, WriteFlags};
 
 /// Write flags of a caller without `CAP_FSETID`.
@@ -180,7 +180,7 @@ impl<B: Backend> History<B> {
             return Some(Op::Write { ino, fh, offset: 0, data, flags: KILLS });
         }
         let client = &self.world.clients[at];
-        let asks = !client.kernel.kept.has_pages(ino) || client.cache.level() == Level::None;
+        let asks = !client.kernel.kept.has_pages(ino) || client.cache.level() == NotifyLevel::None;
         asks.then_some(Op::Read { ino, fh, offset: 0, size: 4096 })
     }
 

@@ -3,7 +3,7 @@
 use super::own::changed_inode;
 use super::{Backend, World, name_of};
 use crate::kept::Written;
-use nigh_cache::{Level, Op};
+use nigh_cache::{NotifyLevel, Op};
 use nigh_remote::model_fs::Tree;
 use nigh_types::{Attr, Call, NodeId, NodeRef, OpId, Reply, Time, WriteFlags};
 use std::collections::BTreeMap;
@@ -159,7 +159,7 @@ impl<B: Backend> World<B> {
         for (at, client) in self.clients.iter().enumerate().filter(|(at, client)| self.is_judged(*at, client))
         {
             // Without notifications, a kernel checks the attributes before it reads pages (`FUSE_AUTO_INVAL_DATA`).
-            let trusted = client.cache.level() != Level::None;
+            let trusted = client.cache.level() != NotifyLevel::None;
             for (ino, pages) in client.kernel.kept.pages().filter(|_| trusted) {
                 let written = client.kernel.kept.written(ino);
                 let told = client.telling.is_told(ino)

@@ -1,7 +1,7 @@
 //! Stores into maps, from the store to the write-back, and the check of which clients may change a byte of a file.
 
 use super::{Backend, World, name_of};
-use nigh_cache::{Answer, Fh, Level, Op};
+use nigh_cache::{Answer, Fh, NotifyLevel, Op};
 use nigh_types::{Errno, OpId, WriteFlags};
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ impl<B: Backend> World<B> {
     pub fn store(&mut self, at: usize, ino: u64, fh: Fh, (offset, bytes): (u64, &[u8])) {
         let client = &self.clients[at];
         let is_present = self.is_judged(at, client)
-            && client.cache.level() != Level::None
+            && client.cache.level() != NotifyLevel::None
             && !client.telling.is_told(ino)
             && !self.under_way(client).1.contains(&ino);
         let before = || is_present.then(|| self.server.written());

@@ -2,7 +2,7 @@
 
 use super::own::{changed_inode, names_of};
 use super::{Backend, World};
-use nigh_cache::{Answer, Op, Stale};
+use nigh_cache::{Answer, KernelInvalidation, Op};
 use nigh_types::OpId;
 
 impl<B: Backend> World<B> {
@@ -16,7 +16,7 @@ impl<B: Backend> World<B> {
             let heard = names_of(op).into_iter().filter_map(|(dir, name)| kernel.last_heard(dir, &name));
             let heard: Vec<u64> = heard.collect();
             for ino in locked.iter().filter(|ino| !heard.contains(ino)) {
-                kernel.forget(&Stale::Attr { ino: *ino });
+                kernel.forget(&KernelInvalidation::Attr { ino: *ino });
             }
         }
         kernel.ends(op);
@@ -62,7 +62,9 @@ impl<B: Backend> World<B> {
                 _,
             ) if changed_inode(op).is_some() => kernel.changed_data(*ino),
             (op, _) => {
-                changed_inode(op).into_iter().for_each(|ino| kernel.forget(&Stale::Attr { ino }));
+                changed_inode(op)
+                    .into_iter()
+                    .for_each(|ino| kernel.forget(&KernelInvalidation::Attr { ino }));
             }
         }
     }
@@ -71,7 +73,7 @@ impl<B: Backend> World<B> {
     pub(super) fn forget_set_id(&mut self, at: usize, op: &Op) {
         let client = &mut self.clients[at];
         if let Some(ino) = changed_inode(op).filter(|ino| client.cache.is_set_id_gone(*ino)) {
-            client.kernel.forget(&Stale::Attr { ino });
+            client.kernel.forget(&KernelInvalidation::Attr { ino });
             client.cache.handle_set_id_forgotten(ino);
             self.trace.push(format!("{} forgets attributes", super::name_of(at)));
         }

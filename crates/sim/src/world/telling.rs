@@ -1,7 +1,7 @@
 //! Model of a notifier and its kernel: the order of notifications, and what each one waits for.
 
 use super::{Backend, Client, World, name_of, words};
-use nigh_cache::{Invalidation, Level, Op, Stale};
+use nigh_cache::{Invalidation, KernelInvalidation, NotifyLevel, Op};
 use nigh_types::{OpId, WriteFlags};
 use std::collections::VecDeque;
 
@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 #[derive(Clone, Debug)]
 struct Job {
     id: Invalidation,
-    stale: VecDeque<Stale>,
+    stale: VecDeque<KernelInvalidation>,
     /// An urgent job goes before all others, and waits for no request.
     first: bool,
     /// Page invalidations of an urgent job for which no worker was free.
-    untold: VecDeque<Stale>,
+    untold: VecDeque<KernelInvalidation>,
     /// The remainder of an urgent job; other jobs do not wait for it.
     behind: bool,
 }
@@ -41,7 +41,7 @@ pub(super) struct Telling {
 }
 
 impl Job {
-    fn new(id: Invalidation, stale: impl IntoIterator<Item = Stale>, first: bool) -> Job {
+    fn new(id: Invalidation, stale: impl IntoIterator<Item = KernelInvalidation>, first: bool) -> Job {
         Job { id, stale: stale.into_iter().collect(), first, untold: VecDeque::new(), behind: false }
     }
 }
@@ -53,7 +53,7 @@ impl Telling {
 
     /// Returns whether an invalidation of an inode's data or listing is queued.
     pub fn is_told(&self, ino: u64) -> bool {
-        let about = |stale: &Stale| matches!(stale, Stale::Data { ino: i, .. } if *i == ino);
+        let about = |stale: &KernelInvalidation| matches!(stale, KernelInvalidation::Data { ino: i, .. } if *i == ino);
         self.jobs.iter().any(|job| job.stale.iter().chain(&job.untold).any(about))
             || self.stuck.iter().chain(&self.slow).any(|stuck| stuck.ino == ino)
     }
@@ -76,7 +76,7 @@ impl<B: Backend> World<B> {
         let client = &mut self.clients[at];
         client.kernel.mounted_below = true;
         if let Some((id, names)) = client.cache.handle_mounted_below() {
-            let stale = names.into_iter().map(|(dir, name)| Stale::Entry { dir, name });
+            let stale = names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name });
             // After the job in progress.
             let behind = client.telling.jobs.iter().filter(|job| job.first).count();
             let behind = behind.max(usize::from(client.telling.stuck.is_some()));
@@ -127,15 +127,17 @@ impl<B: Backend> World<B> {
         telling.is_idle() && telling.left.is_empty()
     }
 
-    pub(super) fn queue(&mut self, at: usize, id: Invalidation, stale: Vec<Stale>, first: bool) {
+    pub(super) fn queue(&mut self, at: usize, id: Invalidation, stale: Vec<KernelInvalidation>, first: bool) {
         let client = &mut self.clients[at];
         if client.hold_invalidations && (client.asleep || !first) {
             self.trace.push(format!("{}'s kernel is slow to forget", name_of(at)));
         }
         let mut job = Job::new(id, stale, first);
-        if first && client.cache.level() != Level::All {
+        if first && client.cache.level() != NotifyLevel::All {
             // Without the epoch, the urgent job must itself contain the dentries of other jobs, since those may wait.
-            let named = |one: &&Stale| matches!(one, Stale::Entry { .. } | Stale::Epoch(_));
+            let named = |one: &&KernelInvalidation| {
+                matches!(one, KernelInvalidation::Entry { .. } | KernelInvalidation::AllDentries(_))
+            };
             let others = client.telling.jobs.iter().flat_map(|other| &other.stale);
             job.stale.extend(others.filter(named).cloned());
         }
@@ -275,7 +277,7 @@ impl<B: Backend> World<B> {
     }
 
     /// Postpones a page invalidation of the first job, because no worker is free.
-    fn put_off(&mut self, at: usize, one: Stale) -> bool {
+    fn put_off(&mut self, at: usize, one: KernelInvalidation) -> bool {
         let jobs = &mut self.clients[at].telling.jobs;
         if jobs[0].first {
             jobs[0].stale.pop_front();
@@ -288,17 +290,17 @@ impl<B: Backend> World<B> {
         true
     }
 
-    fn tell_stale(&mut self, at: usize, one: Stale) -> bool {
+    fn tell_stale(&mut self, at: usize, one: KernelInvalidation) -> bool {
         let client = &mut self.clients[at];
         let job = &mut client.telling.jobs[0];
-        let Stale::Data { ino, offset, length } = one else {
+        let KernelInvalidation::Data { ino, offset, length } = one else {
             job.stale.pop_front();
             self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(&one)));
             client.kernel.forget(&one);
             return true;
         };
         // As a notifier does: page ranges that the kernel has locked for local requests are left out.
-        let ranges = client.cache.droppable(job.id, ino, (offset, length));
+        let ranges = client.cache.droppable_ranges(job.id, ino, (offset, length));
         if !ranges.is_empty() && !client.telling.has_worker(client.workers) {
             return self.put_off(at, one);
         }
@@ -328,14 +330,14 @@ impl<B: Backend> World<B> {
         self.drop_pages(at, stuck.ino, &stuck.ranges);
         let Client { cache, kernel, .. } = &self.clients[at];
         if !kernel.kept.is_locked(stuck.ino) {
-            let parts = cache.partly_written(stuck.ino, stuck.range);
+            let parts = cache.partial_pages(stuck.ino, stuck.range);
             self.drop_pages(at, stuck.ino, &parts);
         }
     }
 
     fn drop_pages(&mut self, at: usize, ino: u64, ranges: &[(u64, u64)]) {
         for &(offset, length) in ranges {
-            let part = Stale::Data { ino, offset, length };
+            let part = KernelInvalidation::Data { ino, offset, length };
             self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(&part)));
             self.clients[at].kernel.forget(&part);
         }
@@ -343,7 +345,7 @@ impl<B: Backend> World<B> {
 }
 
 impl Stuck {
-    fn stale(&self) -> Stale {
-        Stale::Data { ino: self.ino, offset: self.range.0, length: self.range.1 }
+    fn stale(&self) -> KernelInvalidation {
+        KernelInvalidation::Data { ino: self.ino, offset: self.range.0, length: self.range.1 }
     }
 }

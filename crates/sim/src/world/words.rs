@@ -1,6 +1,6 @@
 //! Trace lines in plain words.
 
-use nigh_cache::{Answer, Stale};
+use nigh_cache::{Answer, KernelInvalidation};
 use nigh_remote::Event;
 use nigh_types::{LeaseScope, Span, UpdateCommit, UpdatePrepare, UpdatedFact};
 
@@ -52,14 +52,16 @@ pub fn name_of(at: usize) -> char {
     u8::try_from(at).map_or('?', |n| char::from(b'A' + n.min(25)))
 }
 
-pub(super) fn words(stale: &Stale) -> String {
+pub(super) fn words(stale: &KernelInvalidation) -> String {
     match stale {
-        Stale::Attr { ino } => format!("attributes of {ino}"),
-        Stale::Data { ino, offset: 0, length: 0 } => format!("data of {ino}"),
-        Stale::Data { ino, offset, length } => format!("data of {ino} from {offset}, {length} bytes"),
-        Stale::Entry { dir, name } => format!("{dir}/{name}"),
-        Stale::Gone { dir, name } => format!("{dir}/{name}, which is gone"),
-        Stale::Epoch(_) => "every name".to_owned(),
+        KernelInvalidation::Attr { ino } => format!("attributes of {ino}"),
+        KernelInvalidation::Data { ino, offset: 0, length: 0 } => format!("data of {ino}"),
+        KernelInvalidation::Data { ino, offset, length } => {
+            format!("data of {ino} from {offset}, {length} bytes")
+        }
+        KernelInvalidation::Entry { dir, name } => format!("{dir}/{name}"),
+        KernelInvalidation::Gone { dir, name } => format!("{dir}/{name}, which is gone"),
+        KernelInvalidation::AllDentries(_) => "every name".to_owned(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reclaim order, and deferred replies of the session before.
 
 use super::*;
-use crate::{Invalidation, Stale};
+use crate::{Invalidation, KernelInvalidation};
 
 /// Returns the invalidations that are not done.
 #[derive(Default)]
@@ -226,7 +226,7 @@ fn what_was_asked_to_be_a_weaker_lock_is_claimed_as_that() {
 /// A request whose pages an invalidation left out fails: the pages show old data.
 #[test]
 fn pages_that_were_left_out_for_a_request_go_when_it_fails() {
-    let range = Stale::Data { ino: FILE.ino, offset: 0, length: 100 };
+    let range = KernelInvalidation::Data { ino: FILE.ino, offset: 0, length: 100 };
     let read = |fh| Op::Read { ino: FILE.ino, fh, offset: 0, size: 100 };
     let told = |rig: &mut Rig| {
         let mut told = Vec::new();
@@ -254,7 +254,7 @@ fn pages_that_were_left_out_for_a_request_go_when_it_fails() {
             rig.cache.handle_interrupt(op, true);
             assert!(told(&mut rig).contains(&range), "its caller was killed");
             assert!(
-                rig.cache.droppable(Invalidation(99), FILE.ino, (0, 0)).contains(&(0, 0)),
+                rig.cache.droppable_ranges(Invalidation(99), FILE.ino, (0, 0)).contains(&(0, 0)),
                 "nothing is locked"
             );
         }

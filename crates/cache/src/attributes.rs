@@ -1,0 +1,495 @@
+//! Attributes: where they are cached, and how they are applied and dropped.
+
+use crate::cache::Cache;
+use crate::calls::{CallKind, InflightCall};
+use crate::config::OnDisconnect;
+use crate::dir_entries::CachedEntry;
+use crate::grants::LiveGrant;
+use crate::op::{Answer, Invalidation, KernelInvalidation, Node, Output};
+use crate::state::{Copies, Directory, Inode};
+use nigh_types::{Attr, Entry, Grant, LeaseScope, Name, NodeId, Reply, Response, Span, Time};
+
+impl Cache {
+    /// Returns an inode's attributes under a live grant.
+    pub(crate) fn cached_attr(&self, now: Time, id: NodeId) -> Option<(Attr, LiveGrant)> {
+        let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
+        if self.is_suspended(id.ino) {
+            return None;
+        }
+        if let Some((attr, held)) = inode.own.filter(|(_, held)| held.lives(now)) {
+            return Some((attr, held));
+        }
+        let (dir, name) =
+            inode.parent_entry.as_ref().filter(|(dir, name)| !self.holds.has_name(*dir, name))?;
+        let directory = self.dirs.get(dir)?;
+        let held = directory.held.filter(|h| h.lives(now))?;
+        let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        let child = row.child.filter(|c| c.id == id)?;
+        (child.attr_known && child.attr().covered_by_parent()).then_some((child.attr(), held))
+    }
+
+    /// Returns a child's attributes under a live grant, from its directory entry if that has them.
+    pub(crate) fn child_attr(
+        &self,
+        now: Time,
+        child: &CachedEntry,
+        held: LiveGrant,
+    ) -> Option<(Attr, LiveGrant)> {
+        if self.is_suspended(child.id.ino) || self.knows_another(child.id) {
+            return None;
+        }
+        if child.attr_known && child.attr().covered_by_parent() {
+            return Some((child.attr(), held));
+        }
+        let inode = self.inodes.get(&child.id.ino).filter(|i| i.id == child.id)?;
+        inode.own.filter(|(_, held)| held.lives(now))
+    }
+
+    /// Returns whether an inode's facts are suspended: an update by another client is prepared, or a local change in
+    /// flight takes its name.
+    pub(crate) fn is_suspended(&self, ino: u64) -> bool {
+        self.holds.has_inode(ino) || self.overlay.is_leaving(ino)
+    }
+
+    /// Returns the record of an inode, created if absent. If another inode had its number, all facts about that one are
+    /// dropped.
+    pub(crate) fn inode(&mut self, id: NodeId) -> &mut Inode {
+        if let Some(old) = self.dirs.get(&id.ino).map(|d| d.id).filter(|old| *old != id) {
+            self.part_with_names(old);
+            self.forget_names(id.ino);
+            if let Some(directory) = self.dirs.get_mut(&id.ino) {
+                directory.pass_number(id);
+            }
+        }
+        self.pass_number(id);
+        let numbers = &mut self.numbers;
+        let new = || Box::new(Inode::new(id, numbers.take_back(id)));
+        let inode = self.inodes.entry(id.ino).or_insert_with(new);
+        if inode.id != id {
+            inode.renew(id);
+            inode.nlookup += self.numbers.take_back(id);
+        }
+        inode
+    }
+
+    pub(crate) fn directory(&mut self, id: NodeId) -> &mut Directory {
+        let (order, clock) = (&mut self.order, self.clock);
+        let directory = self.dirs.entry(id.ino).or_insert_with(|| {
+            order.push_back(id.ino);
+            Directory::new(id)
+        });
+        if let Some(limit) = self.config.dir_timeout {
+            self.idle_due.get_or_insert(clock.after(limit));
+        }
+        if directory.id != id {
+            directory.forget();
+            directory.id = id;
+        }
+        directory.note_use(clock);
+        directory.is_one = true;
+        directory
+    }
+
+    /// Applies attributes of a reply if a grant allows. Returns that grant.
+    pub(crate) fn apply_attr(
+        &mut self,
+        now: Time,
+        flight: &InflightCall,
+        id: NodeId,
+        attr: Attr,
+        grants: &[Grant],
+    ) -> Option<LiveGrant> {
+        if flight.seen.inodes.contains(&id.ino) {
+            self.forget_attr(id.ino);
+            return None;
+        }
+        if flight.seen.told.contains(&id.ino) {
+            // The remote change is newer, unless this is a reply to a local change: then the order is not known.
+            if flight.sequence.is_some() {
+                self.forget_attr(id.ino);
+            }
+            return None;
+        }
+        if flight.sequence.is_none() {
+            self.mark_attr_under_way(id.ino);
+            // These compare attributes themselves.
+            if !matches!(flight.purpose, CallKind::Read { .. } | CallKind::Renew { .. }) {
+                self.drop_foreign_data(now, id, &attr);
+            }
+        }
+        let fresh =
+            flight.granted(grants, id, LeaseScope::Attributes).map(|g| LiveGrant::begin(g, flight.sent));
+        let fresh = fresh.filter(|h| h.lives(now));
+        self.note_symlink(id, &attr);
+        let mut under = None;
+        if let Some(held) = fresh {
+            self.inode(id).more().own = Some((attr, held));
+            under = Some(held);
+        } else if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
+            match inode.more_if_any().and_then(|more| more.own.as_mut()) {
+                Some((_, held)) if flight.recalled(id, LeaseScope::Attributes) && held.lives(now) => {
+                    if flight.sequence.is_some() {
+                        self.discard_uncertain_attr(id);
+                    }
+                    return None;
+                }
+                // An ungranted reply beside a live grant may be older than the cache.
+                Some((_, held)) if held.lives(now) && flight.sequence.is_none() => return None,
+                Some((own, held)) if held.lives(now) => {
+                    *own = attr;
+                    under = Some(*held);
+                }
+                _ => drop(inode.forget_own()),
+            }
+        }
+        let covered = self.learn_at_home(now, flight, id, attr, grants);
+        let under = under.or(covered).or_else(|| self.learn_home(now, flight, id, attr, grants));
+        // Return a zero timeout while an update is prepared: the commit does not invalidate the kernel.
+        under.filter(|_| self.cached_attr(now, id).is_some())
+    }
+
+    /// Applies a child's attributes that came with a directory lease, if the directory has no entry for the child yet:
+    /// the remote found it by its parent entry.
+    fn learn_home(
+        &mut self,
+        now: Time,
+        flight: &InflightCall,
+        id: NodeId,
+        attr: Attr,
+        grants: &[Grant],
+    ) -> Option<LiveGrant> {
+        if !attr.covered_by_parent() || flight.sequence.is_some() {
+            return None;
+        }
+        let (dir, name) = self.inodes.get(&id.ino).filter(|i| i.id == id)?.parent_entry.clone()?;
+        let dir_id = self.id_of(dir)?;
+        flight.granted(grants, dir_id, LeaseScope::Directory)?;
+        if flight.seen.name(dir, &name).is_some() {
+            return None;
+        }
+        let entry = Entry { id, attr, target: None, no_xattrs: false };
+        self.apply_dentry(now, flight, dir_id, &name, Some(&entry), grants)
+    }
+
+    /// Applies attributes to the inode's entry if its directory lease lives, and only if they are not older than the
+    /// entry: they came with a grant, or a local change made them.
+    fn learn_at_home(
+        &mut self,
+        now: Time,
+        flight: &InflightCall,
+        id: NodeId,
+        attr: Attr,
+        grants: &[Grant],
+    ) -> Option<LiveGrant> {
+        let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
+        let (dir, name) = inode.parent_entry.as_ref()?;
+        if flight.seen.is_pushed(*dir, name) {
+            return None;
+        }
+        let cookie = self.key.cookie(name.as_bytes());
+        let directory = self.dirs.get_mut(dir).filter(|d| !flight.recalled(d.id, LeaseScope::Directory))?;
+        let held = directory.held.filter(|h| h.lives(now))?;
+        if flight.sequence.is_none()
+            && crate::grants::on(grants, directory.id, LeaseScope::Directory).is_none()
+        {
+            return None;
+        }
+        let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
+        // An entry that did not answer for the inode was not updated for new xattrs.
+        child.no_xattrs &= child.attr_known && child.attr().covered_by_parent();
+        child.compact = attr.into();
+        child.attr_known = true;
+        attr.covered_by_parent().then_some(held)
+    }
+
+    /// Drops attributes because a recall of them raced with a local change.
+    pub(crate) fn discard_uncertain_attr(&mut self, id: NodeId) {
+        for flight in self.flights.values_mut() {
+            flight.seen.recalled.push((id, LeaseScope::Attributes));
+        }
+        self.forget_attr(id.ino);
+        if self.config.level.may_keep_pages() {
+            self.invalidate(vec![KernelInvalidation::Attr { ino: id.ino }], None);
+        }
+    }
+
+    /// Returns the child in an inode's parent entry.
+    pub(crate) fn child_at_home(&mut self, ino: u64) -> Option<&mut CachedEntry> {
+        let inode = self.inodes.get(&ino)?;
+        let (dir, name) = inode.parent_entry.as_ref()?;
+        let cookie = self.key.cookie(name.as_bytes());
+        let directory = self.dirs.get_mut(dir)?;
+        directory.rows.find_mut(cookie, name.as_bytes()).filter(|child| child.id == inode.id)
+    }
+
+    /// Drops attributes because the order of two replies is not known.
+    pub(crate) fn forget_attr(&mut self, ino: u64) {
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.forget_own();
+        inode.forget_xattrs();
+        if let Some(child) = self.child_at_home(ino) {
+            child.attr_known = false;
+        }
+    }
+
+    /// Applies attributes of further inodes in a reply.
+    pub(crate) fn learn_after(&mut self, now: Time, flight: &InflightCall, response: &Response) {
+        for &(id, attr) in &response.after {
+            if attr.nlink == 0 && !attr.is_dir() {
+                self.forget_attr(id.ino);
+            }
+            self.apply_attr(now, flight, id, attr, &response.grants);
+        }
+    }
+
+    /// Drops an inode's expired facts, as [`Cache::drop_expired_names`] does for a directory.
+    pub(crate) fn drop_expired(&mut self, ino: u64) {
+        let clock = self.clock;
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        if let Some(more) = inode.more_if_any() {
+            more.own = more.own.filter(|(_, held)| held.lives(clock));
+            more.xattrs = more.xattrs.take().filter(|xattrs| clock < xattrs.1);
+            more.target = more.target.take().filter(|target| clock < target.1);
+        }
+        if let Some(dir) = inode.parent_entry.as_ref().map(|(dir, _)| *dir) {
+            self.drop_expired_names(dir);
+        }
+    }
+
+    /// Updates the byte count after a directory's entries changed.
+    pub(crate) fn recount(&mut self, dir: u64) {
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            let bytes = directory.bytes();
+            self.row_bytes = self.row_bytes - directory.counted + bytes;
+            directory.counted = bytes;
+        }
+    }
+
+    /// Returns the reply about an inode that a name led to, and counts the lookup.
+    pub(crate) fn entry_reply(
+        &mut self,
+        now: Time,
+        home: Option<(u64, &Name)>,
+        id: NodeId,
+        attr: Attr,
+        name_held: Option<LiveGrant>,
+        attr_held: Option<LiveGrant>,
+    ) -> Node {
+        let level = self.config.level;
+        let ordered = home.is_some_and(|(dir, _)| self.is_hot(now, dir) || self.watches.is_telling(dir));
+        let held_back = home.is_some_and(|(dir, name)| self.holds.has_name(dir, name));
+        let name_held = name_held.filter(|_| !ordered && !held_back);
+        let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
+        self.pass_number_of_removed(id);
+        let number = self.number(id);
+        let attr_valid = self.attr_timeout(now, id.ino, &attr, attr_held);
+        let known = self.inode(id).nlookup > 0;
+        let node = Node { id, number, known, attr, entry_valid, attr_valid };
+        let inode = self.inode(id);
+        inode.nlookup += 1;
+        if inode.nlookup == 1 {
+            self.note_new_to_kernel(id.ino);
+        }
+        if let Some((dir, name)) = home {
+            self.last_told.put((dir, name), attr.is_dir().then_some((id, attr)));
+            let inode = self.inode(id);
+            inode.attr_valid_until = now.after(node.entry_valid.min(node.attr_valid));
+            // The kernel may apply two replies in the reverse order: the longer timeout lasts until the dentry is
+            // dropped.
+            inode.entry_valid_until = inode.entry_valid_until.max(now.after(node.entry_valid));
+            if !inode.is_at(dir, name) {
+                self.set_home(id, (dir, name));
+            }
+        }
+        node
+    }
+
+    /// Returns the attribute timeout of a reply with these attributes under such a grant.
+    pub(crate) fn attr_timeout(&mut self, now: Time, ino: u64, attr: &Attr, held: Option<LiveGrant>) -> Span {
+        let valid = held.map_or(Span::ZERO, |held| self.config.level.validity(&held, now));
+        if valid > Span::ZERO
+            && let Some(inode) = self.inodes.get_mut(&ino)
+        {
+            inode.kernel_has_attr = true;
+            inode.set_id_told |= crate::rights::set_id(attr);
+        }
+        valid
+    }
+
+    pub(crate) fn is_hot(&self, now: Time, dir: u64) -> bool {
+        self.dirs.get(&dir).is_some_and(|directory| directory.is_hot(now))
+    }
+
+    /// Moves an inode's parent entry. An old entry that said that the inode has no other name loses its attributes:
+    /// later changes would not reach it.
+    pub(crate) fn set_home(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
+        if let Some(child) = self.child_at_home(id.ino).filter(|child| child.attr().covered_by_parent()) {
+            child.attr_known = false;
+        }
+        self.inode(id).parent_entry = Some((dir, name.clone()));
+    }
+
+    /// Returns whether the kernel has a valid dentry of that name for the inode. Another reply would make it drop ACLs
+    /// (`forget_all_cached_acls` in `fuse_direntplus_link`).
+    pub(crate) fn kernel_knows(&self, now: Time, dir: u64, name: &[u8], id: NodeId) -> bool {
+        let known =
+            self.inodes.get(&id.ino).filter(|i| i.id == id && i.nlookup > 0 && now < i.attr_valid_until);
+        known.is_some_and(|inode| inode.is_at(dir, name))
+    }
+
+    /// Returns the reply about a name that does not exist.
+    pub(crate) fn negative_reply(
+        &mut self,
+        now: Time,
+        dir: u64,
+        name: &Name,
+        held: Option<LiveGrant>,
+    ) -> Answer {
+        self.last_told.put((dir, name), None);
+        let held = held.filter(|_| !self.is_hot(now, dir));
+        let held = held.filter(|_| !self.watches.is_telling(dir));
+        let valid = held.map_or(Span::ZERO, |h| self.config.level.missing_validity(&h, now));
+        if valid == Span::ZERO || self.missing_given.len() as u64 >= self.config.kernel_missing_most {
+            return Answer::Missing(Span::ZERO);
+        }
+        self.missing_given.insert((dir, name.clone()));
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            directory.missing_given = true;
+        }
+        Answer::Missing(valid)
+    }
+
+    /// Invalidates the effects of a change whose caller was killed meanwhile: the kernel believes that it did not
+    /// happen.
+    pub(crate) fn tell_abandoned(&mut self, flight: &InflightCall, response: &Response) {
+        if response.result.is_err() || !self.config.level.may_keep_pages() {
+            return;
+        }
+        let names = flight.purpose.names().into_iter();
+        let entries = names.flat_map(|(dir, name)| {
+            let listing = KernelInvalidation::Data { ino: dir, offset: 0, length: 0 };
+            [KernelInvalidation::Entry { dir, name: name.clone() }, listing]
+        });
+        let touched = response.after.iter().map(|(id, _)| KernelInvalidation::Attr { ino: id.ino });
+        let mut stale: Vec<KernelInvalidation> = entries.chain(touched).collect();
+        match &response.result {
+            Ok(Reply::Attr(id, _)) => stale.push(KernelInvalidation::Attr { ino: id.ino }),
+            // A further name of an inode that the kernel knows.
+            Ok(Reply::Created { entry, .. }) if self.inodes.contains_key(&entry.id.ino) => {
+                stale.push(KernelInvalidation::Attr { ino: entry.id.ino });
+            }
+            _ => {}
+        }
+        if let CallKind::Write { ino, .. } = flight.purpose {
+            stale.push(KernelInvalidation::Data { ino, offset: 0, length: 0 });
+        }
+        self.invalidate(stale, None);
+    }
+
+    /// Drops the record of an inode that neither the kernel nor a fact needs.
+    pub(crate) fn drop_if_idle(&mut self, ino: u64) {
+        let (root, clock) = (self.root, self.clock);
+        let keeps_expired = self.config.on_disconnect == OnDisconnect::Stale;
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.settle();
+        if inode.nlookup > 0 || inode.opens > 0 {
+            return;
+        }
+        let is_known = inode.own.is_some_and(|(_, held)| held.lives(clock) || keeps_expired);
+        let pinned = inode.more_if_any().and_then(|more| more.pin_handle.take());
+        let needed = is_known || ino == root;
+        if let Some(handle) = pinned {
+            self.release_handle(handle);
+        }
+        if !needed && let Some(inode) = self.inodes.remove(&ino) {
+            self.remember_forgotten(inode.id, inode.parent_entry);
+        }
+    }
+
+    /// Clears timeouts of facts that the kernel is about to drop.
+    fn untell(&mut self, stale: &KernelInvalidation) {
+        if let KernelInvalidation::Data { ino, length: 0, .. } | KernelInvalidation::Attr { ino } = stale
+            && let Some(inode) = self.inodes.get_mut(ino)
+        {
+            inode.note_copy(Copies::Acls, false);
+            if matches!(stale, KernelInvalidation::Data { .. }) {
+                inode.note_copy(Copies::Target, false);
+            }
+        }
+        let ino = match stale {
+            KernelInvalidation::Attr { ino } => Some(*ino),
+            KernelInvalidation::Entry { dir, name } | KernelInvalidation::Gone { dir, name } => {
+                let row = self
+                    .dirs
+                    .get(dir)
+                    .and_then(|d| d.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes()));
+                row.and_then(|r| r.child).map(|c| c.id.ino)
+            }
+            KernelInvalidation::AllDentries(_) => {
+                self.counters.epoch_planned += 1;
+                None
+            }
+            KernelInvalidation::Data { .. } => None,
+        };
+        if let Some(inode) = ino.and_then(|ino| self.inodes.get_mut(&ino)) {
+            inode.attr_valid_until = Time(0);
+        }
+    }
+
+    /// Invalidates the kernel; then acknowledges the recall, if there is one.
+    pub(crate) fn invalidate(
+        &mut self,
+        mut stale: Vec<KernelInvalidation>,
+        then: Option<crate::recall::OnInvalidated>,
+    ) -> Invalidation {
+        self.leave_out_unbelieved(&mut stale);
+        self.tell_these(stale, then)
+    }
+
+    pub(crate) fn tell_these(
+        &mut self,
+        stale: Vec<KernelInvalidation>,
+        then: Option<crate::recall::OnInvalidated>,
+    ) -> Invalidation {
+        for one in &stale {
+            self.untell(one);
+        }
+        let (id, acknowledged) = (self.new_invalidation(), then.is_some());
+        if let Some(then) = then {
+            self.after_invalidation.insert(id, then);
+        }
+        let is_tracked =
+            |i: &Inode| i.base.is_some() || i.old.is_some() || self.ungranted.contains_key(&i.id.ino);
+        let tracked = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| is_tracked(inode));
+        let dropping = stale.iter().filter_map(|one| match one {
+            KernelInvalidation::Data { ino, offset, length } if tracked(ino) => {
+                Some((*ino, (*offset, *length) == (0, 0)))
+            }
+            _ => None,
+        });
+        let dropping: Vec<(u64, bool)> = dropping.collect();
+        if !dropping.is_empty() {
+            self.dropping.insert(id, dropping);
+        }
+        self.enqueue_invalidation(id, stale, acknowledged);
+        id
+    }
+
+    /// Invalidates before all queued invalidations. This leaves out pages that wait for the remote, so stale pages stay
+    /// so until the invalidation after reconnection ([`Cache::drop_old`]).
+    pub(crate) fn invalidate_first(&mut self, stale: Vec<KernelInvalidation>) -> Invalidation {
+        for one in &stale {
+            self.untell(one);
+        }
+        let id = self.new_invalidation();
+        self.out.push_back(Output::Invalidate { id, stale, first: true });
+        id
+    }
+
+    pub(crate) fn new_invalidation(&mut self) -> Invalidation {
+        self.next_invalidation += 1;
+        let id = Invalidation(self.next_invalidation);
+        self.untold.insert(id);
+        id
+    }
+}

@@ -1,0 +1,545 @@
+//! Calls in flight: their kind, the requests that wait for them, and concurrent changes that their replies may predate.
+
+use crate::cache::Cache;
+use crate::locks::{Holder, Range};
+use crate::op::{Answer, Caller, Fh, Op, Output};
+use nigh_types::{
+    Access, Attr, Bug, Call, CallId, Errno, Grant, Handle, LeaseScope, Name, NodeId, OpId, Response, Time,
+    planted,
+};
+
+mod race_log;
+
+pub(crate) use race_log::{ConcurrentChanges, ConcurrentDentry};
+
+/// Kind of a call, with the arguments that its reply needs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum CallKind {
+    Lookup {
+        dir: u64,
+        name: Name,
+    },
+    Attr {
+        ino: u64,
+    },
+    List {
+        dir: u64,
+    },
+    /// Names-only listing for one open directory.
+    Dirents {
+        dir: u64,
+        fh: Fh,
+    },
+    /// Prefetch of directories that no caller has asked for yet.
+    Ahead,
+    Target {
+        ino: u64,
+    },
+    Xattrs {
+        ino: u64,
+    },
+    /// One xattr value that was too large for the set of all xattrs.
+    Xattr {
+        ino: u64,
+    },
+    Space {
+        ino: u64,
+    },
+    Flags,
+    Read {
+        ino: u64,
+        fh: Fh,
+        offset: u64,
+        size: u32,
+    },
+    Seek,
+    Open {
+        ino: u64,
+        file: NewFile,
+    },
+    /// Creates a name; `file` is set if the call also opens it.
+    Make {
+        dir: u64,
+        name: Name,
+        file: Option<NewFile>,
+    },
+    Tmpfile {
+        file: NewFile,
+    },
+    Remove {
+        dir: u64,
+        name: Name,
+    },
+    Rename {
+        from: u64,
+        name: Name,
+        to: u64,
+        new_name: Name,
+        exchange: bool,
+        whiteout: bool,
+    },
+    /// Changes attributes or xattrs of one inode.
+    Change {
+        ino: u64,
+        xattrs: bool,
+    },
+    Write {
+        ino: u64,
+        offset: u64,
+        size: u64,
+        /// Write-back of mmap stores by the kernel.
+        flush: bool,
+        /// The remote chooses the offset.
+        append: bool,
+        /// The write bypasses the kernel's page cache, through this open file.
+        direct: Option<Fh>,
+    },
+    Fsync {
+        ino: u64,
+    },
+    Lock {
+        holder: Holder,
+        range: Range,
+        wait: bool,
+        /// A cancel was sent: the remote ends the wait.
+        cancelled: bool,
+    },
+    Unlock {
+        holder: Holder,
+        /// For an unlock of the whole file: the number of locks granted to its owner so far.
+        whole_after: Option<u64>,
+        closing: bool,
+    },
+    TestLock,
+    /// Reopens a file in a new session: an open file, or without `fh` the handle that pins the inode.
+    Reopen {
+        ino: u64,
+        fh: Option<Fh>,
+        handle: Handle,
+    },
+    /// Reclaims a lock in a new session.
+    Reclaim {
+        holder: Holder,
+        range: Range,
+    },
+    /// Revalidates the pages that the kernel holds of an open file.
+    Renew {
+        ino: u64,
+    },
+    /// Gives the remote an inode's path again; `then` is resent afterwards.
+    Walk {
+        then: CallId,
+    },
+}
+
+impl CallKind {
+    /// Returns whether the call releases the locks of a closed file or a dead caller.
+    pub(crate) fn ends_locks(&self) -> bool {
+        matches!(self, CallKind::Unlock { closing: true, .. })
+    }
+
+    /// Returns whether the call reclaims state in a session that has forgotten it.
+    pub(crate) fn is_claim(&self) -> bool {
+        matches!(self, CallKind::Reopen { .. } | CallKind::Reclaim { .. })
+    }
+
+    /// Returns whether the call writes back mmap stores.
+    pub(crate) fn is_flush(&self) -> bool {
+        matches!(self, CallKind::Write { flush: true, .. })
+    }
+
+    /// Returns whether the reply updates the cache.
+    pub(crate) fn updates_cache(&self) -> bool {
+        !matches!(
+            self,
+            CallKind::Lock { .. }
+                | CallKind::Unlock { .. }
+                | CallKind::TestLock
+                | CallKind::Reclaim { .. }
+                | CallKind::Walk { .. }
+                | CallKind::Space { .. }
+                | CallKind::Seek
+                | CallKind::Flags
+        )
+    }
+
+    /// Returns whether concurrent changes are recorded for the call. (A lock call may wait for hours.)
+    pub(crate) fn tracks_races(&self) -> bool {
+        !matches!(self, CallKind::Lock { .. })
+    }
+
+    /// Returns the names that a change binds or unbinds.
+    pub(crate) fn names(&self) -> Vec<(u64, &Name)> {
+        match self {
+            CallKind::Make { dir, name, .. } | CallKind::Remove { dir, name } => vec![(*dir, name)],
+            CallKind::Rename { from, name, to, new_name, .. } => vec![(*from, name), (*to, new_name)],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns whether the change binds or unbinds this name.
+    pub(crate) fn binds(&self, dir: u64, name: &Name) -> bool {
+        self.names().contains(&(dir, name))
+    }
+
+    /// Returns whether the change binds or unbinds a name of this directory.
+    pub(crate) fn binds_in(&self, dir: u64) -> bool {
+        self.names().iter().any(|(of, _)| *of == dir)
+    }
+}
+
+/// Open parameters of a file about to be opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NewFile {
+    pub append: bool,
+    pub access: Access,
+    pub caller: Caller,
+}
+
+/// Form of the reply that a waiting request needs once the call has its reply.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum ReplyKind {
+    /// As the call's kind says.
+    Reply,
+    Xattr {
+        name: Vec<u8>,
+        size: u32,
+    },
+    XattrNames {
+        size: u32,
+    },
+    Page {
+        fh: Fh,
+        offset: nigh_types::Cookie,
+        size: u32,
+        plus: bool,
+    },
+    OpenDir {
+        ino: u64,
+    },
+    /// Attributes for a lookup by inode number.
+    Itself,
+}
+
+/// Request that waits for a call.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiter {
+    pub call: CallId,
+    pub caller: Caller,
+    pub want: ReplyKind,
+    pub joined: bool,
+    /// The request came after the call was sent. The reply may predate the request, so it answers the request only if a
+    /// grant says that nothing has changed since.
+    pub late: bool,
+    /// Open files that the request uses.
+    pub through: [Option<Fh>; 2],
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct InflightCall {
+    pub purpose: CallKind,
+    /// [`Call::type_name`].
+    pub kind: &'static str,
+    /// Handles that the call uses.
+    pub handles: [Option<Handle>; 2],
+    pub sent: Time,
+    pub caller: Option<Caller>,
+    /// Kept to resend the call after a `Walk`; `None` if the call is never resent.
+    pub again: Option<Call>,
+    /// Number of `Walk` calls sent for this call.
+    pub walks: usize,
+    /// Set on mutations.
+    pub sequence: Option<u64>,
+    pub waiters: Vec<OpId>,
+    pub seen: ConcurrentChanges,
+    /// A chunk of the reply has arrived.
+    pub begun: bool,
+    /// For a listing: the grants of its chunks.
+    pub grants: Vec<Grant>,
+    /// For a listing that no grant covers: its entries.
+    pub detached_entries: Option<Box<crate::dir_entries::DirEntries>>,
+    /// For a listing over the memory bound: later chunks are dropped.
+    pub abandoned: bool,
+    /// The pages of this call are invalidated right after its reply, for example because a data recall has passed it.
+    pub drop_data: bool,
+    /// For a removal: the directory that the kernel takes for the victim.
+    pub victim_dir: Option<NodeId>,
+    /// For a read: a local write of its pages was sent after it.
+    pub overtaken: bool,
+    /// For a write-back of mmap stores: the request, to start it again.
+    pub flush: Option<Box<Op>>,
+}
+
+impl InflightCall {
+    pub fn new(purpose: CallKind, kind: &'static str, sent: Time) -> InflightCall {
+        InflightCall {
+            purpose,
+            kind,
+            handles: [None; 2],
+            sent,
+            caller: None,
+            again: None,
+            walks: 0,
+            sequence: None,
+            waiters: Vec::new(),
+            seen: ConcurrentChanges::default(),
+            begun: false,
+            grants: Vec::new(),
+            detached_entries: None,
+            abandoned: false,
+            drop_data: false,
+            victim_dir: None,
+            overtaken: false,
+            flush: None,
+        }
+    }
+
+    /// Returns whether these facts were recalled after the call was sent: the reply may be older than the cache.
+    pub fn recalled(&self, node: NodeId, covers: LeaseScope) -> bool {
+        let tainted = self.seen.lapsed || self.seen.recalled.contains(&(node, covers));
+        tainted && !planted(Bug::ForgetsRecalls)
+    }
+
+    /// Returns whether this is a lock call without a waiter.
+    pub fn is_given_up(&self) -> bool {
+        matches!(self.purpose, CallKind::Lock { cancelled, .. } if cancelled || self.waiters.is_empty())
+    }
+
+    /// Returns whether this is a change without a waiter.
+    fn is_abandoned(&self) -> bool {
+        self.sequence.is_some() && self.waiters.is_empty()
+    }
+
+    /// Returns whether a later reply bound the name to something else than `id`.
+    pub fn crossed(&self, dir: u64, name: &Name, id: Option<NodeId>) -> bool {
+        self.seen.name(dir, name).is_some_and(|learned| learned.id != id)
+    }
+
+    /// Returns whether the reply to a change may be older than the directory lease: the lease came after the call was
+    /// sent, and the reply carries none.
+    pub fn may_precede_names(&self, dir: NodeId, grants: &[Grant]) -> bool {
+        self.seen.granted.contains(&dir.ino) && self.granted(grants, dir, LeaseScope::Directory).is_none()
+    }
+
+    /// Returns the reply's grant on these facts, unless a recall overtook the reply.
+    pub fn granted<'a>(&self, grants: &'a [Grant], node: NodeId, covers: LeaseScope) -> Option<&'a Grant> {
+        if self.recalled(node, covers) { None } else { crate::grants::on(grants, node, covers) }
+    }
+}
+
+impl Cache {
+    /// Sends a call without a waiter.
+    pub(crate) fn send(
+        &mut self,
+        now: Time,
+        caller: Option<Caller>,
+        purpose: CallKind,
+        call: Call,
+    ) -> CallId {
+        self.next_call += 1;
+        let id = CallId(self.next_call);
+        if self.answers_stale() && !purpose.ends_locks() {
+            // The call is not sent, and no request waits for it: see `wait`.
+            return id;
+        }
+        let name = call.is_mutation().then(|| {
+            let leaving = self.suspend_victims(&purpose);
+            self.overlay.begin(leaving)
+        });
+        let handled = match &call {
+            Call::Read { handle, .. } | Call::Write { handle, .. } => handle.is_some(),
+            Call::ResolvePath { .. } | Call::Prefetch { .. } | Call::ListNames { .. } => true,
+            _ => false,
+        };
+        let goes = self.directory_to_go(&purpose);
+        tracing::trace!(target: "nigh::fetch", call = id.0, kind = call.type_name());
+        self.flights.insert(
+            id,
+            InflightCall {
+                handles: handles_of(&call),
+                caller,
+                again: (!handled).then(|| call.clone()),
+                sequence: name.map(|n| n.sequence),
+                victim_dir: goes,
+                ..InflightCall::new(purpose, call.type_name(), now)
+            },
+        );
+        self.out.push_back(Output::Call { id, caller, name, call });
+        id
+    }
+
+    /// Makes a request wait for a call.
+    pub(crate) fn wait(
+        &mut self,
+        op: OpId,
+        caller: Caller,
+        call: CallId,
+        want: ReplyKind,
+        joined: bool,
+    ) -> Option<Answer> {
+        if self.answers_stale() {
+            return Some(Answer::Failed(Errno::IO));
+        }
+        self.counters.misses += 1;
+        if let Some(flight) = self.flights.get_mut(&call) {
+            flight.waiters.push(op);
+        }
+        self.waiting.insert(op, Waiter { call, caller, want, joined, late: joined, through: [None; 2] });
+        None
+    }
+
+    /// Returns the waiters that came after the call was sent.
+    pub(crate) fn late(&self, waiters: &[OpId]) -> Vec<OpId> {
+        waiters.iter().copied().filter(|op| self.waiting.get(op).is_some_and(|w| w.late)).collect()
+    }
+
+    /// Resends a call for late waiters: a reply without a grant was composed before they came.
+    pub(crate) fn resend_for_late_joiners(
+        &mut self,
+        now: Time,
+        late: Vec<OpId>,
+        purpose: CallKind,
+        call: Call,
+    ) {
+        if late.is_empty() {
+            return;
+        }
+        let id = self.send(now, None, purpose.clone(), call);
+        for op in &late {
+            if let Some(waiting) = self.waiting.get_mut(op) {
+                waiting.call = id;
+                waiting.late = false;
+            }
+        }
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.waiters = late;
+        }
+        self.enter_joins(id, purpose);
+    }
+
+    /// Sends a call for one request.
+    pub(crate) fn send_for(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        purpose: CallKind,
+        call: Call,
+    ) -> Option<Answer> {
+        let on_behalf = (call.is_mutation() || matches!(call, Call::Open { .. })).then_some(caller);
+        let id = self.send(now, on_behalf, purpose, call);
+        self.wait(op, caller, id, ReplyKind::Reply, false)
+    }
+
+    /// Replies to a waiting request.
+    pub(crate) fn answer(&mut self, op: OpId, answer: Answer) {
+        if let Some(waiting) = self.waiting.remove(&op) {
+            self.counters.waits += 1;
+            self.counters.joins += u64::from(waiting.joined);
+            self.reply(op, answer);
+        }
+    }
+
+    pub(crate) fn answer_all(&mut self, waiters: &[OpId], answer: &Answer) {
+        for &op in waiters {
+            self.answer(op, answer.clone());
+        }
+    }
+
+    /// Handles a call's response, or a chunk of it.
+    pub(crate) fn handle_response(&mut self, now: Time, id: CallId, response: Response) {
+        if let Some(&CallKind::List { dir }) = self.flights.get(&id).map(|flight| &flight.purpose) {
+            // A deadline that passed in mid-listing detaches the entries so far, before more come.
+            self.names(now, dir);
+        }
+        let Some(mut flight) = self.flights.remove(&id) else { return };
+        let lost_its_way = response.result == Err(Errno::STALE) && !flight.is_given_up();
+        if lost_its_way && self.walk_again(now, id, &mut flight) {
+            self.flights.insert(id, flight);
+            return;
+        }
+        if let CallKind::List { dir } = flight.purpose {
+            if let Some(flight) = self.handle_listed(now, id, dir, flight, response) {
+                self.flights.insert(id, flight);
+            }
+            return self.after_listed(now, dir);
+        }
+        if let CallKind::Dirents { dir, fh } = flight.purpose {
+            return self.dirents_arrived(now, id, (dir, fh), flight, response);
+        }
+        if matches!(flight.purpose, CallKind::Ahead) {
+            self.walked(now, id, flight, response);
+            return self.trim(now);
+        }
+        if let Some(sequence) = flight.sequence {
+            self.overlay.finish(sequence);
+        }
+        self.leave_joins(id, &flight.purpose);
+        self.refresh_grant_ids(&flight, &response.grants);
+        self.handle_reply(now, flight, response);
+        self.trim(now);
+    }
+
+    /// Sends a `Walk` when the remote cannot find an inode: gives it the names from the root. Once for each inode that
+    /// the call names.
+    fn walk_again(&mut self, now: Time, id: CallId, flight: &mut InflightCall) -> bool {
+        let Some(call) = &flight.again else { return false };
+        let anchors = crate::node_ref::anchors(call);
+        let (node, names) = match (anchors.get(flight.walks), anchors[0]) {
+            (Some(Some(node)), _) => (*node, self.path_to(*node)),
+            // A reclaimed inode may have moved by a change that took effect and has no reply yet.
+            (_, Some(node)) if flight.purpose.is_claim() && flight.walks == 1 => {
+                let moved = self.path_by(node, |cache, at| cache.moved_home(at));
+                (node, moved.filter(|moved| self.path_to(node).as_ref() != Some(moved)))
+            }
+            _ => return false,
+        };
+        let Some(names) = names else { return false };
+        flight.walks += 1;
+        self.send(now, None, CallKind::Walk { then: id }, Call::ResolvePath { node, names });
+        true
+    }
+
+    /// Handles the reply to a `Walk`: resends the call that waited for it, or fails it for good.
+    pub(crate) fn after_walk(&mut self, now: Time, then: CallId, result: Result<(), Errno>) {
+        let Some(flight) = self.flights.get_mut(&then) else { return };
+        if flight.is_abandoned() {
+            // The call was not sent yet, so the change is not made (S8).
+            flight.again = None;
+            return self.handle_response(now, then, Response::plain(Err(Errno::INTR)));
+        }
+        match (result, &flight.again) {
+            (Ok(()), Some(call)) if !flight.is_given_up() => {
+                flight.sent = now;
+                let (call, caller) = (call.clone(), flight.caller);
+                let name = flight.sequence.map(|s| self.overlay.name(s));
+                self.out.push_back(Output::Call { id: then, caller, name, call });
+            }
+            _ => {
+                if !flight.purpose.is_claim() {
+                    flight.again = None;
+                }
+                self.handle_response(now, then, Response::plain(Err(Errno::STALE)));
+            }
+        }
+    }
+}
+
+/// Returns the attributes of an inode that a reply carried.
+pub(crate) fn attr_after(response: &Response, ino: u64) -> Option<Attr> {
+    response.after.iter().find(|(node, _)| node.ino == ino).map(|(_, attr)| *attr)
+}
+
+/// Returns the handles that a call names.
+fn handles_of(call: &Call) -> [Option<Handle>; 2] {
+    match call {
+        Call::Read { handle, .. }
+        | Call::Write { handle, .. }
+        | Call::Seek { handle, .. }
+        | Call::SetAttr { handle, .. }
+        | Call::Fallocate { handle, .. }
+        | Call::Fsync { handle, .. } => [*handle, None],
+        Call::CopyRange { from_handle, to_handle, .. } => [*from_handle, *to_handle],
+        _ => [None, None],
+    }
+}

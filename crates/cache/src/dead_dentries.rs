@@ -1,0 +1,185 @@
+//! Live directories that the kernel takes for removed.
+//!
+//! After rmdir(2) or rename(2) the kernel marks the inode that it believed at the name as dead (`S_DEAD` in `vfs_rmdir`
+//! and `vfs_rename`), and never finds a name in that directory again. Another mount may just have moved the directory
+//! away, so that the remote removed another one, or replaced nothing. Replies then name the live directory by another
+//! node id.
+
+use crate::cache::Cache;
+use crate::calls::CallKind;
+use nigh_types::{Attr, Kind, Name, NodeId};
+use std::collections::VecDeque;
+
+/// Names of the directories in the latest replies. The directory entries have these only under a lease.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LastTold(VecDeque<(u64, Name, NodeId, Attr)>);
+
+impl LastTold {
+    /// The kernel looks a name up right before it removes what is there.
+    const MOST: usize = 16;
+
+    /// Records a reply. `directory`: `None` if the name leads to something else.
+    pub fn put(&mut self, (dir, name): (u64, &Name), directory: Option<(NodeId, Attr)>) {
+        if directory.is_none() && self.0.is_empty() {
+            return;
+        }
+        self.0.retain(|(d, n, ..)| (*d, n) != (dir, name));
+        let Some((id, attr)) = directory else { return };
+        self.0.push_back((dir, name.clone(), id, attr));
+        if self.0.len() > LastTold::MOST {
+            self.0.pop_front();
+        }
+    }
+
+    fn at(&self, (dir, name): (u64, &Name)) -> Option<NodeId> {
+        self.0.iter().find(|(d, n, ..)| (*d, n) == (dir, name)).map(|(_, _, id, _)| *id)
+    }
+
+    /// Returns the attributes of the directory in its last LOOKUP reply.
+    pub fn attr_of(&self, directory: NodeId) -> Option<Attr> {
+        self.0.iter().rev().find(|(_, _, id, _)| *id == directory).map(|(_, _, _, attr)| *attr)
+    }
+}
+
+impl Cache {
+    /// Returns the directory that the kernel will take for removed after this change.
+    pub(crate) fn directory_to_go(&self, purpose: &CallKind) -> Option<NodeId> {
+        let (dir, name) = match purpose {
+            CallKind::Remove { dir, name } => (*dir, name),
+            CallKind::Rename { to, new_name, exchange: false, .. } => (*to, new_name),
+            _ => return None,
+        };
+        let row = || {
+            let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+            row.child.filter(|child| child.attr().kind() == Kind::Directory).map(|child| child.id)
+        };
+        let told = self.last_told.at((dir, name)).or_else(row)?;
+        let known = self.inodes.get(&told.ino).filter(|inode| inode.id == told && inode.nlookup > 0);
+        known.filter(|inode| inode.is_at(dir, name)).map(|inode| inode.id)
+    }
+
+    /// Gives a directory that the kernel takes for removed another node id, unless it is `gone`, the one that was
+    /// removed.
+    pub(crate) fn alias_live_directory(&mut self, believed: Option<NodeId>, gone: Option<NodeId>) {
+        let Some(id) = believed.filter(|id| Some(*id) != gone && id.ino != self.root) else { return };
+        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
+        match std::mem::take(&mut inode.nlookup) {
+            0 => {}
+            lookups => self.numbers.bury(id, lookups, None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+    use crate::cache::Cache;
+    use crate::lookup::tests::{T0, cache};
+    use crate::op::{Answer, Caller, Op, Output};
+    use nigh_types::{Attr, CallId, Entry, Errno, Event, Name, NodeId, OpId, Reply, Response};
+
+    const OLD: NodeId = NodeId { ino: 7, generation: 1 };
+    const NEW: NodeId = NodeId { ino: 8, generation: 1 };
+
+    fn name(text: &str) -> Name {
+        Name::new(text.as_bytes()).unwrap()
+    }
+
+    fn ask(cache: &mut Cache, op: Op) -> CallId {
+        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
+        let mut calls = Vec::new();
+        loop {
+            match cache.poll_output() {
+                Output::Call { id, .. } => calls.push(id),
+                Output::Timeout(..) => return calls.pop().expect("the remote is asked"),
+                _ => {}
+            }
+        }
+    }
+
+    fn answer(cache: &mut Cache, call: CallId, reply: Reply) -> Answer {
+        cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
+        let mut said = None;
+        loop {
+            match cache.poll_output() {
+                Output::Answer { answer, .. } => said = Some(answer),
+                Output::Timeout(..) => return said.expect("it is answered"),
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the node id in the reply.
+    fn looks(cache: &mut Cache, text: &str, id: NodeId) -> u64 {
+        let call = ask(cache, Op::Lookup { dir: 1, name: name(text) });
+        let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
+        let entry = Entry { id, attr, target: None, no_xattrs: true };
+        match answer(cache, call, Reply::Entry(Some(entry))) {
+            Answer::Node(node) => node.number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn removes(cache: &mut Cache, gone: NodeId) {
+        let call = ask(cache, Op::Rmdir { dir: 1, name: name("t") });
+        assert_eq!(answer(cache, call, Reply::Removed { node: gone, kept: None }), Answer::Done);
+    }
+
+    fn renames(cache: &mut Cache, replaced: Option<NodeId>) {
+        let (from, to, no_replace, exchange) = (1, 1, false, false);
+        let rename = Op::Rename {
+            from,
+            name: name("x"),
+            to,
+            new_name: name("t"),
+            no_replace,
+            exchange,
+            whiteout: false,
+        };
+        let call = ask(cache, rename);
+        let moved = NodeId { ino: 9, generation: 1 };
+        assert_eq!(
+            answer(cache, call, Reply::Renamed { moved, replaced, kept: None, whiteout: None }),
+            Answer::Done
+        );
+    }
+
+    /// Another mount renames `t` to `u` and makes another `t` while this mount removes `t`.
+    #[test]
+    fn a_directory_that_another_mount_moved_away_while_its_name_was_removed_is_no_dead_one() {
+        let mut cache = cache(Config::default());
+        assert_eq!(looks(&mut cache, "t", OLD), 7);
+        removes(&mut cache, NEW);
+        assert_eq!(
+            cache.resolve_nodeid(Op::GetAttr { ino: 7 }),
+            Err(Errno::STALE),
+            "the kernel takes it for dead"
+        );
+        let number = looks(&mut cache, "u", OLD);
+        assert_ne!(number, 7);
+        assert_eq!(cache.resolve_nodeid(Op::GetAttr { ino: number }), Ok(Op::GetAttr { ino: 7 }));
+        assert_eq!(looks(&mut cache, "u", OLD), number, "the same for as long as the kernel remembers it");
+    }
+
+    #[test]
+    fn a_directory_that_another_mount_moved_away_while_its_name_was_replaced_is_no_dead_one() {
+        for replaced in [None, Some(NEW)] {
+            let mut cache = cache(Config::default());
+            assert_eq!(looks(&mut cache, "t", OLD), 7);
+            renames(&mut cache, replaced);
+            assert_ne!(looks(&mut cache, "u", OLD), 7);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_was_known_by_another_name_stays_what_it_is() {
+        let mut cache = cache(Config::default());
+        assert_eq!(looks(&mut cache, "t", OLD), 7);
+        assert_eq!(looks(&mut cache, "u", OLD), 7);
+        removes(&mut cache, NEW);
+        renames(&mut cache, None);
+        assert_eq!(looks(&mut cache, "t", NEW), 8);
+        renames(&mut cache, Some(NEW));
+        assert_eq!((looks(&mut cache, "u", OLD), cache.numbers_are_their_own()), (7, true));
+    }
+}

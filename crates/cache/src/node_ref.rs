@@ -1,0 +1,563 @@
+//! Node references: an inode with the hint by which the remote finds it.
+
+use crate::cache::Cache;
+use crate::calls::{CallKind, InflightCall};
+use crate::op::{KernelInvalidation, Op};
+use crate::state::Inode;
+use nigh_types::{Call, Errno, Name, NodeId, NodeRef, OpId};
+
+/// Inode number of no inode.
+const NOBODY: u64 = 0;
+
+impl Cache {
+    /// Returns the id of an inode number.
+    pub(crate) fn id_of(&self, ino: u64) -> Option<NodeId> {
+        let id = self.inodes.get(&ino).map(|i| i.id).or_else(|| self.dirs.get(&ino).map(|d| d.id));
+        id.filter(|id| id.generation != 0)
+    }
+
+    /// Returns a request with the inode numbers that its node ids stand for. A request through an open file means the
+    /// opened inode, whichever inode has the number now.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE`: a node id stands for an inode that is gone. The kernel looks the name up again.
+    pub fn resolve_nodeid(&self, mut op: Op) -> Result<Op, Errno> {
+        if self.numbers.are_their_own() {
+            return Ok(op);
+        }
+        let is_former = |number: u64| self.numbers.resolve(number).is_err();
+        if op.nodes().into_iter().flatten().any(is_former) {
+            return Err(Errno::STALE);
+        }
+        if let Op::LookupSelf { ino } = op
+            && self.number_of(self.inode_of(ino)) != ino
+        {
+            // The reply would name the inode by another node id than the kernel asked for (`fuse_get_dentry`).
+            return Err(Errno::STALE);
+        }
+        // Locks of a file that is gone are gone too: the inode that has its number now keeps its locks.
+        let unlocks = matches!(op, Op::Flush { .. } | Op::Unlock { .. });
+        for number in op.numbers().into_iter().flatten() {
+            *number = if unlocks && is_former(*number) { NOBODY } else { self.inode_of(*number) };
+        }
+        Ok(op)
+    }
+
+    /// Returns the inode that a node id stands for, or stood for if it is gone.
+    #[must_use]
+    pub fn inode_of(&self, number: u64) -> u64 {
+        self.numbers.resolve(number).unwrap_or_else(|former| former.id.ino)
+    }
+
+    /// Returns the node id by which the kernel knows an inode. [`Cache::numbers_of`] adds those of earlier inodes with
+    /// the number that the kernel still remembers.
+    #[must_use]
+    pub fn number_of(&self, ino: u64) -> u64 {
+        self.numbers.of(ino)
+    }
+
+    #[must_use]
+    pub fn numbers_of(&self, ino: u64) -> Vec<u64> {
+        self.numbers.all_of(ino)
+    }
+
+    /// Returns the node id for a reply about an inode.
+    pub(crate) fn number(&mut self, id: NodeId) -> u64 {
+        match self.inode(id).nlookup {
+            0 => self.numbers.begin(id.ino),
+            _ => self.numbers.of(id.ino),
+        }
+    }
+
+    /// Keeps a node id for the inode that the kernel knows by it, when another inode has taken the inode number.
+    pub(crate) fn pass_number(&mut self, id: NodeId) {
+        let old = self.inodes.get_mut(&id.ino).filter(|old| old.id != id && old.nlookup > 0);
+        let Some(old) = old.filter(|_| id.ino != self.root) else { return };
+        let gone = old.more_if_any().and_then(|more| more.unlinked_attr.take());
+        let (old, lookups) = (old.id, std::mem::take(&mut old.nlookup));
+        self.drop_reused_inode(old.ino);
+        self.numbers.pass(old, lookups, gone);
+        // Requests that have yet to begin mean the old inode too.
+        let means_it = |op: &Op| op.nodes().into_iter().flatten().any(|ino| ino == id.ino);
+        let parked = self.queued_ops.iter().filter(|(_, (_, op))| means_it(op)).map(|(op, _)| *op);
+        let waiting: Vec<OpId> = parked.chain(self.holds.waiting_for(id.ino)).collect();
+        waiting.into_iter().for_each(|op| self.abort(op, Errno::STALE));
+    }
+
+    /// Gives an inode a new node id if it has the id of a directory that a local change removed, on a filesystem
+    /// without birth times. The kernel keeps that directory dead (`S_DEAD` in `vfs_rmdir`), and would do so with the
+    /// new inode.
+    pub(crate) fn pass_number_of_removed(&mut self, id: NodeId) {
+        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
+        let Some(gone) = inode.more_if_any().and_then(|more| more.unlinked_attr.take()) else { return };
+        match std::mem::take(&mut inode.nlookup) {
+            0 => {}
+            lookups => self.numbers.bury(id, lookups, Some(gone)),
+        }
+    }
+
+    /// Drops an inode whose number was reused, according to a reply. Invalidates the old inode in the kernel, because
+    /// no recall will cover it and the reply may be late. New requests must not join calls for the old inode.
+    fn drop_reused_inode(&mut self, ino: u64) {
+        self.attrs.remove(&ino);
+        self.xattrs.remove(&ino);
+        self.lookups.retain(|(dir, _), _| *dir != ino);
+        if self.config.level.may_keep_pages() {
+            self.invalidate(
+                vec![
+                    KernelInvalidation::Data { ino, offset: 0, length: 0 },
+                    KernelInvalidation::Attr { ino },
+                ],
+                None,
+            );
+        }
+    }
+
+    /// Invalidates the old directory's names in the kernel.
+    pub(crate) fn part_with_names(&mut self, old: NodeId) {
+        if self.inodes.get(&old.ino).is_some_and(|inode| inode.id == old && inode.nlookup > 0) {
+            let stale = self.stale_names(old);
+            if !stale.is_empty() {
+                self.invalidate(stale, None);
+            }
+        }
+    }
+
+    /// Returns whether the kernel knows another inode by this number: one of the two is gone.
+    pub(crate) fn knows_another(&self, id: NodeId) -> bool {
+        let known = |inode: &Inode| inode.id != id && (inode.nlookup > 0 || inode.opens > 0);
+        self.inodes.get(&id.ino).is_some_and(|inode| known(inode))
+    }
+
+    /// Returns whether the call's inode has lost its number since: the reply is about no inode that is known now.
+    pub(crate) fn asked_for_another(&self, flight: &InflightCall) -> bool {
+        let ino = match flight.purpose {
+            CallKind::Attr { ino }
+            | CallKind::Target { ino }
+            | CallKind::Xattrs { ino }
+            | CallKind::Open { ino, .. } => ino,
+            _ => return false,
+        };
+        let asked = flight.again.as_ref().and_then(|call| anchors(call)[0]);
+        flight.sequence.is_none() && asked.is_some_and(|asked| self.id_of(ino).is_some_and(|id| id != asked))
+    }
+
+    /// Returns whether all node ids equal the inode numbers.
+    #[must_use]
+    pub fn numbers_are_their_own(&self) -> bool {
+        self.numbers.are_their_own()
+    }
+
+    /// Handles a FORGET of `count` lookups of a node id.
+    pub fn handle_forget(&mut self, number: u64, count: u64) {
+        let ino = match self.numbers.forget(number, count) {
+            Ok(ino) => ino,
+            // The record of the inode that has its number now may have been kept for it alone.
+            Err(former) => return self.drop_if_idle(former.id.ino),
+        };
+        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        inode.nlookup = inode.nlookup.saturating_sub(count);
+        if inode.nlookup == 0 {
+            self.numbers.leave(ino);
+        }
+        self.drop_if_idle(ino);
+    }
+
+    /// Returns whether the inode is known to be a directory.
+    pub(crate) fn is_directory(&self, ino: u64) -> bool {
+        self.dirs.get(&ino).is_some_and(|directory| directory.is_one)
+    }
+
+    /// Invalidates all ids: each inode number stands for another inode from now on.
+    pub(crate) fn invalidate_all_ids(&mut self) {
+        self.inodes.values_mut().for_each(|inode| inode.renew(NodeId { generation: 0, ..inode.id }));
+        self.dirs.values_mut().for_each(|directory| directory.id.generation = 0);
+        self.forgotten.clear();
+    }
+
+    /// Returns the reference to an inode, with its hint; `None` if the kernel uses a number that no reply gave it, or
+    /// that another server gave.
+    pub(crate) fn node_ref(&self, ino: u64) -> Option<NodeRef> {
+        let node = self.id_of(ino)?;
+        let id_of = |dir: u64| self.id_of(dir).or_else(|| self.forgotten.id(dir));
+        let inode = self.inodes.get(&ino);
+        let home = inode.and_then(|i| i.parent_entry.as_ref().or(i.linked_from.as_deref()));
+        let hint = home.and_then(|(dir, name)| Some((id_of(*dir)?, name.clone())));
+        Some(NodeRef { node, path_hint: hint })
+    }
+
+    /// Returns the directory and name under which the kernel last looked an inode up, if it still knows the inode.
+    #[must_use]
+    pub fn home_of(&self, ino: u64) -> Option<(u64, Name)> {
+        self.inodes.get(&ino).filter(|i| i.nlookup > 0).and_then(|i| i.parent_entry.clone())
+    }
+
+    /// Returns the known path from the root to `name` in a directory.
+    #[must_use]
+    pub fn path_of(&self, dir: u64, name: &Name) -> Option<Vec<Name>> {
+        let mut names = self.path_to(self.id_of(dir)?)?;
+        names.push(name.clone());
+        Some(names)
+    }
+
+    /// Returns the known path from the root to a directory.
+    #[must_use]
+    pub fn path_of_directory(&self, dir: u64) -> Option<Vec<Name>> {
+        self.path_to(self.id_of(dir)?)
+    }
+
+    /// Returns the known path from the root to an inode.
+    pub(crate) fn path_to(&self, node: NodeId) -> Option<Vec<Name>> {
+        self.path_by(node, |cache, at| cache.last_home(at).cloned())
+    }
+
+    /// Returns an inode's parent entry after the renames in flight.
+    pub(crate) fn moved_home(&self, ino: u64) -> Option<(u64, Name)> {
+        let home = self.inodes.get(&ino)?.parent_entry.clone()?;
+        let moved = self.flights.values().find_map(|flight| match &flight.purpose {
+            CallKind::Rename { from, name, to, new_name, .. } if (*from, name) == (home.0, &home.1) => {
+                Some((*to, new_name.clone()))
+            }
+            CallKind::Rename { from, name, to, new_name, exchange: true, .. }
+                if (*to, new_name) == (home.0, &home.1) =>
+            {
+                Some((*from, name.clone()))
+            }
+            _ => None,
+        });
+        moved.or(Some(home))
+    }
+
+    pub(crate) fn path_by(
+        &self,
+        node: NodeId,
+        home: impl Fn(&Cache, u64) -> Option<(u64, Name)>,
+    ) -> Option<Vec<Name>> {
+        let mut names = Vec::new();
+        let mut at = node.ino;
+        for _ in 0..=Call::MOST_NAMES {
+            if at == self.root {
+                names.reverse();
+                return Some(names);
+            }
+            let (dir, name) = home(self, at)?;
+            names.push(name);
+            at = dir;
+        }
+        None
+    }
+}
+
+/// Returns the inodes that a call must reach, in the order of its `Walk` calls; none for calls that are not resent
+/// after one.
+pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
+    let one = match call {
+        Call::Lookup { dir, .. }
+        | Call::List { dir }
+        | Call::Create { dir, .. }
+        | Call::Tmpfile { dir, .. }
+        | Call::Mknod { dir, .. }
+        | Call::Mkdir { dir, .. }
+        | Call::Symlink { dir, .. }
+        | Call::Unlink { dir, .. }
+        | Call::Rmdir { dir, .. } => dir.node,
+        Call::GetAttr { node }
+        | Call::ReadLink { node }
+        | Call::Xattrs { node }
+        | Call::Xattr { node, .. }
+        | Call::StatFs { node }
+        | Call::Open { node, .. }
+        | Call::Read { node, .. }
+        | Call::Seek { node, .. }
+        | Call::GetFlags { node }
+        | Call::Lock { node, .. }
+        | Call::GetLock { node, .. }
+        | Call::Reopen { node, .. }
+        | Call::SetAttr { node, .. }
+        | Call::Fallocate { node, .. }
+        | Call::SetXattr { node, .. }
+        | Call::RemoveXattr { node, .. }
+        | Call::Fsync { node, .. } => node.node,
+        Call::Link { node, dir, .. } => return [Some(dir.node), Some(node.node)],
+        Call::Rename { from, to, .. } => return [Some(to.node), Some(from.node)],
+        Call::ResolvePath { .. }
+        | Call::LookupNumber { .. }
+        | Call::ListNames { .. }
+        | Call::Prefetch { .. }
+        | Call::PrefetchCredit { .. }
+        | Call::Release { .. }
+        | Call::PinOpen { .. }
+        | Call::Unlock { .. }
+        | Call::Write { .. }
+        | Call::CopyRange { .. } => return [None, None],
+    };
+    [Some(one), None]
+}
+
+#[cfg(test)]
+mod numbers {
+    use super::*;
+    use crate::Config;
+    use crate::lookup::tests::{T0, cache, calls, session};
+    use crate::op::{Answer, Caller, Op, Output};
+    use nigh_types::{Attr, CallId, Entry, Errno, Event, Grant, GrantId, OpId, Reply, Response, Term};
+
+    const FIRST: NodeId = NodeId { ino: 7, generation: 7 };
+    const NEXT: NodeId = NodeId { ino: 7, generation: 8 };
+
+    fn name(bytes: &[u8]) -> Name {
+        Name::new(bytes).unwrap()
+    }
+
+    fn finds(cache: &mut Cache, id: NodeId) -> Option<crate::op::Node> {
+        let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+        let entry = Entry { id, attr, target: None, no_xattrs: true };
+        let result = Ok(Reply::Entry(Some(entry)));
+        let response = Response { result, after: Vec::new(), grants: Vec::new(), last: true };
+        let call = calls(cache).pop().expect("it is asked");
+        cache.handle_event(T0, Event::Response { call, response });
+        let mut told = None;
+        loop {
+            match cache.poll_output() {
+                crate::Output::Timeout(..) => return told,
+                crate::Output::Answer { answer: Answer::Node(node), .. } => told = Some(node),
+                _ => {}
+            }
+        }
+    }
+
+    /// A file is removed, and another file gets its number, while link(2) of the first file is on its way. The kernel
+    /// sends the number alone, and cannot mean a file that no reply named.
+    #[test]
+    fn who_means_an_inode_whose_number_another_has_taken_is_not_taken_to_mean_that() {
+        let mut cache = cache(Config::default());
+        let mut op = 0;
+        let mut ask = |cache: &mut Cache, what: Op| {
+            op += 1;
+            cache.handle_op(T0, OpId(op), Caller::default(), what)
+        };
+        assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"first") }), None);
+        finds(&mut cache, FIRST);
+        assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"next") }), None);
+        // Its caller is killed, so the kernel receives no reply.
+        cache.abort(OpId(2), Errno::INTR);
+        let link = |ino: u64| Op::Link { ino, dir: 1, name: name(b"link") };
+        finds(&mut cache, NEXT);
+        let gone = Err(Errno::STALE);
+        assert_eq!(cache.resolve_nodeid(link(7)), gone);
+        assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"next") }), None);
+        let told = finds(&mut cache, NEXT).expect("it is answered").number;
+        assert_ne!(told, 7);
+        assert_eq!(cache.resolve_nodeid(link(7)), gone);
+        assert_eq!(cache.resolve_nodeid(Op::GetAttr { ino: 7 }), gone);
+        let read = Op::Read { ino: 7, fh: crate::Fh(1), offset: 0, size: 1 };
+        assert_eq!(cache.resolve_nodeid(read.clone()), Ok(read), "by what it opened");
+        assert_eq!(cache.resolve_nodeid(link(told)), Ok(link(7)));
+        cache.handle_forget(7, 1);
+        assert_eq!(
+            (cache.resolve_nodeid(link(7)), cache.number_of(7)),
+            (Ok(link(7)), told),
+            "nobody has the first one"
+        );
+        assert_eq!(ask(&mut cache, link(7)), None);
+        assert_eq!(calls(&mut cache).len(), 1, "it is asked for");
+        // A late reply does no harm to the second inode.
+        assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"late") }), None);
+        assert_eq!(finds(&mut cache, FIRST).expect("it is answered").number, 7);
+        assert_eq!(cache.resolve_nodeid(link(told)), gone);
+        assert_eq!(ask(&mut cache, Op::Lookup { dir: 1, name: name(b"next") }), None);
+        assert_eq!(finds(&mut cache, NEXT).expect("it is answered").number, told);
+        assert_eq!((cache.resolve_nodeid(link(told)), cache.resolve_nodeid(link(7))), (Ok(link(7)), gone));
+    }
+
+    fn granted(reply: Reply) -> Response {
+        let grant = Grant { id: GrantId(1), term: Term::Session, ..crate::grants::made_up(session().root) };
+        Response { grants: vec![grant], ..Response::plain(Ok(reply)) }
+    }
+
+    fn told(
+        cache: &mut Cache,
+        call: CallId,
+        response: Response,
+    ) -> (Vec<(OpId, Answer)>, Vec<KernelInvalidation>) {
+        cache.handle_event(T0, Event::Response { call, response });
+        let (mut answers, mut forgotten) = (Vec::new(), Vec::new());
+        loop {
+            match cache.poll_output() {
+                Output::Timeout(..) => return (answers, forgotten),
+                Output::Answer { op, answer } => answers.push((op, answer)),
+                Output::Invalidate { id, stale, .. } => {
+                    forgotten.extend(stale);
+                    cache.handle_invalidated(T0, id);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Grants what a name of the root leads to; returns what the kernel must drop.
+    fn looks(cache: &mut Cache, text: &[u8], id: NodeId) -> Vec<KernelInvalidation> {
+        assert_eq!(
+            cache.handle_op(T0, OpId(1), Caller::default(), Op::Lookup { dir: 1, name: name(text) }),
+            None
+        );
+        let call = calls(cache).pop().expect("it is asked");
+        let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+        let entry = Entry { id, attr, target: None, no_xattrs: true };
+        told(cache, call, granted(Reply::Entry(Some(entry)))).1
+    }
+
+    /// The server's own disk gives the inode number of one file to another file. The first file's entry lives on for a
+    /// moment.
+    #[test]
+    fn a_row_does_not_tell_of_a_file_whose_number_another_has_taken() {
+        let mut cache = cache(Config::default());
+        looks(&mut cache, b"first", FIRST);
+        looks(&mut cache, b"next", NEXT);
+        let look = |text: &[u8]| Op::Lookup { dir: 1, name: name(text) };
+        assert!(cache.handle_op(T0, OpId(2), Caller::default(), look(b"next")).is_some(), "it is known");
+        assert_eq!(
+            cache.handle_op(T0, OpId(3), Caller::default(), look(b"first")),
+            None,
+            "one of the two is gone"
+        );
+    }
+
+    /// A late reply says that a file is gone which other clients go on changing. The kernel hears of none of these
+    /// changes.
+    #[test]
+    fn the_kernel_keeps_nothing_of_a_file_whose_number_another_has_taken() {
+        let mut cache = cache(Config::default());
+        looks(&mut cache, b"first", FIRST);
+        let forgotten = looks(&mut cache, b"next", NEXT);
+        let all =
+            [KernelInvalidation::Data { ino: 7, offset: 0, length: 0 }, KernelInvalidation::Attr { ino: 7 }];
+        assert!(all.iter().all(|one| forgotten.contains(one)), "{forgotten:?}");
+    }
+
+    #[test]
+    fn who_asks_for_what_has_a_number_now_joins_nobody_who_asked_for_what_had_it() {
+        let mut cache = cache(Config::default());
+        finds_by(&mut cache, b"first", FIRST);
+        let asks = |cache: &mut Cache, op: u64| {
+            assert_eq!(cache.handle_op(T0, OpId(op), Caller::default(), Op::GetAttr { ino: 7 }), None);
+            calls(cache).pop()
+        };
+        let old = asks(&mut cache, 2).expect("it is asked");
+        finds_by(&mut cache, b"next", NEXT);
+        let new = asks(&mut cache, 3).expect("of another one");
+        let attr = Attr { mode: 0o100_644, nlink: 1, size: 9, ..Attr::default() };
+        let (answers, _) =
+            told(&mut cache, old, Response::plain(Ok(Reply::Attr(FIRST, Attr { size: 1, ..attr }))));
+        assert_eq!(answers, [(OpId(2), Answer::Failed(Errno::STALE))]);
+        let (answers, _) = told(&mut cache, new, Response::plain(Ok(Reply::Attr(NEXT, attr))));
+        assert_eq!(answers, [(OpId(3), Answer::Attr(NEXT, attr, nigh_types::Span::ZERO))]);
+    }
+
+    fn finds_by(cache: &mut Cache, text: &[u8], id: NodeId) {
+        assert_eq!(
+            cache.handle_op(T0, OpId(1), Caller::default(), Op::Lookup { dir: 1, name: name(text) }),
+            None
+        );
+        finds(cache, id).expect("it is answered");
+    }
+
+    #[test]
+    fn locks_of_a_file_that_is_gone_are_not_those_of_what_has_its_number() {
+        let mut cache = cache(Config::default());
+        finds_by(&mut cache, b"first", FIRST);
+        finds_by(&mut cache, b"next", NEXT);
+        let number = cache.number_of(7);
+        let flush = |ino: u64| Op::Flush { ino, owner: 5 };
+        assert_eq!(cache.resolve_nodeid(flush(number)), Ok(flush(7)));
+        assert_eq!(cache.resolve_nodeid(flush(7)), Ok(flush(NOBODY)));
+        assert_eq!(cache.resolve_nodeid(Op::GetFlags { ino: 7 }), Err(Errno::STALE));
+        // A file handle of the first inode, after its FORGET.
+        cache.handle_forget(7, 1);
+        assert_eq!(cache.resolve_nodeid(Op::LookupSelf { ino: 7 }), Err(Errno::STALE));
+        assert_eq!(cache.resolve_nodeid(Op::LookupSelf { ino: number }), Ok(Op::LookupSelf { ino: 7 }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Answer, Caller, Config, Fh, Op, Output};
+    use nigh_types::{
+        Access, Attr, CallId, CookieKey, Entry, Errno, Event, Handle, OpId, Reply, Response, Session,
+        SetAttr, Span, Term, Time,
+    };
+
+    fn attach(cache: &mut Cache, key: u8, generation: u64) {
+        cache.handle_event(
+            Time(1),
+            Event::Attached(Session {
+                root: NodeId { ino: 1, generation },
+                root_attr: Attr::default(),
+                cookie_key: CookieKey([key; 16]),
+                term: Term::Limited(Span::ZERO),
+                has_acls: false,
+                staleness_bound: String::new(),
+                unsupported_guarantees: Vec::new(),
+                acts_as: (0, 0),
+                walks_ahead: false,
+                tells_dirents: false,
+                takes_privileges: false,
+                finds_numbers: false,
+                names: Vec::new(),
+            }),
+        );
+    }
+
+    fn call(cache: &mut Cache) -> Option<(CallId, Call)> {
+        loop {
+            match cache.poll_output() {
+                Output::Call { id, call, .. } => return Some((id, call)),
+                Output::Timeout(..) => return None,
+                Output::Invalidate { id, .. } => cache.handle_invalidated(Time(5), id),
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn ids_of_a_server_that_lost_its_state_are_never_sent_to_it() {
+        let mut cache = Cache::new(Config::default());
+        attach(&mut cache, 1, 5 << 32);
+        let lookup = || Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() };
+        let ask = |cache: &mut Cache, id, op| cache.handle_op(Time(2), OpId(id), Caller::default(), op);
+        assert_eq!(ask(&mut cache, 1, lookup()), None);
+        let (id, _) = call(&mut cache).unwrap();
+        let node = NodeId { ino: 7, generation: 6 << 32 };
+        let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+        let entry = Entry { id: node, attr, target: None, no_xattrs: true };
+        let response = Response::plain(Ok(Reply::Entry(Some(entry))));
+        cache.handle_event(Time(3), Event::Response { call: id, response });
+        let getattr = Op::GetAttr { ino: 7 };
+        assert_eq!(ask(&mut cache, 2, getattr.clone()), None);
+        assert!(matches!(call(&mut cache), Some((_, Call::GetAttr { node: place })) if place.node == node));
+        // The same server again: ids stay valid.
+        cache.handle_event(Time(4), Event::Lost { why: String::new() });
+        attach(&mut cache, 1, 5 << 32);
+        assert_eq!(ask(&mut cache, 3, getattr.clone()), None);
+        assert!(matches!(call(&mut cache), Some((_, Call::GetAttr { node: place })) if place.node == node));
+        let access =
+            Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
+        assert_eq!(ask(&mut cache, 6, Op::Open { ino: 7, access, append: false }), None);
+        let (id, _) = call(&mut cache).unwrap();
+        let response = Response::plain(Ok(Reply::Opened { handle: Handle(1), attr }));
+        cache.handle_event(Time(4), Event::Response { call: id, response });
+        // A server that makes ids from other secrets.
+        cache.handle_event(Time(5), Event::Lost { why: String::new() });
+        attach(&mut cache, 2, 8 << 32);
+        assert_eq!(call(&mut cache), None, "the kernel forgets");
+        assert_eq!(ask(&mut cache, 4, getattr), Some(Answer::Failed(Errno::STALE)));
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let change = Op::SetAttr { ino: 7, fh: Some(Fh(1)), set };
+        assert_eq!(ask(&mut cache, 7, change), Some(Answer::Failed(Errno::IO)), "what is open is no other");
+        assert_eq!(ask(&mut cache, 5, lookup()), None);
+        let Some((_, Call::Lookup { dir, .. })) = call(&mut cache) else { panic!("not asked") };
+        assert_eq!(dir.node, NodeId { ino: 1, generation: 8 << 32 });
+    }
+}

@@ -1,0 +1,346 @@
+//! Pins for files that the kernel has open and the remote does not.
+//!
+//! A file that is only read is opened under a grant, without a call to the remote. Its data depends on that grant: a
+//! client that removes its last name waits for the recall. So before the grant ends, the remote is told to pin the
+//! file: on a recall, at its deadline, on eviction, when a local change moves the file or links it, and when a session
+//! is active again. Nothing waits for the pin, since calls that are sent later are done later.
+//!
+//! Invariant: each open file has a handle, or its inode is pinned, or a grant lives that is recalled before its last
+//! name goes.
+
+use crate::cache::Cache;
+use crate::calls::CallKind;
+use crate::op::{KernelInvalidation, Output};
+use crate::state::OpenFile;
+use nigh_types::{Call, CallId, Handle, Name};
+use std::collections::BTreeSet;
+
+impl Cache {
+    /// Pins a file at the remote, if it is open without a handle.
+    pub(crate) fn keep_open(&mut self, ino: u64) {
+        let unpinned = |i: &crate::state::Inode| i.opens_unpinned > 0 && i.pin_handle.is_none();
+        if self.opens_without_handle == 0
+            || !self.is_attached()
+            || !self.inodes.get(&ino).is_some_and(|i| unpinned(i))
+        {
+            return;
+        }
+        let Some(node) = self.node_ref(ino) else { return };
+        let mut files = self.files.values();
+        let Some(file) = files.find(|file| file.ino == ino && file.is_unknown_of(node.node)) else { return };
+        let caller = Some(file.caller);
+        let names = self.path_to(node.node).unwrap_or_default();
+        let handle = self.pin(ino);
+        let call = Call::PinOpen { node, names, handle };
+        self.out.push_back(Output::Call { id: CallId(self.next_call), caller, name: None, call });
+    }
+
+    /// Assigns a handle under which the remote is about to open an inode.
+    fn pin(&mut self, ino: u64) -> Handle {
+        self.next_call += 1;
+        let handle = self.chosen_handle();
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.more().pin_handle = Some(handle);
+        }
+        handle
+    }
+
+    /// Pins all open files: no earlier grant covers them.
+    pub(crate) fn keep_all_open(&mut self) {
+        let open: Vec<u64> = self.files.values().map(|file| file.ino).collect();
+        open.into_iter().for_each(|ino| self.keep_open(ino));
+    }
+
+    /// Assigns pin handles to all open files without a handle; the caller sends the calls.
+    pub(crate) fn pin_all_open(&mut self) {
+        let known = |file: &&OpenFile| self.id_of(file.ino).is_some_and(|id| file.is_unknown_of(id));
+        let open: BTreeSet<u64> = self.files.values().filter(known).map(|file| file.ino).collect();
+        for ino in open {
+            if self.inodes.get(&ino).is_some_and(|inode| inode.pin_handle.is_none()) {
+                self.pin(ino);
+            }
+        }
+    }
+
+    /// Pins the open file at a name, as far as is known.
+    pub(crate) fn keep_open_at(&mut self, dir: u64, name: &Name) {
+        if let Some(ino) = self.open_unknown_at(dir, name) {
+            self.keep_open(ino);
+        }
+    }
+
+    /// Returns the file at a name that is open without a handle.
+    pub(crate) fn open_unknown_at(&self, dir: u64, name: &Name) -> Option<u64> {
+        if self.opens_without_handle == 0 {
+            return None;
+        }
+        let stands_there = |file: &&OpenFile| {
+            self.inodes.get(&file.ino).is_some_and(|i| file.is_unknown_of(i.id) && i.is_at(dir, name))
+        };
+        self.files.values().find(stands_there).map(|file| file.ino)
+    }
+
+    /// Pins all open files in a directory, as far as is known.
+    pub(crate) fn keep_open_below(&mut self, dir: u64) {
+        if self.opens_without_handle == 0 {
+            return;
+        }
+        let lies_there = |ino: &u64| {
+            self.inodes
+                .get(ino)
+                .is_some_and(|i| i.parent_entry.as_ref().is_some_and(|(home, _)| *home == dir))
+        };
+        let unpinned = self.files.values().filter(|file| file.handle.is_none()).map(|file| file.ino);
+        let below: Vec<u64> = unpinned.filter(lies_there).collect();
+        below.into_iter().for_each(|ino| self.keep_open(ino));
+    }
+
+    /// Suspends the facts of the inodes from which a local change takes a name, and of files that it moves. The kernel
+    /// has their attributes under the grant on that name, and keeps them when the name is gone (`fuse_entry_unlinked`),
+    /// where no recall covers them. Other clients may change a moved file by its new name before the reply comes. So
+    /// the kernel drops the attributes, and gets new ones without a timeout while the change is in flight.
+    pub(crate) fn suspend_victims(&mut self, purpose: &CallKind) -> [Option<u64>; 2] {
+        let leaving = match purpose {
+            CallKind::Remove { dir, name } => [self.open_at(*dir, name), None],
+            CallKind::Rename { from, name, to, new_name, exchange, .. } => {
+                let moved = |dir: u64, name: &Name| {
+                    let child = self.child_at(dir, name);
+                    child.filter(|ino| self.inodes.get(ino).is_some_and(|inode| inode.nlookup > 0))
+                };
+                let other = if *exchange { moved(*to, new_name) } else { None };
+                [moved(*from, name), other.or_else(|| self.open_at(*to, new_name))]
+            }
+            _ => [None; 2],
+        };
+        let stale: Vec<KernelInvalidation> =
+            leaving.into_iter().flatten().map(|ino| KernelInvalidation::Attr { ino }).collect();
+        if !stale.is_empty() && self.config.level.may_keep_pages() {
+            self.invalidate_first(stale);
+        }
+        leaving
+    }
+
+    /// Returns the file at a name, as far as is known, granted or not.
+    fn child_at(&self, dir: u64, name: &Name) -> Option<u64> {
+        let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        row.child.filter(|child| !child.attr().is_dir()).map(|child| child.id.ino)
+    }
+
+    /// Returns the file at a name, if it is open.
+    fn open_at(&self, dir: u64, name: &Name) -> Option<u64> {
+        let is_open = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.opens > 0);
+        let is_home = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.is_at(dir, name));
+        let child = self.child_at(dir, name).filter(is_open);
+        child.or_else(|| self.files.values().map(|file| file.ino).find(is_home))
+    }
+
+    /// Returns a handle that differs from all others that this mount, or any other mount of this client, has assigned.
+    fn chosen_handle(&self) -> Handle {
+        const CALL_BITS: u32 = 48;
+        let mount = (self.config.client ^ self.config.incarnation.rotate_left(7)) << CALL_BITS;
+        Handle(Handle::CLIENT_ASSIGNED | mount | (self.next_call & ((1 << CALL_BITS) - 1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lookup::tests::{T0, cache};
+    use crate::op::Caller;
+    use crate::{Config, Fh, Op};
+    use nigh_types::{
+        Access, Attr, Entry, Event, Grant, GrantId, LeaseScope, Mode, NodeId, OpId, Reply, Response, SetAttr,
+        Term,
+    };
+
+    fn calls(cache: &mut Cache) -> Vec<(CallId, Call)> {
+        let mut calls = Vec::new();
+        loop {
+            match cache.poll_output() {
+                Output::Call { id, call, .. } => calls.push((id, call)),
+                Output::Timeout(..) => return calls,
+                Output::Invalidate { id, .. } => cache.handle_invalidated(T0, id),
+                _ => {}
+            }
+        }
+    }
+
+    /// Starts an operation that sends a call; returns the call.
+    fn ask(cache: &mut Cache, op: Op) -> (CallId, Call) {
+        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
+        calls(cache).pop().expect("the remote is asked")
+    }
+
+    fn answer(cache: &mut Cache, call: CallId, reply: Reply) {
+        cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
+    }
+
+    /// The open file had the number of a symlink that stands there now: the server was killed, and another client
+    /// removed the file.
+    #[test]
+    fn what_is_renamed_over_is_not_kept_for_who_had_another_inode_open() {
+        let mut cache = cache(Config::default());
+        let name = |name: &[u8]| Name::new(name).unwrap();
+        let look = |cache: &mut Cache, generation: u64, mode: u32| {
+            let (looked, _) = ask(cache, Op::Lookup { dir: 1, name: name(b"f") });
+            let id = NodeId { ino: 7, generation };
+            let attr = Attr { mode, nlink: 1, ..Attr::default() };
+            answer(cache, looked, Reply::Entry(Some(Entry { id, attr, target: None, no_xattrs: true })));
+            attr
+        };
+        let attr = look(&mut cache, 1, 0o100_644);
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
+        let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
+        answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
+        cache.files.values_mut().for_each(|file| file.handle = None);
+        (cache.opens_without_handle, cache.inodes.get_mut(&7).unwrap().more().opens_unpinned) = (1, 1);
+        let rename = |cache: &mut Cache| {
+            let (new_name, from) = (name(b"f"), name(b"g"));
+            let (id, call) = ask(
+                cache,
+                Op::Rename {
+                    from: 1,
+                    name: from,
+                    to: 1,
+                    new_name,
+                    no_replace: false,
+                    exchange: false,
+                    whiteout: false,
+                },
+            );
+            let response = Response::plain(Err(nigh_types::Errno::XDEV));
+            cache.handle_event(T0, Event::Response { call: id, response });
+            let Call::Rename { keep, .. } = call else { panic!("{call:?}") };
+            keep
+        };
+        assert_eq!(rename(&mut cache), Some(NodeId { ino: 7, generation: 1 }));
+        look(&mut cache, 2, 0o120_777);
+        assert_eq!(rename(&mut cache), None);
+    }
+
+    /// Returns a cache with a file of one name that was opened without a handle and then pinned, and the pin handle.
+    fn pinned() -> (Cache, NodeId, Attr, Handle) {
+        let mut cache = cache(Config::default());
+        let node = NodeId { ino: 7, generation: 1 };
+        let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+        let (looked, _) = ask(&mut cache, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
+        let entry = Entry { id: node, attr, target: None, no_xattrs: true };
+        answer(&mut cache, looked, Reply::Entry(Some(entry)));
+        let access =
+            Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
+        let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
+        answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
+        cache.files.values_mut().for_each(|file| file.handle = None);
+        (cache.opens_without_handle, cache.inodes.get_mut(&7).unwrap().more().opens_unpinned) = (1, 1);
+        cache.keep_open(7);
+        let Some((_, Call::PinOpen { handle, .. })) = calls(&mut cache).pop() else { panic!("it is kept") };
+        (cache, node, attr, handle)
+    }
+
+    fn released(cache: &mut Cache) -> Vec<Handle> {
+        let handles = |(_, call)| match call {
+            Call::Release { handles } => handles,
+            other => panic!("{other:?}"),
+        };
+        calls(cache).into_iter().flat_map(handles).collect()
+    }
+
+    #[test]
+    fn what_keeps_a_file_is_not_given_back_while_a_call_goes_by_it() {
+        let (mut cache, node, attr, pin) = pinned();
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let (set, call) = ask(&mut cache, Op::SetAttr { ino: 7, fh: None, set });
+        assert!(matches!(call, Call::SetAttr { handle: Some(h), .. } if h == pin), "{call:?}");
+        cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });
+        answer(&mut cache, set, Reply::Attr(node, attr));
+        assert_eq!(released(&mut cache), []);
+        cache.handle_forget(7, 1);
+        assert_eq!(released(&mut cache), [pin]);
+    }
+
+    #[test]
+    fn what_keeps_a_file_is_given_back_when_it_is_closed() {
+        let (mut cache, _, _, pin) = pinned();
+        cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });
+        assert_eq!(released(&mut cache), [pin]);
+    }
+
+    /// A kernel that looked the name up before may open it after: atomic replacement shows no open that fails.
+    #[test]
+    fn what_keeps_a_replaced_file_stays_until_the_kernel_forgets_it() {
+        let (mut cache, node, attr, pin) = pinned();
+        let name = |name: &[u8]| Name::new(name).unwrap();
+        let rename = Op::Rename {
+            from: 1,
+            name: name(b"g"),
+            to: 1,
+            new_name: name(b"f"),
+            no_replace: false,
+            exchange: false,
+            whiteout: false,
+        };
+        let (renamed, _) = ask(&mut cache, rename);
+        let moved = NodeId { ino: 8, generation: 1 };
+        answer(
+            &mut cache,
+            renamed,
+            Reply::Renamed { moved, replaced: Some(node), kept: Some(Handle(9)), whiteout: None },
+        );
+        assert_eq!(released(&mut cache), [Handle(9)]);
+        cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });
+        assert_eq!(released(&mut cache), []);
+        let access =
+            Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
+        let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
+        answer(&mut cache, opened, Reply::Opened { handle: Handle(2), attr });
+        cache.handle_op(T0, OpId(3), Caller::default(), Op::Release { fh: Fh(2), flock: None });
+        assert_eq!(released(&mut cache), [Handle(2)]);
+        cache.handle_forget(7, 1);
+        assert_eq!(released(&mut cache), [pin]);
+    }
+
+    /// Other clients may change either file by its new name before the reply to the exchange comes.
+    #[test]
+    fn of_what_is_exchanged_nothing_is_believed_while_that_is_out() {
+        let mut cache = cache(Config::default());
+        let name = |name: &[u8]| Name::new(name).unwrap();
+        let node = NodeId { ino: 1, generation: 1 };
+        let (id, covers, mode, term) = (GrantId(1), LeaseScope::Directory, Mode::Read, Term::Session);
+        let grant = Grant { id, node, covers, mode, term, recallable: true, shared: false };
+        for (text, ino) in [(b"f", 7), (b"g", 8)] {
+            let (looked, _) = ask(&mut cache, Op::Lookup { dir: 1, name: name(text) });
+            let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+            let entry = Entry { id: NodeId { ino, generation: 1 }, attr, target: None, no_xattrs: true };
+            let response = Response { grants: vec![grant], ..Response::plain(Ok(Reply::Entry(Some(entry)))) };
+            cache.handle_event(T0, Event::Response { call: looked, response });
+        }
+        assert_eq!(calls(&mut cache), []);
+        let list = || Op::ListXattr { ino: 8, size: 0 };
+        assert!(cache.handle_op(T0, OpId(2), Caller::default(), list()).is_some());
+        let rename = Op::Rename {
+            from: 1,
+            name: name(b"f"),
+            to: 1,
+            new_name: name(b"g"),
+            no_replace: false,
+            exchange: true,
+            whiteout: false,
+        };
+        assert_eq!(cache.handle_op(T0, OpId(3), Caller::default(), rename), None);
+        let mut stale = Vec::new();
+        loop {
+            match cache.poll_output() {
+                Output::Invalidate { stale: more, .. } => stale.extend(more),
+                Output::Call { call, .. } => break assert!(matches!(call, Call::Rename { .. }), "{call:?}"),
+                _ => {}
+            }
+        }
+        assert!(
+            stale.contains(&KernelInvalidation::Attr { ino: 7 })
+                && stale.contains(&KernelInvalidation::Attr { ino: 8 }),
+            "{stale:?}"
+        );
+        assert_eq!(cache.handle_op(T0, OpId(4), Caller::default(), list()), None);
+    }
+}

@@ -1,0 +1,399 @@
+//! Prefetch jobs: directories that the server lists before a caller asks for them (docs/decisions/0019-walks-ahead.md).
+//!
+//! One call brings many directories. Each of them is a listing with a call id of its own that is never sent, so a
+//! caller that needs the listing meanwhile joins it, and all rules for listings hold. The server reads the next
+//! directory only after it has sent what came before. So a directory's race log needs only the changes since the reply
+//! before the one that begins it.
+
+mod budget;
+mod policy;
+
+use crate::cache::Cache;
+use crate::calls::{CallKind, ConcurrentChanges, InflightCall};
+use crate::op::Output;
+use budget::Account;
+use nigh_types::{
+    Call, CallId, Entries, Errno, Grant, LeaseScope, NodeId, NodeRef, OpId, Order, PrefetchedDir, Reply,
+    Response, Time,
+};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Prefetch policy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Prefetch {
+    Off,
+    /// Prefetch while a caller walks a tree, as far ahead as the walk needs.
+    #[default]
+    Auto,
+    /// Prefetch everything below a directory that a caller opens, within the budget.
+    All,
+}
+
+/// Prefetch jobs of one mount.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PrefetchJobs {
+    /// The remote supports them.
+    pub possible: bool,
+    going: BTreeMap<CallId, Walk>,
+    /// Directories that a job will bring, with its call.
+    promised: FxHashMap<u64, CallId>,
+    /// Prefetched directories in order of arrival. A tree walk visits each once, so these are evicted first.
+    pub told: VecDeque<u64>,
+    pub account: Account,
+}
+
+/// Prefetch job that is running, or whose entries have not all been used.
+#[derive(Clone, Debug, Default)]
+struct Walk {
+    ended: bool,
+    /// Listings in progress: directory and call.
+    listings: BTreeMap<u64, CallId>,
+    /// Of these, the directories that the remote was asked to send first.
+    wanted: BTreeSet<u64>,
+    /// Most entries that may be fetched and unused.
+    window: u64,
+    /// Entries that the server may still send.
+    credit: i64,
+    /// Entries that came and were not used.
+    unused: u64,
+    /// Time of the last use.
+    last_used: Time,
+}
+
+/// Most running jobs.
+const MOST_WALKS: usize = 4;
+/// Credit of a job's first request, in entries.
+const FIRST_WINDOW: u64 = 1_024;
+const LARGEST_WINDOW: u64 = 65_536;
+/// Approximate size of an entry in the cache, in bytes.
+const ENTRY_BYTES: u64 = 160;
+
+impl Cache {
+    /// Returns whether a directory needs a listing call: no listing is in flight, and no job will bring it.
+    pub(crate) fn is_to_be_listed(&self, dir: u64) -> bool {
+        if self.oversized.contains(self.clock, dir) {
+            return false;
+        }
+        let listing = self.dirs.get(&dir).and_then(|d| d.listing);
+        listing.is_none() && !self.walks.promised.contains_key(&dir)
+    }
+
+    /// Returns the listing of a directory that a job will bring.
+    pub(crate) fn list_promised(&mut self, now: Time, dir: u64) -> Option<CallId> {
+        let walk_call = *self.walks.promised.get(&dir)?;
+        let node = self.id_of(dir)?;
+        let call = self.begin_told(walk_call, node)?;
+        let largest = self.largest_window();
+        let walk = self.walks.going.get_mut(&walk_call)?;
+        if walk.credit <= 0 {
+            walk.window = (walk.window * 4).min(largest);
+            self.want(now, walk_call, dir);
+        }
+        Some(call)
+    }
+
+    /// Begins the listing of a directory by a job, unless it has begun.
+    fn begin_told(&mut self, walk_call: CallId, node: NodeId) -> Option<CallId> {
+        let going = self.walks.going.get(&walk_call)?;
+        if let Some(call) = going.listings.get(&node.ino) {
+            return Some(*call);
+        }
+        let walk = self.flights.get(&walk_call)?;
+        self.next_call += 1;
+        let call = CallId(self.next_call);
+        let told = InflightCall {
+            seen: walk.seen.clone(),
+            ..InflightCall::new(CallKind::List { dir: node.ino }, "list", walk.sent)
+        };
+        self.flights.insert(call, told);
+        self.supersede(node, call);
+        self.walks.going.get_mut(&walk_call)?.listings.insert(node.ino, call);
+        Some(call)
+    }
+
+    /// Starts a job at these directories.
+    fn walk(&mut self, now: Time, order: Order, roots: Vec<NodeRef>, window: u64) -> Option<CallId> {
+        self.make_room_for_walk(now);
+        let credit = u32::try_from(window).unwrap_or(u32::MAX);
+        let dirs: Vec<u64> = roots.iter().map(|place| place.node.ino).collect();
+        let call = self.send(now, None, CallKind::Ahead, Call::Prefetch { roots, order, credit });
+        self.flights.get(&call)?;
+        self.counters.ahead_walks += 1;
+        let walk = Walk { window, credit: i64::from(credit), last_used: now, ..Walk::default() };
+        self.walks.going.insert(call, walk);
+        self.walks.promised.extend(dirs.into_iter().map(|dir| (dir, call)));
+        Some(call)
+    }
+
+    fn make_room_for_walk(&mut self, now: Time) {
+        let going = self.walks.going.iter().filter(|(_, walk)| !walk.ended);
+        let mut by_use: Vec<(Time, CallId)> = going.map(|(call, walk)| (walk.last_used, *call)).collect();
+        by_use.sort_unstable();
+        let beyond = (by_use.len() + 1).saturating_sub(MOST_WALKS);
+        by_use.into_iter().take(beyond).for_each(|(_, call)| self.cancel_walk(now, call));
+    }
+
+    pub(crate) fn cancel_walk(&mut self, now: Time, call: CallId) {
+        self.out.push_back(Output::Cancel(call));
+        self.end_walk(now, call);
+    }
+
+    /// Returns the job that brings this listing.
+    pub(crate) fn walk_of(&self, dir: u64, listing: CallId) -> Option<CallId> {
+        let tells = |walk: &Walk| walk.listings.get(&dir) == Some(&listing);
+        self.walks.going.iter().find(|(_, walk)| tells(walk)).map(|(call, _)| *call)
+    }
+
+    fn goes_on(&self, walk: CallId) -> bool {
+        self.walks.going.get(&walk).is_some_and(|walk| !walk.ended)
+    }
+
+    /// Grants a job more credit, or asks for one directory before all others.
+    fn steer(&mut self, walk: CallId, credit: u64, want: Option<NodeRef>) {
+        let credit = u32::try_from(credit).unwrap_or(u32::MAX);
+        self.next_call += 1;
+        let call = Call::PrefetchCredit { walk, credit, want };
+        self.out.push_back(Output::Call { id: CallId(self.next_call), caller: None, name: None, call });
+    }
+
+    fn want(&mut self, now: Time, walk_call: CallId, dir: u64) {
+        let Some(place) = self.node_ref(dir) else { return };
+        let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
+        if walk.wanted.insert(dir) {
+            walk.last_used = now;
+            let more = walk.more();
+            self.steer(walk_call, more, Some(place));
+        }
+    }
+
+    /// Handles a reply of a job.
+    pub(crate) fn walked(&mut self, now: Time, call: CallId, flight: InflightCall, response: Response) {
+        let Ok(Reply::Prefetched(steps)) = response.result else {
+            return self.end_walk(now, call);
+        };
+        if !self.goes_on(call) {
+            // The job was cancelled: nothing of it is kept, but the call stays until its last reply.
+            self.refresh_grant_ids(&flight, &response.grants);
+            self.return_unkept(&response.grants);
+            if !response.last {
+                self.flights.insert(call, flight);
+            }
+            return;
+        }
+        let mut own: FxHashMap<NodeId, Vec<Grant>> = FxHashMap::default();
+        for grant in response.grants {
+            own.entry(grant.node).or_default().push(grant);
+        }
+        // Listings that begin with this reply need the changes since the reply before; later ones do not.
+        self.flights.insert(call, flight);
+        for step in steps {
+            if self.goes_on(call) {
+                self.step(now, call, step, &own);
+            } else {
+                // An earlier step of this reply cancelled the job.
+                self.leave_step(call, &step, &own);
+            }
+        }
+        if response.last {
+            self.flights.remove(&call);
+            return self.end_walk(now, call);
+        }
+        self.flights.get_mut(&call).into_iter().for_each(|walk| walk.seen = ConcurrentChanges::default());
+        self.want_waited_for(now, call);
+    }
+
+    fn step(
+        &mut self,
+        now: Time,
+        walk_call: CallId,
+        step: PrefetchedDir,
+        own: &FxHashMap<NodeId, Vec<Grant>>,
+    ) {
+        let PrefetchedDir { dir: node, listed, last } = step;
+        let dir = node.ino;
+        self.walks.promised.remove(&dir);
+        let Some(listed) = listed.filter(|_| self.id_of(dir) == Some(node)) else {
+            let names =
+                own.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
+            self.return_unkept(&names.copied().collect::<Vec<_>>());
+            return self.told_not(now, walk_call, dir);
+        };
+        let Some(call) = self.begin_told(walk_call, node) else { return };
+        // As for a listing call: a deadline that passed detaches the entries so far, before more come.
+        self.names(now, dir);
+        let Some(flight) = self.flights.remove(&call) else { return };
+        let below: Vec<u64> =
+            listed.entries.iter().filter(|(_, e)| e.attr.is_dir()).map(|(_, e)| e.id.ino).collect();
+        let grants = granted_by(node, &listed, own);
+        let count = listed.entries.len() as u64;
+        let waited = !flight.waiters.is_empty();
+        let response = Response { result: Ok(Reply::Listed(listed)), after: Vec::new(), grants, last };
+        if let Some(flight) = self.handle_listed(now, call, dir, flight, response) {
+            self.flights.insert(call, flight);
+        }
+        self.after_listed(now, dir);
+        for dir in below {
+            let known = self.dirs.get(&dir).is_some_and(|d| d.complete);
+            if !known && self.inodes.contains_key(&dir) && self.goes_on(walk_call) {
+                self.walks.promised.insert(dir, walk_call);
+            }
+        }
+        self.count_told(now, (walk_call, dir), count, (waited, last));
+    }
+
+    fn leave_step(&mut self, walk_call: CallId, step: &PrefetchedDir, own: &FxHashMap<NodeId, Vec<Grant>>) {
+        let Some(flight) = self.flights.remove(&walk_call) else { return };
+        if let Some(listed) = &step.listed {
+            let grants = granted_by(step.dir, listed, own);
+            self.refresh_grant_ids(&flight, &grants);
+            self.return_unkept(&grants);
+        }
+        self.flights.insert(walk_call, flight);
+    }
+
+    /// Counts entries of a directory that came; `last`: the directory is complete.
+    fn count_told(
+        &mut self,
+        now: Time,
+        (walk_call, dir): (CallId, u64),
+        count: u64,
+        (waited, last): (bool, bool),
+    ) {
+        let cost = count + u64::from(last);
+        let is_read = waited || self.inodes.get(&dir).is_some_and(|inode| inode.opens > 0);
+        let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
+        // Wanted directories count too: the server may have begun one before it got the request. So the server has at
+        // least the credit counted here, and a caller that waits while there is some waits for a reply that is under
+        // way.
+        walk.credit = walk.credit.saturating_sub_unsigned(cost);
+        if last {
+            walk.listings.remove(&dir);
+            walk.wanted.remove(&dir);
+        }
+        walk.unused += cost;
+        self.counters.ahead_fetched += cost;
+        let Some(directory) = self.dirs.get_mut(&dir) else { return self.waste(walk_call, cost) };
+        let before = directory.ahead.take().map_or(0, |(_, cost)| cost);
+        directory.ahead = Some((walk_call, before + cost));
+        directory.used &= is_read;
+        if last {
+            self.walks.told.push_back(dir);
+            self.tidy_told();
+        }
+        if is_read && last {
+            self.use_ahead(now, dir);
+        }
+    }
+
+    /// Bounds the queue of prefetched directories: drops duplicates and directories that are gone.
+    fn tidy_told(&mut self) {
+        if self.walks.told.len() <= 1_024 + 2 * self.dirs.len() {
+            return;
+        }
+        let (mut noted, dirs) = (BTreeSet::new(), &self.dirs);
+        self.walks.told.retain(|dir| dirs.contains_key(dir) && noted.insert(*dir));
+    }
+
+    /// Handles a directory that the server did not list after all: its waiters get a listing call.
+    fn told_not(&mut self, now: Time, walk_call: CallId, dir: u64) {
+        let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
+        walk.wanted.remove(&dir);
+        if let Some(call) = walk.listings.remove(&dir) {
+            self.ask_instead(now, dir, call);
+        }
+    }
+
+    fn ask_instead(&mut self, now: Time, dir: u64, call: CallId) {
+        let Some(flight) = self.flights.remove(&call) else { return };
+        self.listing_ended(call, dir);
+        let waiters: Vec<OpId> =
+            flight.waiters.into_iter().filter(|op| self.waiting.contains_key(op)).collect();
+        if !waiters.is_empty() && self.node_ref(dir).is_none() {
+            return self.answer_all(&waiters, &crate::op::Answer::Failed(Errno::STALE));
+        }
+        self.list_again(now, dir, waiters);
+    }
+
+    /// Ends a job: nothing more comes of it.
+    fn end_walk(&mut self, now: Time, call: CallId) {
+        self.walks.promised.retain(|_, walk| *walk != call);
+        let Some(walk) = self.walks.going.get_mut(&call) else { return };
+        (walk.ended, walk.credit) = (true, 0);
+        let listings = std::mem::take(&mut walk.listings);
+        for (dir, listing) in listings {
+            self.ask_instead(now, dir, listing);
+        }
+        self.fold_walks();
+    }
+
+    /// Cancels all jobs: all grants end.
+    pub(crate) fn end_walks(&mut self, now: Time) {
+        let going: Vec<CallId> =
+            self.walks.going.iter().filter(|(_, walk)| !walk.ended).map(|(call, _)| *call).collect();
+        going.into_iter().for_each(|call| self.cancel_walk(now, call));
+    }
+
+    /// Forgets all jobs: the session is lost.
+    pub(crate) fn lose_walks(&mut self) {
+        let account = self.walks.account;
+        self.walks = PrefetchJobs { account, ..PrefetchJobs::default() };
+    }
+
+    /// Asks a job first for directories that callers wait for and that the last reply did not bring.
+    fn want_waited_for(&mut self, now: Time, walk_call: CallId) {
+        let Some(walk) = self.walks.going.get(&walk_call) else { return };
+        let waits = |(dir, call): (&u64, &CallId)| {
+            let flight = self.flights.get(call)?;
+            (!flight.begun && !flight.waiters.is_empty() && !walk.wanted.contains(dir)).then_some(*dir)
+        };
+        let waited: Vec<u64> = walk.listings.iter().filter_map(waits).collect();
+        for dir in waited {
+            self.want(now, walk_call, dir);
+        }
+    }
+
+    /// Returns unused grants. A grant that an earlier reply brought stays: it has the later id by now, and would end
+    /// with it.
+    fn return_unkept(&mut self, grants: &[Grant]) {
+        let is_held = |grant: &&Grant| {
+            let (id, inode) = (grant.node, self.inodes.get(&grant.node.ino));
+            match grant.covers {
+                LeaseScope::Directory => {
+                    self.dirs.get(&id.ino).is_some_and(|d| d.id == id && d.held.is_some())
+                }
+                LeaseScope::Attributes => inode.is_some_and(|inode| inode.id == id && inode.own.is_some()),
+                _ => true,
+            }
+        };
+        let unkept: Vec<&Grant> = grants.iter().filter(|grant| !is_held(grant)).collect();
+        for grant in unkept.iter().filter(|grant| grant.covers == LeaseScope::Directory) {
+            self.note_grant_returned(grant.node, grant.id);
+        }
+        if !unkept.is_empty() {
+            self.out.push_back(Output::Return(unkept.iter().map(|grant| grant.id).collect()));
+        }
+    }
+
+    /// Returns the initial window of a job, in entries.
+    fn first_window(&self) -> u64 {
+        self.largest_window().min(FIRST_WINDOW)
+    }
+
+    /// Returns the largest window; also no more directories than half of those that the cache may hold.
+    fn largest_window(&self) -> u64 {
+        let entries = (self.config.budget_bytes / ENTRY_BYTES / 8).clamp(FIRST_WINDOW, LARGEST_WINDOW);
+        entries.min((self.config.most_dirs / 2).max(1))
+    }
+}
+
+/// Returns the grants on a directory's names, and on those of its entries that its directory lease does not cover.
+fn granted_by(node: NodeId, listed: &Entries, own: &FxHashMap<NodeId, Vec<Grant>>) -> Vec<Grant> {
+    let names = own.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
+    let of_entries = listed.entries.iter().filter(|(_, e)| !e.attr.covered_by_parent());
+    let of_entries = of_entries.filter_map(|(_, e)| own.get(&e.id)).flatten();
+    names.chain(of_entries.filter(|grant| grant.covers == LeaseScope::Attributes)).copied().collect()
+}
+
+#[cfg(test)]
+mod tests;

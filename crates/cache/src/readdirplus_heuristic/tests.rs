@@ -1,0 +1,190 @@
+use super::*;
+use crate::cache::Cache;
+use crate::listing::tests::{answers, part};
+use crate::lookup::tests::{T0, cache, calls};
+use crate::op::{Answer, Caller, Fh, Node, Op, Opened, PageEntry};
+use crate::{Config, NotifyLevel};
+use nigh_types::{Cookie, CookieKey, Event, Name, OpId};
+
+const ALL: Files = Files::All { but_one: false };
+const BUT_ONE: Files = Files::All { but_one: true };
+
+/// Reads a directory; returns which files get attributes.
+fn next(readers: &mut Readers, thread: u32) -> Files {
+    readers.began(thread);
+    let files = readers.files(thread, 0, false);
+    if files == BUT_ONE {
+        readers.tried(thread);
+    }
+    files
+}
+
+#[test]
+fn who_lets_eight_lie_gets_names_until_it_looks_one_up() {
+    let mut readers = Readers::default();
+    for _ in 0..QUIET {
+        assert_eq!(next(&mut readers, 7), BUT_ONE);
+    }
+    assert!(readers.wants_names(7) && !readers.wants_names(8));
+    assert_eq!(next(&mut readers, 7), Files::None);
+    assert_eq!(next(&mut readers, 8), BUT_ONE);
+    readers.looked(7);
+    assert_eq!(next(&mut readers, 7), ALL);
+}
+
+#[test]
+fn who_looks_is_tried_seldom_and_may_change() {
+    let mut readers = Readers::default();
+    next(&mut readers, 7);
+    readers.looked(7);
+    let tried = (0..640).filter(|_| next(&mut readers, 7) == BUT_ONE).count();
+    assert_eq!(tried, 8);
+    assert_eq!(next(&mut readers, 7), Files::None);
+}
+
+#[test]
+fn one_is_held_back_in_each_directory_and_a_large_one_is_not_given_whole() {
+    let mut readers = Readers::default();
+    assert_eq!(readers.files(7, 0, false), BUT_ONE);
+    assert_eq!(readers.files(7, 100, true), ALL);
+    assert_eq!(readers.files(7, UNASKED, true), Files::None);
+    readers.tried(7);
+    readers.looked(7);
+    assert_eq!(readers.files(7, UNASKED, true), ALL);
+}
+
+#[test]
+fn those_whose_number_is_not_visible_are_never_tried_and_few_are_remembered() {
+    let mut readers = Readers::default();
+    assert_eq!(next(&mut readers, 0), ALL);
+    for _ in 0..QUIET {
+        next(&mut readers, 1);
+    }
+    for thread in 2..=MOST as u32 {
+        next(&mut readers, thread);
+    }
+    assert!(readers.wants_names(1) && readers.known.len() == MOST);
+    next(&mut readers, 100);
+    assert!(!readers.wants_names(1) && readers.known.len() == MOST);
+}
+
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// Names in listing order.
+fn names() -> [&'static str; 5] {
+    let mut names = NAMES;
+    names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
+    names
+}
+
+/// Directory 1 has five files.
+fn listed(config: Config) -> Cache {
+    let mut cache = cache(config);
+    assert_eq!(ask(&mut cache, 0, Op::OpenDir { ino: 1 }), None);
+    let [call] = calls(&mut cache)[..] else { panic!("it is listed") };
+    for (part, last) in [(part(&names()[..3], false), false), (part(&names()[3..], true), true)] {
+        assert_eq!(part.last, last);
+        cache.handle_event(T0, Event::Response { call, response: part });
+    }
+    let opened = answers(&mut cache);
+    let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
+    assert_eq!(ask(&mut cache, 0, Op::ReleaseDir { fh }), Some(Answer::Done));
+    cache
+}
+
+fn ask(cache: &mut Cache, pid: u32, op: Op) -> Option<Answer> {
+    cache.handle_op(T0, OpId(1), Caller { pid, ..Caller::default() }, op)
+}
+
+fn open(cache: &mut Cache, pid: u32) -> Opened {
+    let Some(Answer::Opened(opened)) = ask(cache, pid, Op::OpenDir { ino: 1 }) else { panic!("it is known") };
+    opened
+}
+
+/// Reads it in two pages; returns the files that come with inodes, which the kernel forgets at once.
+fn read(cache: &mut Cache, pid: u32, fh: Fh) -> Vec<bool> {
+    let (mut offset, mut given) = (Cookie(0), Vec::new());
+    loop {
+        let size = 160 * 5;
+        let Some(Answer::Page(page)) = ask(cache, pid, Op::ReadDir { ino: 1, fh, offset, size, plus: true })
+        else {
+            panic!("it is known");
+        };
+        let Some(PageEntry { next, .. }) = page.entries.last() else { break };
+        offset = *next;
+        let files = page.entries.iter().filter(|entry| entry.mode & 0o170_000 != 0o040_000);
+        given.extend(files.map(|entry| entry.node.is_some()));
+        page.entries.iter().filter_map(|e| e.node).for_each(|node| cache.handle_forget(node.number, 1));
+    }
+    assert_eq!(ask(cache, pid, Op::ReleaseDir { fh }), Some(Answer::Done));
+    given
+}
+
+fn read_once(cache: &mut Cache, pid: u32) -> Vec<bool> {
+    let fh = open(cache, pid).fh;
+    read(cache, pid, fh)
+}
+
+fn look_up(cache: &mut Cache, pid: u32, name: &str) {
+    let name = Name::new(name.as_bytes()).unwrap();
+    let found = ask(cache, pid, Op::Lookup { dir: 1, name });
+    let Some(Answer::Node(Node { number, .. })) = found else { panic!("{found:?}") };
+    cache.handle_forget(number, 1);
+}
+
+const HELD_BACK: [bool; 5] = [false, true, true, true, true];
+
+#[test]
+fn the_first_file_of_a_directory_is_held_back_and_in_the_end_all() {
+    let mut cache = listed(Config::default());
+    assert_eq!(read_once(&mut cache, 0), [true; 5]);
+    for _ in 1..QUIET {
+        assert_eq!(read_once(&mut cache, 7), HELD_BACK);
+    }
+    // In two pages, with the eighth withheld file in the first.
+    assert_eq!(read_once(&mut cache, 7), [false, true, true, false, false]);
+    assert_eq!(read_once(&mut cache, 7), [false; 5]);
+    look_up(&mut cache, 7, names()[4]);
+    assert_eq!(read_once(&mut cache, 7), [true; 5]);
+}
+
+#[test]
+fn another_thread_that_looks_up_what_a_thread_has_read_counts_for_it() {
+    let mut cache = listed(Config::default());
+    for _ in 0..QUIET {
+        read_once(&mut cache, 7);
+    }
+    look_up(&mut cache, 8, names()[0]);
+    assert_eq!(read_once(&mut cache, 7), [true; 5]);
+}
+
+#[test]
+fn what_is_missing_and_directories_do_not_count() {
+    let mut cache = listed(Config::default());
+    for _ in 0..QUIET {
+        read_once(&mut cache, 7);
+        let name = Name::new(b"missing").unwrap();
+        assert!(matches!(ask(&mut cache, 7, Op::Lookup { dir: 1, name }), Some(Answer::Missing(_))));
+    }
+    assert_eq!(read_once(&mut cache, 7), [false; 5]);
+}
+
+/// The kernel's cached listing serves only a reader that wants no more than it has.
+#[test]
+fn a_listing_that_was_given_without_attributes_is_kept_for_who_wants_none() {
+    let mut cache = listed(Config { level: NotifyLevel::All, ..Config::default() });
+    for _ in 0..QUIET {
+        read_once(&mut cache, 7);
+        read_once(&mut cache, 9);
+    }
+    let opened = open(&mut cache, 7);
+    assert!(opened.keep_cache, "{opened:?}");
+    assert_eq!(read(&mut cache, 7, opened.fh), [false; 5]);
+    let opened = open(&mut cache, 9);
+    assert!(opened.keep_cache, "{opened:?}");
+    let opened = open(&mut cache, 8);
+    assert!(opened.cache_dir && !opened.keep_cache, "{opened:?}");
+    assert_eq!(read(&mut cache, 8, opened.fh), HELD_BACK);
+    let opened = open(&mut cache, 10);
+    assert!(opened.keep_cache, "{opened:?}");
+}

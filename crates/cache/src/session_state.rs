@@ -1,0 +1,358 @@
+//! Session state: what ends with a session, what waits, and which replies are given meanwhile.
+//!
+//! ```text
+//!              Lapsed                Restored            all reclaimed, and the kernel has dropped its facts
+//!   Stands ───────────────▶ Lapsed ────────────▶ Claiming ──────────────────────────────────────────────────▶ Stands
+//!     │                       ▲                   ▲   │
+//!     │ Lost (from each)      └──────── Lapsed ───┼───┘
+//!     └──────────▶ Lost ──────────── Attached ────┘
+//! ```
+//!
+//! All grants end on the way out of `Stands`. Calls in flight stay in flight, except on `Lost`, when they fail. Until
+//! the next `Stands` no request is begun and no reply is delivered except for reclaims: the kernel may still hold facts
+//! of ended grants.
+
+use crate::cache::Cache;
+use crate::calls::{CallKind, InflightCall};
+use crate::config::OnDisconnect;
+use crate::op::{Answer, Caller, Op, Output};
+use crate::prefetch::Prefetch;
+use nigh_types::{CallId, Errno, Name, OpId, Session, Span, Time};
+
+/// Time that the kernel may take to drop its facts: less than the grace period of a restarted server.
+const KERNEL_MAY_TAKE: Span = Span::from_secs(10);
+
+/// State of the session with the remote.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SessionState {
+    /// There was no session yet.
+    Connecting,
+    Active,
+    /// The term has run out. Calls are accepted, and answered when the remote is back.
+    Expired,
+    /// The session is over; another one may follow.
+    Lost,
+    /// A session is active again. Open files and locks are being reclaimed, if the session has forgotten them, and the
+    /// kernel is dropping its facts.
+    Reclaiming,
+}
+
+impl Cache {
+    /// Returns whether requests are answered from stale facts, and from nothing else.
+    pub(crate) fn answers_stale(&self) -> bool {
+        self.config.on_disconnect == OnDisconnect::Stale
+            && matches!(self.standing, SessionState::Expired | SessionState::Lost)
+    }
+
+    /// Returns whether replies, or the kernel's facts, may be stale.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        let served = self.config.on_disconnect == OnDisconnect::Stale || self.kernel_is_slow;
+        self.answers_stale() || served && self.is_forgetting()
+    }
+
+    /// Returns whether the kernel may still hold facts of ended grants.
+    #[must_use]
+    pub fn is_forgetting(&self) -> bool {
+        self.forgetting.is_some_and(|id| self.untold.contains(&id))
+    }
+
+    /// Returns whether replies of a new session have to wait: the kernel may hold facts of ended grants, and is not
+    /// slow.
+    pub(crate) fn waits_for_kernel(&self) -> bool {
+        self.is_forgetting() && !self.kernel_is_slow
+    }
+
+    /// Returns whether a reply came before the kernel has dropped its facts. Reclaims wait for nothing.
+    pub(crate) fn is_early(&self, call: CallId) -> bool {
+        let waits = |flight: &InflightCall| {
+            !(flight.purpose.is_claim() || matches!(flight.purpose, CallKind::Walk { .. }))
+        };
+        self.standing == SessionState::Reclaiming && self.flights.get(&call).is_some_and(waits)
+    }
+
+    /// Handles a request without a session.
+    pub(crate) fn start_away(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+        if !self.answers_stale() {
+            self.queued_ops.insert(id, (caller, op));
+            return None;
+        }
+        match refused_while_stale(&op) {
+            Some(errno) => Some(Answer::Failed(errno)),
+            None => self.start(now, id, caller, op),
+        }
+    }
+
+    /// Handles the replies and requests that waited for a session and the kernel.
+    pub(crate) fn start_parked(&mut self, now: Time) {
+        for (call, response) in std::mem::take(&mut self.deferred_replies) {
+            self.handle_response(now, call, response);
+        }
+        for (op, (caller, what)) in std::mem::take(&mut self.queued_ops) {
+            let pages = what.pages();
+            if let Some(answer) = self.start(now, op, caller, what) {
+                self.counters.waits += 1;
+                self.reply(op, answer);
+                self.drop_behind(&[op], pages);
+            }
+        }
+        // The kernel left out pages that a write had locked: their unwritten parts are stale.
+        self.flights.values_mut().for_each(|flight| flight.drop_data = true);
+    }
+
+    /// Ends all grants: the term has run out. Calls in flight stay in flight.
+    pub(crate) fn handle_lapsed(&mut self, now: Time, why: &str) {
+        if matches!(self.standing, SessionState::Active | SessionState::Reclaiming) {
+            self.end_walks(now);
+            tracing::warn!(target: "nigh::session", why, "the server is away for longer than its term");
+            self.grants_end();
+            self.leave(now, SessionState::Expired);
+        }
+    }
+
+    /// Ends the session: no call in flight gets a reply.
+    pub(crate) fn handle_lost(&mut self, now: Time, why: &str) {
+        tracing::warn!(target: "nigh::session", why, "the session is lost");
+        let stood = matches!(self.standing, SessionState::Active | SessionState::Reclaiming);
+        let calls: Vec<CallId> = self.flights.keys().copied().collect();
+        calls.into_iter().for_each(|call| self.log_unknown(call));
+        let mut left_out = Vec::new();
+        for flight in std::mem::take(&mut self.flights).into_values() {
+            let pages = flight.purpose.pages().filter(|_| flight.drop_data);
+            if let Some(sequence) = flight.sequence {
+                self.overlay.finish(sequence);
+            }
+            let answer = if flight.purpose.ends_locks() { Answer::Done } else { Answer::Failed(Errno::IO) };
+            self.answer_all(&flight.waiters, &answer);
+            left_out.push((flight.waiters, pages));
+        }
+        self.deferred_replies.clear();
+        self.lose_walks();
+        self.dirents.forget();
+        (self.lookups, self.attrs, self.xattrs) = Default::default();
+        self.dirs.values_mut().for_each(|directory| directory.listing = None);
+        self.locks.lose_all();
+        self.locks.forget_calls();
+        self.forget_session();
+        if stood {
+            self.grants_end();
+            self.leave(now, SessionState::Lost);
+        } else if self.standing != SessionState::Connecting {
+            self.standing = SessionState::Lost;
+        }
+        left_out.into_iter().for_each(|(ops, pages)| self.drop_behind(&ops, pages));
+    }
+
+    /// Drops messages to a session that is forgotten: they mean nothing to another one.
+    fn forget_session(&mut self) {
+        self.after_invalidation.clear();
+        self.unreleased.clear();
+        self.locks.forget_unwanted();
+        (self.claims, self.claims_locks, self.reclaims, self.forget_by) = (0, false, false, None);
+    }
+
+    /// Ends all grants: replies to calls in flight are not cached.
+    fn grants_end(&mut self) {
+        self.counters.lapses += 1;
+        self.watches.note_gap(self.clock);
+        self.space = None;
+        self.flights.values_mut().for_each(|flight| flight.seen.lapsed = true);
+        self.queued_ops.append(&mut self.holds.clear());
+    }
+
+    /// Drops all facts, here and in the kernel. `unbroken`: the grants end before their time, with a session that is
+    /// forgotten.
+    fn have_all_forgotten(&mut self, unbroken: bool) {
+        self.tell_all();
+        self.forgetting = self.forget_everything(unbroken).or(self.forgetting);
+        self.kernel_is_slow = false;
+    }
+
+    fn leave(&mut self, now: Time, to: SessionState) {
+        let stale = self.config.on_disconnect == OnDisconnect::Stale;
+        if !stale {
+            // Handles released by this are released as in an active session.
+            self.have_all_forgotten(false);
+        }
+        self.standing = to;
+        self.forget_by = None;
+        self.end_signalled_waits();
+        if !stale {
+            return;
+        }
+        self.keep_as_stale();
+        let waiting: Vec<OpId> = self.waiting.keys().copied().collect();
+        waiting.into_iter().for_each(|op| self.abort(op, Errno::IO));
+        for (op, (caller, what)) in std::mem::take(&mut self.queued_ops) {
+            let pages = what.pages();
+            if let Some(answer) = self.start_away(now, op, caller, what) {
+                self.reply(op, answer);
+                self.drop_behind(&[op], pages);
+            }
+        }
+    }
+
+    /// Handles a new session. Without `kept` it knows no open file and no lock.
+    pub(crate) fn handle_session(&mut self, now: Time, session: Session, kept: bool) {
+        match self.standing {
+            SessionState::Active | SessionState::Reclaiming => {
+                self.end_walks(now);
+                self.grants_end();
+                self.have_all_forgotten(!kept);
+            }
+            // Drops facts that were served after their grants had ended.
+            SessionState::Expired | SessionState::Lost
+                if self.config.on_disconnect == OnDisconnect::Stale =>
+            {
+                self.have_all_forgotten(false);
+            }
+            _ => {}
+        }
+        let first = self.standing == SessionState::Connecting;
+        let same = first || (self.key == session.cookie_key && self.id_of(self.root) == Some(session.root));
+        self.standing = SessionState::Reclaiming;
+        if !kept {
+            self.forget_session();
+            self.forget_claims();
+            self.park_flushes();
+        }
+        if !same {
+            self.lose_export();
+        }
+        self.apply_session_params(session);
+        if kept {
+            let unreleased = std::mem::take(&mut self.unreleased);
+            self.release_handles(unreleased);
+            self.keep_all_open();
+        } else if !first {
+            self.claim_all(now);
+        }
+        self.kernel_is_slow = false;
+        self.forget_by = self.is_forgetting().then(|| now.after(KERNEL_MAY_TAKE));
+        self.end_claiming(now);
+    }
+
+    /// Prefetches the root's attributes, which callers ask for first, if prefetch is on.
+    pub fn ask_ahead(&mut self, now: Time) {
+        self.clock = now;
+        if self.walks.possible && self.config.prefetch != Prefetch::Off && self.is_attached() {
+            let _ = self.fetch_attr(now, self.root);
+        }
+    }
+
+    fn apply_session_params(&mut self, session: Session) {
+        if self.key != session.cookie_key {
+            // The server lost the secrets from which it makes ids, or is another one: it would take our ids for forged.
+            self.invalidate_all_ids();
+        }
+        self.key = session.cookie_key;
+        self.has_acls = session.has_acls;
+        self.walks.possible = session.walks_ahead;
+        self.tells_dirents = session.tells_dirents;
+        self.finds_numbers = session.finds_numbers;
+        self.root = session.root.ino;
+        self.term = session.term;
+        let root = self.inode(session.root);
+        root.nlookup = root.nlookup.max(1);
+    }
+
+    /// Answers a request without its call: `INTR`, because its caller is dead or the wait was interrupted, or `IO`. A
+    /// call that changes something goes on, and its reply is applied.
+    pub(crate) fn abort(&mut self, op: OpId, errno: Errno) {
+        let mut answer = Answer::Failed(errno);
+        if let Some((_, what)) = self.queued_ops.remove(&op) {
+            self.reply(op, answer);
+            return self.drop_behind(&[op], what.pages());
+        }
+        if self.holds.give_up(op) {
+            return self.reply(op, answer);
+        }
+        if self.answer_at_once(op) {
+            return;
+        }
+        let Some(waiting) = self.waiting.remove(&op) else { return };
+        let away = !self.is_attached();
+        let Some(flight) = self.flights.get_mut(&waiting.call) else { return self.reply(op, answer) };
+        flight.waiters.retain(|&waiter| waiter != op);
+        let ends_locks = flight.purpose.ends_locks();
+        if ends_locks && errno == Errno::IO {
+            // A close leaves the owner without locks, whatever the reply.
+            answer = Answer::Done;
+        }
+        let told = matches!(flight.purpose, CallKind::Lock { cancelled: true, .. });
+        // An unlock goes on whether a request waits for it or not.
+        let goes_on = told
+            || matches!(
+                flight.purpose,
+                CallKind::List { .. } | CallKind::Dirents { .. } | CallKind::Unlock { .. }
+            );
+        let cancel = (flight.waiters.is_empty() && !goes_on).then(|| flight.purpose.clone());
+        let left_out = flight.drop_data.then(|| flight.purpose.pages()).flatten();
+        if away || errno == Errno::IO {
+            self.log_unknown(waiting.call);
+        }
+        self.reply(op, answer);
+        self.drop_behind(&[op], left_out);
+        if let Some(purpose) = cancel {
+            // New requests must not join the cancelled call: it is answered `EINTR`.
+            self.leave_joins(waiting.call, &purpose);
+            self.out.push_back(Output::Cancel(waiting.call));
+        }
+    }
+
+    /// Logs a change that was sent, whose caller does not learn the outcome.
+    fn log_unknown(&self, call: CallId) {
+        let Some(flight) = self.flights.get(&call).filter(|flight| flight.sequence.is_some()) else { return };
+        let names = flight.purpose.names().into_iter();
+        let mut paths: Vec<String> = names.map(|(dir, name)| self.shown_name(dir, name)).collect();
+        match flight.purpose {
+            CallKind::Open { ino, .. } | CallKind::Change { ino, .. } | CallKind::Write { ino, .. } => {
+                paths.push(self.shown_path(ino));
+            }
+            _ => {}
+        }
+        let (operation, path) = (flight.kind, paths.join(" to "));
+        tracing::warn!(target: "nigh::unknown", operation, path, "it may have taken effect, or yet take effect");
+    }
+
+    fn shown_name(&self, dir: u64, name: &Name) -> String {
+        format!("{}/{}", self.shown_path(dir), String::from_utf8_lossy(name.as_bytes()))
+    }
+
+    /// Sets the mount point, with which paths in the log begin.
+    pub fn show_paths_below(&mut self, mountpoint: &str) {
+        mountpoint.clone_into(&mut self.shown_root);
+    }
+
+    /// Returns an inode's path below the mount point, for log lines.
+    pub(crate) fn shown_path(&self, ino: u64) -> String {
+        let names = self.id_of(ino).and_then(|id| self.path_to(id));
+        let Some(names) = names else { return format!("inode {ino} of {}", self.shown_root) };
+        let names = names.iter().map(|name| String::from_utf8_lossy(name.as_bytes()));
+        names.fold(self.shown_root.clone(), |path, name| format!("{path}/{name}"))
+    }
+}
+
+/// Returns the errno of requests that stale facts cannot answer.
+fn refused_while_stale(op: &Op) -> Option<Errno> {
+    match op {
+        Op::SetAttr { .. }
+        | Op::Symlink { .. }
+        | Op::Mknod { .. }
+        | Op::Mkdir { .. }
+        | Op::Unlink { .. }
+        | Op::Rmdir { .. }
+        | Op::Rename { .. }
+        | Op::Link { .. }
+        | Op::Create { .. }
+        | Op::Tmpfile { .. }
+        | Op::Write { .. }
+        | Op::SetXattr { .. }
+        | Op::RemoveXattr { .. }
+        | Op::Fallocate { .. }
+        | Op::CopyRange { .. } => Some(Errno::ROFS),
+        Op::Open { access, .. } if access.write || access.truncate => Some(Errno::ROFS),
+        Op::SetLock { .. } | Op::Unlock { .. } | Op::TestLock { .. } | Op::Fsync { .. } => Some(Errno::IO),
+        _ => None,
+    }
+}

@@ -1,0 +1,121 @@
+//! Invalidations of a name that another client is about to change.
+
+use super::*;
+use crate::lookup::tests::{T0, cache, calls, session};
+use crate::op::Output;
+use crate::{Config, Op};
+use nigh_types::{Event, Grant, GrantId, Reply, Response, Term};
+
+const FILE: NodeId = NodeId { ino: 7, generation: 1 };
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn entry() -> Entry {
+    let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+    Entry { id: FILE, attr, target: None, no_xattrs: true }
+}
+
+/// Grants names of the root, and gives the kernel one of them with a long timeout.
+fn told() -> Cache {
+    let mut cache = cache(Config::default());
+    let root = session().root;
+    assert_eq!(look(&mut cache), None);
+    let [call] = calls(&mut cache)[..] else { panic!("it is not known") };
+    let grant = Grant { node: root, recallable: true, ..crate::grants::made_up(root) };
+    let grants = vec![Grant { id: GrantId(1), term: Term::Session, ..grant }];
+    let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(entry())))) };
+    cache.handle_event(T0, Event::Response { call, response });
+    let told = std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..))));
+    let valid = told.filter_map(|output| match output {
+        Output::Answer { answer: Answer::Node(node), .. } => Some(node.entry_valid),
+        _ => None,
+    });
+    assert!(valid.last() > Some(Span::ZERO));
+    cache
+}
+
+fn look(cache: &mut Cache) -> Option<Span> {
+    look_at(cache, "x")
+}
+
+fn look_at(cache: &mut Cache, called: &str) -> Option<Span> {
+    let answer =
+        cache.handle_op(T0, OpId(1), Caller::default(), Op::Lookup { dir: 1, name: name(called) })?;
+    if let Answer::Node(node) = answer { Some(node.entry_valid) } else { panic!("{answer:?}") }
+}
+
+/// Another client changes a name of the root; returns whether the kernel drops the name before.
+fn push(cache: &mut Cache, called: &str) -> bool {
+    become_of(cache, called, (called == "x").then(entry))
+}
+
+fn become_of(cache: &mut Cache, called: &str, entry: Option<Entry>) -> bool {
+    let (id, node) = (RecallId(7), session().root);
+    let facts = vec![UpdateScope { node, covers: LeaseScope::Directory, names: vec![name(called)] }];
+    cache.handle_event(T0, Event::UpdatePrepare(UpdatePrepare { id, facts }));
+    let mut forgets = false;
+    loop {
+        match cache.poll_output() {
+            Output::Timeout(..) => break,
+            Output::Invalidate { id, stale, .. } => {
+                forgets |= stale.contains(&KernelInvalidation::Entry { dir: 1, name: name(called) });
+                cache.handle_invalidated(T0, id);
+            }
+            _ => {}
+        }
+    }
+    let facts = vec![UpdatedFact::Name { dir: node, name: name(called), entry }];
+    cache.handle_event(T0, Event::UpdateCommit(UpdateCommit { id, facts }));
+    calls(cache);
+    forgets
+}
+
+/// The kernel may have applied the replies in the reverse order.
+#[test]
+fn a_name_that_was_told_for_long_is_dropped_though_it_was_told_for_no_time_since() {
+    let mut cache = told();
+    // Other clients change the directory again and again.
+    assert!(!push(&mut cache, "y") && !push(&mut cache, "y"));
+    assert_eq!(look(&mut cache), Some(Span::ZERO));
+    assert!(push(&mut cache, "x"));
+    assert_eq!(look(&mut cache), Some(Span::ZERO));
+    assert!(!push(&mut cache, "x"), "it is dropped once");
+}
+
+/// The kernel has both names of the file; another client removes the later one, and the file is at the other name then.
+#[test]
+fn a_name_is_dropped_though_another_one_of_its_file_was_dropped_before() {
+    let mut cache = told();
+    let two = Entry { attr: Attr { nlink: 2, ..entry().attr }, ..entry() };
+    become_of(&mut cache, "x", Some(two.clone()));
+    become_of(&mut cache, "y", Some(two.clone()));
+    let root = session().root;
+    let later = T0.after(Span::from_secs(11));
+    for (called, op) in [("x", OpId(2)), ("y", OpId(3))] {
+        let look = Op::Lookup { dir: 1, name: name(called) };
+        assert_eq!(
+            cache.handle_op(later, op, Caller::default(), look),
+            None,
+            "nothing is granted of the file"
+        );
+        let call = calls(&mut cache)[0];
+        let grant = |node, covers| Grant { node, covers, recallable: true, ..crate::grants::made_up(node) };
+        let grant = |id, node, covers| Grant { id: GrantId(id), term: Term::Session, ..grant(node, covers) };
+        let grants = vec![grant(1, root, LeaseScope::Directory), grant(2, FILE, LeaseScope::Attributes)];
+        let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(two.clone())))) };
+        cache.handle_event(later, Event::Response { call, response });
+        let valid = std::iter::from_fn(|| Some(cache.poll_output())).find_map(|output| match output {
+            Output::Answer { answer: Answer::Node(node), .. } => Some(node.entry_valid),
+            Output::Timeout(..) => panic!("{called} is not answered"),
+            _ => None,
+        });
+        assert!(valid > Some(Span::ZERO), "{called}");
+        cache.discard_uncertain_attr(FILE);
+    }
+    assert!(become_of(&mut cache, "y", None));
+    // A listing says that it has one name.
+    cache.found_at(FILE, (1, &name("x")));
+    assert!(become_of(&mut cache, "x", None));
+}
