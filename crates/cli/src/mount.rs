@@ -153,7 +153,7 @@ fn mount_options(args: &MountArgs, options: &Options, source: &Source) -> MountO
 fn features(options: &Options, trusts_watch: bool, idmap: &IdMapChoice, level: Level) -> u64 {
     let pushes = std::env::var_os("NIGH_PUSHES").is_none_or(|pushes| pushes != "off");
     let chosen = [
-        (nigh_client::names_alone(level), NAMES_ALONE),
+        (nigh_client::needs_exclusive_dir_lease(level), NAMES_ALONE),
         (pushes, PUSHES),
         (options.compress, COMPRESSED),
         (true, AHEAD),

@@ -1,8 +1,8 @@
 //! Translation of a FUSE request into an operation: decodes it and calls the driver. It makes no decisions.
 
-use crate::answers::Shape;
 use crate::driver::Driver;
 use crate::interrupts::Interrupts;
+use crate::reply::ReplyFormat;
 use nigh_cache::{Caller, Fh, LockSpan, Op};
 use nigh_fuse::{CopyRange, Header, LockRequest, Negotiated, Operation, Reply, decode, opcode};
 use nigh_types::{
@@ -42,7 +42,7 @@ pub(crate) fn receive(driver: &Driver, interrupts: &Interrupts, agreed: &Negotia
         }),
         Operation::Interrupt { id } => interrupt(driver, interrupts, header.unique, OpId(id)),
         Operation::Destroy | Operation::NotifyReply { .. } => {}
-        _ if driver.events.pretence.is_player(header.pid) && driver.pretend(&header, &operation) => {}
+        _ if driver.events.pretence.is_player(header.pid) && driver.answer_replay(&header, &operation) => {}
         _ => match translate(root, &header, &operation, agreed).and_then(|asked| driver.ids.asked(asked)) {
             Ok((shape, op)) => {
                 let group = operation.extensions().groups().next();
@@ -70,7 +70,7 @@ fn interrupt(driver: &Driver, interrupts: &Interrupts, unique: u64, op: OpId) {
     }
 }
 
-type Translated = Result<(Shape, Op), Errno>;
+type Translated = Result<(ReplyFormat, Op), Errno>;
 
 fn name(bytes: &[u8]) -> Result<Name, Errno> {
     Name::new(bytes).map_err(|why| match why {
@@ -95,13 +95,13 @@ fn access(flags: u32, truncate_allowed: bool) -> (Access, bool) {
 
 fn translate(root: u64, header: &Header, operation: &Operation<'_>, agreed: &Negotiated) -> Translated {
     let ino = if header.nodeid == ROOT { root } else { header.nodeid };
-    let natural = |op| Ok((Shape::Natural, op));
+    let natural = |op| Ok((ReplyFormat::Natural, op));
     match *operation {
         Operation::Lookup { name: b"." } => natural(Op::LookupSelf { ino }),
         Operation::Lookup { name: b".." } => natural(Op::LookupParent { ino }),
         Operation::Lookup { name: n } => natural(Op::Lookup { dir: ino, name: name(n)? }),
         Operation::GetAttr { .. } => natural(Op::GetAttr { ino }),
-        Operation::Statx { .. } => Ok((Shape::Statx, Op::GetAttr { ino })),
+        Operation::Statx { .. } => Ok((ReplyFormat::Statx, Op::GetAttr { ino })),
         Operation::ReadLink => natural(Op::ReadLink { ino }),
         Operation::Open { flags, .. } => {
             let (access, append) = access(flags, true);
@@ -136,11 +136,11 @@ fn translate(root: u64, header: &Header, operation: &Operation<'_>, agreed: &Neg
         Operation::StatFs => natural(Op::StatFs { ino }),
         Operation::GetXattr { name, size } => natural(Op::GetXattr { ino, name: name.to_vec(), size }),
         Operation::ListXattr { size } => {
-            Ok((Shape::XattrNames { pid: header.pid }, Op::ListXattr { ino, size }))
+            Ok((ReplyFormat::XattrNames { pid: header.pid }, Op::ListXattr { ino, size }))
         }
         Operation::Lseek { fh, offset, whence } => seek(ino, fh, offset, whence),
         Operation::Ioctl { cmd: FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS, out_size, .. } => {
-            Ok((Shape::Ioctl { out_size }, Op::GetFlags { ino }))
+            Ok((ReplyFormat::Ioctl { out_size }, Op::GetFlags { ino }))
         }
         Operation::Ioctl { .. } => Err(Errno::NOTTY),
         _ => translate_change(root, ino, operation, agreed),
@@ -148,7 +148,10 @@ fn translate(root: u64, header: &Header, operation: &Operation<'_>, agreed: &Neg
 }
 
 fn page(ino: u64, fh: u64, offset: u64, size: u32, plus: bool) -> Translated {
-    Ok((Shape::Page { size, plus }, Op::ReadDir { ino, fh: Fh(fh), offset: Cookie(offset), size, plus }))
+    Ok((
+        ReplyFormat::Page { size, plus },
+        Op::ReadDir { ino, fh: Fh(fh), offset: Cookie(offset), size, plus },
+    ))
 }
 
 fn seek(ino: u64, fh: u64, offset: u64, whence: u32) -> Translated {
@@ -157,7 +160,7 @@ fn seek(ino: u64, fh: u64, offset: u64, whence: u32) -> Translated {
         Ok(libc::SEEK_HOLE) => false,
         _ => return Err(Errno::INVAL),
     };
-    Ok((Shape::Natural, Op::Seek { ino, fh: Fh(fh), offset, data }))
+    Ok((ReplyFormat::Natural, Op::Seek { ino, fh: Fh(fh), offset, data }))
 }
 
 fn set_lock(ino: u64, asked: &LockRequest, wait: bool) -> Translated {
@@ -166,12 +169,12 @@ fn set_lock(ino: u64, asked: &LockRequest, wait: bool) -> Translated {
         Some(kind) => Op::SetLock { ino, fh: Fh(asked.fh), span, kind, pid: asked.lock.pid, wait },
         None => Op::Unlock { ino, span },
     };
-    Ok((Shape::Natural, op))
+    Ok((ReplyFormat::Natural, op))
 }
 
 fn test_lock(ino: u64, asked: &LockRequest) -> Translated {
     let kind = lock_kind(asked)?.ok_or(Errno::INVAL)?;
-    Ok((Shape::Natural, Op::TestLock { ino, span: span(asked)?, kind }))
+    Ok((ReplyFormat::Natural, Op::TestLock { ino, span: span(asked)?, kind }))
 }
 
 fn span(asked: &LockRequest) -> Result<LockSpan, Errno> {
@@ -194,7 +197,7 @@ fn lock_kind(asked: &LockRequest) -> Result<Option<LockKind>, Errno> {
 
 fn translate_change(root: u64, ino: u64, operation: &Operation<'_>, agreed: &Negotiated) -> Translated {
     let real = |node: u64| if node == ROOT { root } else { node };
-    let natural = |op| Ok((Shape::Natural, op));
+    let natural = |op| Ok((ReplyFormat::Natural, op));
     match *operation {
         Operation::SetAttr(set) => natural(Op::SetAttr { ino, fh: set.fh.map(Fh), set: set_attr(&set) }),
         Operation::Symlink { name: n, target, .. } => {
@@ -237,16 +240,18 @@ fn translate_change(root: u64, ino: u64, operation: &Operation<'_>, agreed: &Neg
             natural(Op::Tmpfile { dir: ino, mode: mode & 0o7777, umask, access })
         }
         Operation::SetXattr { name, value, flags, acl_kill_sgid } => Ok((
-            Shape::Empty,
+            ReplyFormat::Empty,
             Op::SetXattr { ino, name: name.to_vec(), value: value.to_vec(), flags, kill_sgid: acl_kill_sgid },
         )),
-        Operation::RemoveXattr { name } => Ok((Shape::Empty, Op::RemoveXattr { ino, name: name.to_vec() })),
-        Operation::Fallocate { fh, mode, offset, length } => {
-            Ok((Shape::Empty, Op::Fallocate { ino, fh: Fh(fh), mode, offset, length }))
+        Operation::RemoveXattr { name } => {
+            Ok((ReplyFormat::Empty, Op::RemoveXattr { ino, name: name.to_vec() }))
         }
-        Operation::CopyFileRange(range) => copy(real, ino, &range, Shape::Natural),
-        Operation::CopyFileRange64(range) => copy(real, ino, &range, Shape::Copied),
-        Operation::SyncFs => Ok((Shape::Empty, Op::Fsync { ino, fh: None, data_only: false })),
+        Operation::Fallocate { fh, mode, offset, length } => {
+            Ok((ReplyFormat::Empty, Op::Fallocate { ino, fh: Fh(fh), mode, offset, length }))
+        }
+        Operation::CopyFileRange(range) => copy(real, ino, &range, ReplyFormat::Natural),
+        Operation::CopyFileRange64(range) => copy(real, ino, &range, ReplyFormat::Copied),
+        Operation::SyncFs => Ok((ReplyFormat::Empty, Op::Fsync { ino, fh: None, data_only: false })),
         // Under default_permissions the kernel checks access itself. After ENOSYS it polls regular files itself.
         _ => {
             tracing::debug!(target: "nigh::kernel", opcode = operation.opcode(), minor = agreed.minor, "not served");
@@ -255,9 +260,9 @@ fn translate_change(root: u64, ino: u64, operation: &Operation<'_>, agreed: &Neg
     }
 }
 
-fn copy(real: impl Fn(u64) -> u64, ino: u64, range: &CopyRange, shape: Shape) -> Translated {
+fn copy(real: impl Fn(u64) -> u64, ino: u64, range: &CopyRange, shape: ReplyFormat) -> Translated {
     // The old form's reply has 32 bits: limit it to the size of one write.
-    let most = if shape == Shape::Copied { u64::MAX } else { 1 << 30 };
+    let most = if shape == ReplyFormat::Copied { u64::MAX } else { 1 << 30 };
     Ok((
         shape,
         Op::CopyRange {

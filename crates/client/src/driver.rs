@@ -9,21 +9,21 @@
 //! Before each input, on any thread, the driver processes all expired timers. So a process that was stopped, or a
 //! machine that was suspended, serves no reply from expired facts.
 
-mod held;
+mod size_barrier;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::alarm::Alarm;
-use crate::answers::{self, Shape};
 use crate::clock::{Clock, wall_time};
 use crate::credentials::{self, Callers};
 use crate::events::{Events, Said};
 use crate::idmap::IdMap;
-use crate::lengths::Lengths;
 use crate::notifier::Notifier;
-use crate::openers::Openers;
-use crate::readers::Readers;
+use crate::open_credentials::Openers;
+use crate::reply::{self, ReplyFormat};
+use crate::reply_barrier::Readers;
 use crate::revalidations::{NameKey, Revalidations};
+use crate::size_notify::Lengths;
+use crate::timer::Alarm;
 use nigh_cache::{Answer, Cache, Caller, Op, Output, Page};
 use nigh_fuse::{Header, Notification, Operation, Transport};
 use nigh_link::Link;
@@ -102,7 +102,7 @@ impl Core {
 
 struct Pending {
     unique: u64,
-    shape: Shape,
+    shape: ReplyFormat,
     pid: u32,
     role: Option<Role>,
     /// Inode of the file whose pages the kernel keeps locked until the reply.
@@ -131,11 +131,11 @@ enum Role {
 /// A reply for the kernel.
 struct Sent {
     unique: u64,
-    shape: Shape,
+    shape: ReplyFormat,
     answer: Answer,
     role: Option<Role>,
     pid: u32,
-    length: Option<held::Length>,
+    length: Option<size_barrier::Length>,
     /// Inode whose attributes are invalidated in the kernel before the reply is sent.
     forgets: Option<u64>,
 }
@@ -264,7 +264,7 @@ impl Driver {
     }
 
     /// Handles one request of the kernel. If the reply comes from memory, this thread sends it.
-    pub fn operate(&self, unique: u64, op_id: OpId, caller: Caller, shape: Shape, op: Op) {
+    pub fn operate(&self, unique: u64, op_id: OpId, caller: Caller, shape: ReplyFormat, op: Op) {
         let gate = self.gate.read();
         let mut core = self.core.lock();
         let (now, mut batch) = self.catch_up(&mut core);
@@ -279,15 +279,15 @@ impl Driver {
             Err(answer) => {
                 drop(core);
                 let answer = self.ids.shown(shape, answer);
-                answers::send(&*self.transport, self.root(), unique, shape, answer);
+                reply::send(&*self.transport, self.root(), unique, shape, answer);
                 return self.finish(gate, batch);
             }
         };
         self.notifier.note_layer(&op);
-        let (role, pid, locks) = (Role::of(&op, &core.cache), caller.pid, held::locks(&op));
+        let (role, pid, locks) = (Role::of(&op, &core.cache), caller.pid, size_barrier::locks(&op));
         let pending = Pending { unique, shape, pid, role, locks, held: None };
         let answer = match core.cache.handle_op(now, op_id, caller, op) {
-            Some(answer) => core.admit(&self.lengths, op_id, pending, answer),
+            Some(answer) => core.delay_for_size(&self.lengths, op_id, pending, answer),
             None => {
                 core.pending.insert(op_id, pending);
                 None
@@ -300,7 +300,7 @@ impl Driver {
     }
 
     /// Handles a request of a replay child. Returns whether it was answered; if not, it is an ordinary request.
-    pub fn pretend(&self, header: &Header, operation: &Operation<'_>) -> bool {
+    pub fn answer_replay(&self, header: &Header, operation: &Operation<'_>) -> bool {
         let Some(said) = self.events.pretence.says(|node| self.meant(node), header, operation) else {
             return false;
         };
@@ -314,7 +314,7 @@ impl Driver {
             Said::AsItIs { ino } => {
                 let answer =
                     cache.attributes_as_they_are(now, ino).unwrap_or(Answer::Failed(Errno::CANCELED));
-                self.ids.shown(Shape::Natural, answer)
+                self.ids.shown(ReplyFormat::Natural, answer)
             }
             Said::Done { number, names } => {
                 let overtaken = names.iter().any(|(dir, name)| cache.is_overtaken(number, *dir, name));
@@ -325,12 +325,12 @@ impl Driver {
             }
             Said::Made { dir, name, kind, otherwise, .. } => {
                 let answer = cache.known(now, dir, &name, kind).unwrap_or(otherwise);
-                self.ids.shown(Shape::Natural, answer)
+                self.ids.shown(ReplyFormat::Natural, answer)
             }
         };
         self.drive(&mut core, now, &mut batch);
         drop(core);
-        answers::send(&*self.transport, self.root(), header.unique, Shape::Natural, answer);
+        reply::send(&*self.transport, self.root(), header.unique, ReplyFormat::Natural, answer);
         self.finish(gate, batch);
         true
     }
@@ -402,7 +402,7 @@ impl Driver {
             match core.cache.poll_output() {
                 Output::Answer { op, answer } => {
                     if let Some(pending) = core.pending.remove(&op) {
-                        batch.answers.extend(core.admit(&self.lengths, op, pending, answer));
+                        batch.answers.extend(core.delay_for_size(&self.lengths, op, pending, answer));
                         core.release(&self.lengths, op, &mut batch.answers);
                     }
                 }
@@ -438,7 +438,7 @@ impl Driver {
             (_, Answer::Page(Page { drops: Some(dir), .. })) => self.drop_listing(*dir),
             _ => {}
         }
-        if let Some(held::Length { turn, number, tells, sets }) = length {
+        if let Some(size_barrier::Length { turn, number, tells, sets }) = length {
             if sets {
                 self.lengths.wait(turn, number);
             }
@@ -454,7 +454,7 @@ impl Driver {
             }
             _ => None,
         };
-        answers::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
+        reply::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
         if let Some(Role::Reads(ino) | Role::Changes(ino) | Role::Sets(ino)) =
             role.filter(|_| brings_attributes)
         {
@@ -500,7 +500,7 @@ impl Driver {
     }
 
     /// Waits until every reply composed so far has reached the kernel.
-    pub fn pass_gate(&self) {
+    pub fn drain_replies(&self) {
         drop(self.gate.write());
     }
 
@@ -547,7 +547,7 @@ impl Driver {
 
     /// A fatal signal ends a wait.
     pub fn end_wait(&self, op: OpId) {
-        let held = self.core.lock().let_go(&self.lengths, op);
+        let held = self.core.lock().release_delayed(&self.lengths, op);
         match held {
             Some(sent) => self.send(sent),
             None => self.with(|core, _| core.cache.handle_interrupt(op, true)),

@@ -8,22 +8,22 @@
 //! | `pretence` | replies to the requests of replays |
 
 mod command;
-mod play;
-mod player;
-mod pretence;
-mod stage;
+mod replay_child;
+mod replay_filter;
+mod replay_process;
+mod scheduler;
 mod watchers;
 
 use crate::driver::Driver;
 use nigh_cache::Change;
 use parking_lot::{Condvar, Mutex};
-pub use play::play;
-pub use player::Program;
+pub use replay_child::play;
 #[cfg(test)]
-pub(crate) use pretence::Part;
-pub(crate) use pretence::{Pretence, Said};
+pub(crate) use replay_filter::Part;
+pub(crate) use replay_filter::{Pretence, Said};
+pub use replay_process::Program;
 use rustix::event::EventfdFlags;
-use stage::Stage;
+use scheduler::Stage;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;

@@ -5,7 +5,7 @@
 mod acl;
 mod choice;
 
-use crate::answers::Shape;
+use crate::reply::ReplyFormat;
 pub use choice::{IdMapChoice, IdMapError};
 use nigh_cache::{Answer, Op};
 use nigh_types::{Attr, Credentials, Errno, IdKind};
@@ -113,7 +113,7 @@ impl IdMap {
 
     /// Maps a request to the server's ids; `EINVAL` for an owner or an ACL entry without a counterpart, or with the
     /// stranger id.
-    pub(crate) fn asked(&self, (shape, mut op): (Shape, Op)) -> Result<(Shape, Op), Errno> {
+    pub(crate) fn asked(&self, (shape, mut op): (ReplyFormat, Op)) -> Result<(ReplyFormat, Op), Errno> {
         if self.is_empty() {
             return Ok((shape, op));
         }
@@ -130,14 +130,14 @@ impl IdMap {
                 let mapped = acl::map(value, |kind, local| self.pairs(kind).remote(local));
                 mapped.then_some(shape).ok_or(Errno::INVAL)?
             }
-            Op::GetXattr { name, .. } if acl::is_acl(name) => Shape::Acl,
+            Op::GetXattr { name, .. } if acl::is_acl(name) => ReplyFormat::Acl,
             _ => shape,
         };
         Ok((shape, op))
     }
 
     /// Maps a reply to this machine's ids.
-    pub(crate) fn shown(&self, shape: Shape, mut answer: Answer) -> Answer {
+    pub(crate) fn shown(&self, shape: ReplyFormat, mut answer: Answer) -> Answer {
         if self.is_empty() {
             return answer;
         }
@@ -147,7 +147,7 @@ impl IdMap {
             Answer::Page(page) => {
                 page.entries.iter_mut().filter_map(|e| e.node.as_mut()).for_each(|n| self.show(&mut n.attr));
             }
-            Answer::Value(value) if shape == Shape::Acl => {
+            Answer::Value(value) if shape == ReplyFormat::Acl => {
                 acl::map(value, |kind, remote| Some(self.pairs(kind).shown(remote)));
             }
             _ => {}
@@ -184,7 +184,7 @@ mod tests {
     fn shown(map: &IdMap, uid: u32, gid: u32) -> (u32, u32) {
         let attr = Attr { uid, gid, ..Attr::default() };
         let answer = Answer::Attr(NodeId::default(), attr, Span::ZERO);
-        match map.shown(Shape::Natural, answer) {
+        match map.shown(ReplyFormat::Natural, answer) {
             Answer::Attr(_, attr, _) => (attr.uid, attr.gid),
             other => panic!("{other:?}"),
         }
@@ -195,9 +195,12 @@ mod tests {
         let map = map(PAIRS, false);
         assert_eq!(shown(&map, 2000, 200), (1000, 100));
         assert_eq!(shown(&map, 5, 6), (5, 6));
-        assert_eq!(map.asked((Shape::Natural, chown(Some(1000), None))).unwrap().1, chown(Some(2000), None));
         assert_eq!(
-            map.asked((Shape::Natural, chown(Some(5), Some(100)))).unwrap().1,
+            map.asked((ReplyFormat::Natural, chown(Some(1000), None))).unwrap().1,
+            chown(Some(2000), None)
+        );
+        assert_eq!(
+            map.asked((ReplyFormat::Natural, chown(Some(5), Some(100)))).unwrap().1,
             chown(Some(5), Some(200))
         );
         let caller = map.caller(Credentials { uid: 1000, gid: 100, groups: vec![100, 7], privileges: None });
@@ -209,7 +212,7 @@ mod tests {
     fn nobody_becomes_one_of_a_pair_by_having_its_number() {
         let map = map(PAIRS, false);
         assert_eq!(shown(&map, 1000, 100), (STRANGER, STRANGER));
-        assert_eq!(map.asked((Shape::Natural, chown(Some(2000), None))), Err(Errno::INVAL));
+        assert_eq!(map.asked((ReplyFormat::Natural, chown(Some(2000), None))), Err(Errno::INVAL));
         let caller =
             map.caller(Credentials { uid: 2000, gid: 200, groups: vec![200, 100], privileges: None });
         assert_eq!(caller, Credentials { uid: NOBODY, gid: NOBODY, groups: vec![200], privileges: None });
@@ -222,9 +225,9 @@ mod tests {
     fn a_closed_map_knows_its_pairs_only() {
         let map = map(PAIRS, true);
         assert_eq!(shown(&map, 2000, 5), (1000, STRANGER));
-        assert_eq!(map.asked((Shape::Natural, chown(Some(5), None))), Err(Errno::INVAL));
-        assert_eq!(map.asked((Shape::Natural, chown(None, Some(5)))), Err(Errno::INVAL));
-        assert!(map.asked((Shape::Natural, chown(None, Some(100)))).is_ok());
+        assert_eq!(map.asked((ReplyFormat::Natural, chown(Some(5), None))), Err(Errno::INVAL));
+        assert_eq!(map.asked((ReplyFormat::Natural, chown(None, Some(5)))), Err(Errno::INVAL));
+        assert!(map.asked((ReplyFormat::Natural, chown(None, Some(100)))).is_ok());
         let caller = map.caller(Credentials { uid: 5, gid: 100, groups: vec![5, 100], privileges: None });
         assert_eq!(caller, Credentials { uid: NOBODY, gid: 200, groups: vec![200], privileges: None });
     }
@@ -234,7 +237,7 @@ mod tests {
         let map = IdMap::default();
         assert_eq!(shown(&map, 0, NOBODY), (0, NOBODY));
         let get = Op::GetXattr { ino: 1, name: b"system.posix_acl_access".to_vec(), size: 0 };
-        assert_eq!(map.asked((Shape::Natural, get.clone())), Ok((Shape::Natural, get)));
+        assert_eq!(map.asked((ReplyFormat::Natural, get.clone())), Ok((ReplyFormat::Natural, get)));
         let who = Credentials { uid: 3, gid: 4, groups: vec![5], privileges: None };
         assert_eq!(map.caller(who.clone()), who);
     }
@@ -255,14 +258,14 @@ mod tests {
             for (user, group) in [(1000, 200), (2000, 100), (1000, 100)] {
                 let name = acl::NAMES[0].as_bytes().to_vec();
                 let get = Op::GetXattr { ino: 1, name: name.clone(), size: 100 };
-                let (shape, _) = map.asked((Shape::Natural, get)).unwrap();
+                let (shape, _) = map.asked((ReplyFormat::Natural, get)).unwrap();
                 let Answer::Value(value) = map.shown(shape, Answer::Value(acl(user, group))) else {
                     panic!("no value")
                 };
                 let set = Op::SetXattr { ino: 1, name, value, flags: 0, kill_sgid: false };
-                assert_eq!(map.asked((Shape::Empty, set)), Err(Errno::INVAL), "{user} {group}");
+                assert_eq!(map.asked((ReplyFormat::Empty, set)), Err(Errno::INVAL), "{user} {group}");
                 let (uid, gid) = shown(&map, user, group);
-                assert_eq!(map.asked((Shape::Natural, chown(Some(uid), Some(gid)))), Err(Errno::INVAL));
+                assert_eq!(map.asked((ReplyFormat::Natural, chown(Some(uid), Some(gid)))), Err(Errno::INVAL));
             }
             // Not the stranger id, but the overflow id, under which daemons run here.
             let nobody = map.caller(Credentials { uid: NOBODY, ..Credentials::default() });
@@ -277,17 +280,17 @@ mod tests {
         for name in acl::NAMES {
             let name = name.as_bytes().to_vec();
             let get = Op::GetXattr { ino: 1, name: name.clone(), size: 100 };
-            let (shape, _) = map.asked((Shape::Natural, get)).unwrap();
+            let (shape, _) = map.asked((ReplyFormat::Natural, get)).unwrap();
             assert_eq!(map.shown(shape, Answer::Value(acl(2000, 200))), Answer::Value(acl(1000, 100)));
             let set = |value| Op::SetXattr { ino: 1, name: name.clone(), value, flags: 0, kill_sgid: false };
-            let (_, asked) = map.asked((Shape::Empty, set(acl(1000, 100)))).unwrap();
+            let (_, asked) = map.asked((ReplyFormat::Empty, set(acl(1000, 100)))).unwrap();
             assert_eq!(asked, set(acl(2000, 200)));
             let closed = self::map(PAIRS, true);
-            assert_eq!(closed.asked((Shape::Empty, set(acl(1000, 5)))), Err(Errno::INVAL));
+            assert_eq!(closed.asked((ReplyFormat::Empty, set(acl(1000, 5)))), Err(Errno::INVAL));
             assert_eq!(closed.shown(shape, Answer::Value(acl(2000, 5))), Answer::Value(acl(1000, STRANGER)));
         }
         let user = Op::GetXattr { ino: 1, name: b"user.acl".to_vec(), size: 100 };
-        let (shape, _) = map.asked((Shape::Natural, user)).unwrap();
+        let (shape, _) = map.asked((ReplyFormat::Natural, user)).unwrap();
         assert_eq!(map.shown(shape, Answer::Value(acl(2000, 200))), Answer::Value(acl(2000, 200)));
     }
 }

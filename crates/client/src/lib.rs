@@ -22,9 +22,6 @@
 //! | `status`, `control` | the contents of `nigh status`, and its socket |
 
 mod adapter;
-mod alarm;
-mod answers;
-mod below;
 mod clock;
 pub mod control;
 mod credentials;
@@ -32,20 +29,23 @@ mod driver;
 pub mod events;
 mod idmap;
 mod interrupts;
-mod lengths;
 mod link;
 mod mount;
 mod notifier;
-mod openers;
+mod open_credentials;
 pub mod pressure;
-mod readers;
+mod reply;
+mod reply_barrier;
 mod revalidations;
-mod root;
-mod scheduled;
-#[cfg(test)]
-mod stage;
+mod root_probe;
+mod size_notify;
 pub mod status;
 mod stopper;
+mod submounts;
+#[cfg(test)]
+mod test_server;
+mod thread_state;
+mod timer;
 pub mod watchdog;
 mod worker;
 
@@ -53,7 +53,7 @@ pub use clock::boot_time;
 pub use events::EventsConfig;
 pub use idmap::{IdMapChoice, IdMapError};
 pub use link::{Begin, Reconnect};
-pub use mount::{Mount, MountConfig, StartError, names_alone};
+pub use mount::{Mount, MountConfig, StartError, needs_exclusive_dir_lease};
 pub use nigh_cache::{Config as CacheConfig, OnDisconnect, Prefetch};
 /// Interface to the kernel for a command: mounting, and transports of its own.
 pub use nigh_fuse as fuse;

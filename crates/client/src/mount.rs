@@ -13,7 +13,7 @@ use crate::idmap::IdMapChoice;
 use crate::interrupts::Interrupts;
 use crate::link::{Begin, Greeted, Reconnect, greet, read_link, write_link};
 use crate::pressure::{Pressure, give_back_freed};
-use crate::root::FirstLook;
+use crate::root_probe::FirstLook;
 use crate::status::{About, Source, device_at};
 use crate::stopper::Stopper;
 use crate::watchdog::Watchdog;
@@ -66,7 +66,7 @@ pub struct MountConfig {
 /// leases must be exclusive. Some servers must know this before there is a mount to test; a wrong guess only makes
 /// sharing slower.
 #[must_use]
-pub fn names_alone(level: nigh_fuse::Level) -> bool {
+pub fn needs_exclusive_dir_lease(level: nigh_fuse::Level) -> bool {
     match level {
         nigh_fuse::Level::All => kernel_release() < (6, 16),
         nigh_fuse::Level::NoEpoch => true,

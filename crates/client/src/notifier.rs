@@ -14,12 +14,12 @@
 //! dentries while it is mounted, and for the kernel they stay stale after an epoch (`fuse_dentry_revalidate`).
 
 mod pages;
-mod teller;
 #[cfg(test)]
 mod tests;
+mod thread;
 
 use crate::driver::Driver;
-use crate::worker::Crew;
+use crate::worker::WorkerPool;
 use nigh_cache::{Invalidation, KernelInvalidation, Op};
 use nigh_fuse::Notification;
 use parking_lot::Mutex;
@@ -29,7 +29,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use teller::Teller;
+use thread::NotifierThread;
 
 /// A set of invalidations with one cause.
 struct Job {
@@ -56,7 +56,7 @@ pub(crate) struct Notifier {
     stopped: AtomicBool,
     /// Readable on stop.
     ended: OwnedFd,
-    crew: Crew,
+    crew: WorkerPool,
     /// Whether an overlay may have its upper layer here.
     layered: AtomicBool,
     /// Number of epoch invalidations sent because a single dentry could not be invalidated in time.
@@ -74,7 +74,7 @@ impl Notifier {
             wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopped: AtomicBool::new(false),
             ended: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
-            crew: Crew::default(),
+            crew: WorkerPool::default(),
             layered: AtomicBool::new(false),
             epoch_fallbacks: AtomicU64::new(0),
         })
@@ -125,13 +125,13 @@ impl Notifier {
     /// Processes the queue until stopped. `expires`: the kernel supports expiry of a dentry without invalidation
     /// (`FUSE_HAS_EXPIRE_ONLY`, 7.38).
     pub fn run(&self, driver: &Arc<Driver>, expires: bool) {
-        let mut teller = Teller::new(self, driver, expires);
+        let mut teller = NotifierThread::new(self, driver, expires);
         loop {
             // Before the queue is read: later jobs make it readable again.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             loop {
                 if let Some(job) = self.next(&mut teller) {
-                    driver.pass_gate();
+                    driver.drain_replies();
                     self.tell(&mut teller, job);
                 } else if !self.tell_to_prune(driver) {
                     break;
@@ -145,7 +145,7 @@ impl Notifier {
     }
 
     /// Processes one job; its rest continues after all urgent jobs.
-    fn tell(&self, teller: &mut Teller<'_>, job: Job) {
+    fn tell(&self, teller: &mut NotifierThread<'_>, job: Job) {
         let (id, behind) = (job.id, job.first || job.behind);
         let stale = teller.tell(job);
         if self.is_stopped() {
@@ -189,7 +189,7 @@ impl Notifier {
         self.is_stopped() || !self.jobs.lock().first.is_empty()
     }
 
-    fn next(&self, teller: &mut Teller<'_>) -> Option<Job> {
+    fn next(&self, teller: &mut NotifierThread<'_>) -> Option<Job> {
         if self.is_stopped() {
             return None;
         }

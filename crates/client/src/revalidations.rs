@@ -7,7 +7,7 @@
 //! but no reply can revalidate it. Every other reply about a name is applied with the directory locked, and both
 //! kinds of notification wait for that lock.
 
-use crate::scheduled::Scheduled;
+use crate::thread_state::Scheduled;
 use nigh_types::Name;
 use parking_lot::Mutex;
 use rustix::io::Errno;

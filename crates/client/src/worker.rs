@@ -1,6 +1,6 @@
 //! Threads for kernel notifications that may block.
 
-use crate::scheduled::Scheduled;
+use crate::thread_state::Scheduled;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -13,7 +13,7 @@ const STACK_BYTES: usize = 512 << 10;
 const BLINDLY: Duration = Duration::from_millis(100);
 
 /// Pool of worker threads.
-pub(crate) struct Crew {
+pub(crate) struct WorkerPool {
     count: Arc<AtomicU64>,
     stack_bytes: usize,
 }
@@ -68,13 +68,13 @@ impl Drop for Leaving {
     }
 }
 
-impl Default for Crew {
-    fn default() -> Crew {
-        Crew { count: Arc::default(), stack_bytes: STACK_BYTES }
+impl Default for WorkerPool {
+    fn default() -> WorkerPool {
+        WorkerPool { count: Arc::default(), stack_bytes: STACK_BYTES }
     }
 }
 
-impl Crew {
+impl WorkerPool {
     /// Most workers at a time, blocked ones included.
     pub const ALL: u64 = 64;
     /// Most workers for retried jobs. The others are reserved for first attempts.
@@ -164,10 +164,10 @@ mod tests {
     #[test]
     fn where_no_thread_is_to_be_had_there_is_no_worker_and_no_harm() {
         let with = Arc::new(());
-        let crew = Crew { stack_bytes: 1 << 60, ..Crew::default() };
-        assert!(crew.start(Crew::ALL, &with, |(), ()| ()).is_none());
+        let crew = WorkerPool { stack_bytes: 1 << 60, ..WorkerPool::default() };
+        assert!(crew.start(WorkerPool::ALL, &with, |(), ()| ()).is_none());
         assert!(crew.has_room(1), "it is not counted");
-        let crew = Crew { stack_bytes: STACK_BYTES, ..crew };
+        let crew = WorkerPool { stack_bytes: STACK_BYTES, ..crew };
         let worker = crew.start(1, &with, |(), ()| ()).expect("there is room");
         worker.give(());
         assert!(worker.wait(Duration::from_secs(20), || true));
@@ -177,7 +177,7 @@ mod tests {
     /// A `CLONE_VFORK` parent sleeps like a thread that waits for a kernel lock; a thread in nanosleep does not.
     #[test]
     fn who_sleeps_in_the_kernel_is_known_from_who_is_merely_slow() {
-        let crew = Crew::default();
+        let crew = WorkerPool::default();
         let worker = crew.start(9, &Arc::new(()), |(), ()| thread::sleep(Duration::from_millis(50))).unwrap();
         worker.give(());
         let mut watch = Watch::new();

@@ -1,7 +1,7 @@
 use super::*;
 use crate::adapter;
 use crate::interrupts::Interrupts;
-use crate::stage::Server;
+use crate::test_server::Server;
 use nigh_cache::Config;
 use nigh_fuse::{Header, Level, MemoryTransport, Negotiated, Notification, NotifyOutcome, Operation, encode};
 use nigh_native::{ClientConfig, ClientSession};
@@ -87,7 +87,7 @@ impl Stage {
         };
         self.unique += 2;
         let caller = Caller { pid: std::process::id(), ..Caller::default() };
-        self.driver.operate(self.unique, OpId(self.unique), caller, Shape::Natural, op);
+        self.driver.operate(self.unique, OpId(self.unique), caller, ReplyFormat::Natural, op);
         self.serve();
         self.server.tree.find(path).expect("it was made")
     }
@@ -99,7 +99,7 @@ impl Stage {
         self.unique += 2;
         let caller = Caller { pid: std::process::id(), ..Caller::default() };
         let op = Op::Open { ino, access, append: false };
-        self.driver.operate(self.unique, OpId(self.unique), caller, Shape::Natural, op);
+        self.driver.operate(self.unique, OpId(self.unique), caller, ReplyFormat::Natural, op);
         self.serve();
     }
 
@@ -193,7 +193,7 @@ fn who_sets_times_in_a_replay_is_answered_from_memory() {
         driver.events.pretence.begin(77, 1, crate::events::Part::Touch { ino: driver.root() });
         stage.unique += 2;
         let header = Header { unique: stage.unique, nodeid: 1, uid: 0, gid: 0, pid: 77, resent: false };
-        assert!(driver.pretend(&header, &Operation::SetAttr(nigh_fuse::SetAttr::default())));
+        assert!(driver.answer_replay(&header, &Operation::SetAttr(nigh_fuse::SetAttr::default())));
         stage.kernel.take_reply(stage.unique, Duration::ZERO).expect("an answer at once")
     };
     assert_eq!(touch(&mut stage), (libc::ECANCELED, Vec::new()));
@@ -212,7 +212,7 @@ fn a_listing_that_was_begun_before_a_change_is_dropped_before_it_goes_on() {
         stage.make(name, false);
     }
     let caller = Caller { pid: std::process::id(), ..Caller::default() };
-    let ask = |stage: &mut Stage, op: Op, shape: Shape| {
+    let ask = |stage: &mut Stage, op: Op, shape: ReplyFormat| {
         stage.unique += 2;
         stage.driver.operate(stage.unique, OpId(stage.unique), caller, shape, op);
         if stage.driver.core.lock().pending.contains_key(&OpId(stage.unique)) {
@@ -220,17 +220,17 @@ fn a_listing_that_was_begun_before_a_change_is_dropped_before_it_goes_on() {
         }
         stage.kernel.take_reply(stage.unique, Duration::ZERO).expect("an answer")
     };
-    let (_, opened) = ask(&mut stage, Op::OpenDir { ino: dir }, Shape::Natural);
+    let (_, opened) = ask(&mut stage, Op::OpenDir { ino: dir }, ReplyFormat::Natural);
     let fh = nigh_cache::Fh(u64::from_le_bytes(opened[..8].try_into().unwrap()));
     let read = |offset| Op::ReadDir { ino: dir, fh, offset, size: 80, plus: false };
-    let page = Shape::Page { size: 80, plus: false };
+    let page = ReplyFormat::Page { size: 80, plus: false };
     let (errno, begun) = ask(&mut stage, read(nigh_types::Cookie(0)), page);
     assert_eq!((errno, begun.is_empty()), (0, false));
     let dropped = |stage: &Stage| {
         stage.kernel.notifications().iter().filter(|told| **told == Notification::contents(1)).count()
     };
     let before = dropped(&stage);
-    ask(&mut stage, Op::Unlink { dir, name: Name::new(b"a").unwrap() }, Shape::Natural);
+    ask(&mut stage, Op::Unlink { dir, name: Name::new(b"a").unwrap() }, ReplyFormat::Natural);
     ask(&mut stage, read(nigh_types::Cookie(2)), page);
     assert_eq!(dropped(&stage), before + 1);
 }
@@ -252,7 +252,7 @@ fn a_write_that_takes_set_id_bits_is_answered_when_the_kernel_has_forgotten_the_
         let ino = stage.make("f", false).ino;
         let ask = |stage: &Stage, unique, op| {
             let caller = Caller { pid: std::process::id(), ..Caller::default() };
-            stage.driver.operate(unique, OpId(unique), caller, Shape::Natural, op);
+            stage.driver.operate(unique, OpId(unique), caller, ReplyFormat::Natural, op);
         };
         let set = nigh_types::SetAttr { mode: Some(mode), ..nigh_types::SetAttr::default() };
         ask(&stage, 1000, Op::SetAttr { ino, fh: None, set });

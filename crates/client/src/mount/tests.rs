@@ -1,5 +1,5 @@
 use super::*;
-use crate::stage::Server;
+use crate::test_server::Server;
 use nigh_fuse::{Extensions, Header, Level, MemoryTransport, Operation, encode};
 use nigh_types::{Call, Errno};
 use std::os::unix::net::UnixStream;

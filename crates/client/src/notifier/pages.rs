@@ -11,8 +11,8 @@
 //! notifier tries each such page alone until its worker waits for the page lock. Then the page is partial, and the
 //! kernel reads it again after the reply to the write.
 
-use super::teller::{PATIENCE, Progress, Teller};
-use crate::worker::{Crew, Watch, Worker};
+use super::thread::{NotifierThread, PATIENCE, Progress};
+use crate::worker::{Watch, Worker, WorkerPool};
 use nigh_cache::{Invalidation, KernelInvalidation};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ pub(super) fn stale((ino, (offset, length)): File) -> KernelInvalidation {
     KernelInvalidation::Data { ino, offset, length }
 }
 
-impl Teller<'_> {
+impl NotifierThread<'_> {
     /// Takes a file; if it is not open, also the unopened files that follow it: none of their pages can be locked now.
     pub(super) fn take_files(&self, first: File, rest: &mut VecDeque<KernelInvalidation>) -> Vec<File> {
         let mut files = vec![first];
@@ -114,7 +114,7 @@ impl Teller<'_> {
                 Ended::InTheWay => files = dropping.files,
             }
             // Each dirty mapping that is not written back blocks a worker: keep some for other invalidations.
-            most = Crew::COMMON;
+            most = WorkerPool::COMMON;
         }
     }
 
@@ -203,7 +203,7 @@ impl Teller<'_> {
 
     /// Whether another worker could continue. An urgent job and its rest never wait for a request.
     fn may_leave(&self, progress: &Progress) -> bool {
-        progress.first || progress.behind || self.notifier.crew.has_room(Crew::COMMON)
+        progress.first || progress.behind || self.notifier.crew.has_room(WorkerPool::COMMON)
     }
 
     fn is_in_the_way(&self, progress: &Progress, dropping: &Dropping) -> bool {

@@ -1,7 +1,7 @@
-use super::teller::ROOT;
+use super::thread::ROOT;
 use super::*;
-use crate::answers::Shape;
 use crate::driver::tests::Stage;
+use crate::reply::ReplyFormat;
 use nigh_cache::{Caller, Op};
 use nigh_fuse::{Notification, NotifyOutcome};
 use nigh_remote::Event;
@@ -90,7 +90,7 @@ fn nothing_is_dropped_all_at_once_after_a_rename_that_leaves_a_whiteout() {
     let (from, to, no_replace, exchange) = (root, root, false, false);
     let op =
         Op::Rename { from, name: name("x"), to, new_name: name("y"), no_replace, exchange, whiteout: true };
-    driver.operate(3, OpId(3), Caller::default(), Shape::Empty, op);
+    driver.operate(3, OpId(3), Caller::default(), ReplyFormat::Empty, op);
     driver.notifier.queue(Invalidation(2), epoch(), false);
     until("both are told", || transport.notifications().len() == 2);
     let entry = Notification::InvalEntry { parent: ROOT, name: b"a".into(), expire_only: true };
@@ -217,10 +217,10 @@ fn what_waits_for_a_request_is_left_for_what_goes_first_and_told_again() {
 #[test]
 fn an_inode_of_two_numbers_is_unknown_where_the_kernel_does_not_know_one() {
     use NotifyOutcome::{Done, Unknown};
-    assert_eq!(super::teller::of_all(&[Done, Unknown]), Some(Unknown));
-    assert_eq!(super::teller::of_all(&[Unknown, Done]), Some(Unknown));
-    assert_eq!(super::teller::of_all(&[Done, Done]), Some(Done));
-    assert_eq!(super::teller::of_all(&[]), None);
+    assert_eq!(super::thread::of_all(&[Done, Unknown]), Some(Unknown));
+    assert_eq!(super::thread::of_all(&[Unknown, Done]), Some(Unknown));
+    assert_eq!(super::thread::of_all(&[Done, Done]), Some(Done));
+    assert_eq!(super::thread::of_all(&[]), None);
 }
 
 /// Expiry is near: the term of a [`Stage`] has run out.
@@ -319,7 +319,13 @@ impl Laundry {
                 flags: WriteFlags { flush: true, ..WriteFlags::default() },
             };
             let driver = self.driver.get().expect("it was set");
-            driver.operate(90_000 + page, OpId(90_000 + page), Caller::default(), Shape::Natural, flush);
+            driver.operate(
+                90_000 + page,
+                OpId(90_000 + page),
+                Caller::default(),
+                ReplyFormat::Natural,
+                flush,
+            );
             let mut waits = self.waits.lock();
             while *waits {
                 self.let_go.wait(&mut waits);
@@ -382,7 +388,7 @@ fn writes_in_part(stage: &mut Stage) -> Notification<'static> {
     // With a whole page between two partial ones: only then does the kernel have a whole page of an unread file.
     let (fh, data) = (nigh_cache::Fh(1), vec![b'x'; 9_000]);
     let write = nigh_cache::Op::Write { ino: MADE, fh, offset: 10, data, flags: WriteFlags::default() };
-    stage.driver.operate(900, OpId(900), Caller::default(), Shape::Natural, write);
+    stage.driver.operate(900, OpId(900), Caller::default(), ReplyFormat::Natural, write);
     Notification::InvalInode { ino: MADE, offset: 0, len: PAGE.cast_signed() }
 }
 
@@ -433,7 +439,8 @@ fn a_file_that_is_opened_and_read_while_its_pages_are_dropped_holds_up_nothing()
     let mut stage = stuck.stage();
     assert_eq!(stage.make("file", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
-    let operate = |unique, op| driver.operate(unique, OpId(unique), Caller::default(), Shape::Natural, op);
+    let operate =
+        |unique, op| driver.operate(unique, OpId(unique), Caller::default(), ReplyFormat::Natural, op);
     operate(901, nigh_cache::Op::Release { fh: nigh_cache::Fh(1), flock: None });
     let thread = running(&driver);
     driver.notifier.queue(
@@ -481,7 +488,7 @@ fn are_left_to_their_worker(made: &str, locks: impl FnOnce(u64) -> nigh_cache::O
     let mut stage = stuck.stage();
     assert_eq!(stage.make(made, true).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
-    driver.operate(900, OpId(900), Caller::default(), Shape::Natural, locks(driver.root()));
+    driver.operate(900, OpId(900), Caller::default(), ReplyFormat::Natural, locks(driver.root()));
     let thread = running(&driver);
     let entry = KernelInvalidation::Entry { dir: MADE, name: Name::new(b"x").unwrap() };
     driver.notifier.queue(Invalidation(901), vec![entry], true);
@@ -522,7 +529,7 @@ fn whatever_the_notifier_waits_for_the_kernel_forgets_at_the_end_of_the_term() {
         data,
         flags: WriteFlags { flush: true, ..WriteFlags::default() },
     };
-    driver.operate(900, OpId(900), Caller::default(), Shape::Natural, flush);
+    driver.operate(900, OpId(900), Caller::default(), ReplyFormat::Natural, flush);
     let recall = Recall { id: RecallId(1), node, covers: LeaseScope::Data, names: Vec::new() };
     driver.with(|core, now| core.cache.handle_event(now, Event::Recall(recall)));
     let told = |one: &Notification<'static>| kernel.notifications().contains(one);
@@ -546,7 +553,7 @@ fn what_is_told_late_waits_for_who_asked_meanwhile() {
     driver.notifier.queue(Invalidation(901), vec![KernelInvalidation::Attr { ino: MADE }], false);
     driver.with(|core, now| core.cache.handle_event(now, Event::Recall(of_root(driver.root()))));
     let asks = nigh_cache::Op::GetAttr { ino: MADE };
-    driver.operate(900, OpId(900), Caller::default(), Shape::Natural, asks);
+    driver.operate(900, OpId(900), Caller::default(), ReplyFormat::Natural, asks);
     assert!(driver.with(|core, _| core.cache.is_asked_how_long(MADE)), "it is not known");
     let thread = running(&driver);
     let told = || kernel.notifications().contains(&Notification::attributes(MADE));
@@ -566,7 +573,7 @@ fn all_who_ask_are_waited_for_together() {
     driver.with(|core, now| core.cache.handle_event(now, Event::Recall(of_root(driver.root()))));
     for (unique, ino) in (900..).step_by(2).zip(&files) {
         let asks = nigh_cache::Op::GetAttr { ino: *ino };
-        driver.operate(unique, OpId(unique), Caller::default(), Shape::Natural, asks);
+        driver.operate(unique, OpId(unique), Caller::default(), ReplyFormat::Natural, asks);
     }
     let stale = files.iter().map(|ino| KernelInvalidation::Attr { ino: *ino }).collect();
     driver.notifier.queue(Invalidation(901), stale, false);

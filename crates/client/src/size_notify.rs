@@ -6,8 +6,8 @@
 //! the size or looks the file up, because the kernel applies the attribute timeout before the size, and another
 //! caller may read between. A file shorter than the cached size needs no notification: the read finds its end.
 
-use crate::scheduled::Scheduled;
-use crate::worker::{Crew, Worker};
+use crate::thread_state::Scheduled;
+use crate::worker::{Worker, WorkerPool};
 use nigh_fuse::{Level, Notification, Transport};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const MOST: Duration = Duration::from_millis(100);
 /// reply.
 #[derive(Default)]
 pub(crate) struct Lengths {
-    crew: Crew,
+    crew: WorkerPool,
     idle: Mutex<Vec<Teller>>,
     yet: Mutex<Yet>,
     told: Condvar,
@@ -87,7 +87,7 @@ impl Lengths {
     fn start(&self, transport: &Arc<dyn Transport>) -> Option<Teller> {
         let at = Arc::new(At::default());
         let theirs = Arc::clone(&at);
-        let worker = self.crew.start(Crew::ALL, transport, move |transport, (ino, size)| {
+        let worker = self.crew.start(WorkerPool::ALL, transport, move |transport, (ino, size)| {
             let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
             theirs.thread.store(thread, Ordering::SeqCst);
             theirs.tells.store(true, Ordering::SeqCst);
@@ -159,11 +159,11 @@ mod tests {
         let (transport, gate) = gated();
         let lengths = Lengths::default();
         let since = Instant::now();
-        for size in 1..=Crew::ALL + 5 {
+        for size in 1..=WorkerPool::ALL + 5 {
             lengths.tell(&transport, lengths.turn(Some(7)), (7, size));
         }
         assert!(lengths.idle.lock().is_empty(), "nobody is done");
-        assert!(!lengths.crew.has_room(Crew::ALL) && lengths.crew.holds_to(Crew::ALL));
+        assert!(!lengths.crew.has_room(WorkerPool::ALL) && lengths.crew.holds_to(WorkerPool::ALL));
         assert!(since.elapsed() < MOST * 20, "it is seen that they wait");
         open(&gate);
         let give_up = Instant::now() + Duration::from_secs(20);

@@ -15,10 +15,10 @@
 
 use super::pages::{Dropping, File, Ranges};
 use super::{Job, Notifier};
-use crate::below::Below;
 use crate::driver::Driver;
 use crate::revalidations::{NameKey, Revalidation};
-use crate::worker::{Crew, Watch, Worker};
+use crate::submounts::Below;
+use crate::worker::{Watch, Worker, WorkerPool};
 use nigh_cache::{Invalidation, KernelInvalidation};
 use nigh_fuse::{Level, Notification, NotifyOutcome};
 use nigh_types::{Bug, Name, planted};
@@ -54,7 +54,7 @@ struct Named {
 }
 
 /// State of the notifier's thread.
-pub(super) struct Teller<'a> {
+pub(super) struct NotifierThread<'a> {
     pub(super) notifier: &'a Notifier,
     pub driver: &'a Arc<Driver>,
     pub below: Below,
@@ -93,14 +93,14 @@ pub(super) struct Progress {
 impl Progress {
     /// Most workers that may exist when this job starts one for an invalidation that may block.
     pub fn most(&self) -> u64 {
-        if self.behind { Crew::COMMON } else { Crew::ALL }
+        if self.behind { WorkerPool::COMMON } else { WorkerPool::ALL }
     }
 }
 
-impl Teller<'_> {
-    pub fn new<'a>(notifier: &'a Notifier, driver: &'a Arc<Driver>, expires: bool) -> Teller<'a> {
+impl NotifierThread<'_> {
+    pub fn new<'a>(notifier: &'a Notifier, driver: &'a Arc<Driver>, expires: bool) -> NotifierThread<'a> {
         let below = Below::new(driver.mountpoint.get().cloned());
-        Teller { notifier, driver, below, expires, names: None, pages: None, locked: Vec::new() }
+        NotifierThread { notifier, driver, below, expires, names: None, pages: None, locked: Vec::new() }
     }
 
     /// Whether the kernel can invalidate all dentries at once.

@@ -1,7 +1,7 @@
 //! The daemon's handle of a replay child.
 
 use super::command::Command;
-use super::pretence::{Part, Pretence};
+use super::replay_filter::{Part, Pretence};
 use nigh_cache::Change;
 use rustix::event::{PollFd, PollFlags};
 use std::io::{self, Read, Write};

@@ -6,7 +6,7 @@
 //! (`fuse_do_setattr`, `create_new_entry`), so the kernel would cache recalled attributes. `/proc/PID/stat` and
 //! `/proc/PID/schedstat` show whether a thread has run (proc_pid_stat(5)).
 
-use crate::scheduled::Scheduled;
+use crate::thread_state::Scheduled;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 

@@ -7,11 +7,11 @@
 mod tests;
 
 use super::command::Command;
-use super::player::{Player, Program, Task};
-use super::pretence::{MOST_PLAYERS, Part};
+use super::replay_filter::{MOST_PLAYERS, Part};
+use super::replay_process::{Player, Program, Task};
 use super::{Events, MOST_WAITING};
-use crate::below::Below;
 use crate::driver::Driver;
+use crate::submounts::Below;
 use nigh_cache::Change;
 use nigh_types::{Name, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

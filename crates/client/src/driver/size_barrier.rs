@@ -6,7 +6,7 @@
 //! replies.
 
 use super::{Core, Pending, Role, Sent};
-use crate::lengths::{Lengths, Turn};
+use crate::size_notify::{Lengths, Turn};
 use nigh_cache::{Answer, Op};
 use nigh_types::{Kind, OpId, Span, WriteFlags};
 
@@ -32,7 +32,7 @@ pub(super) fn locks(op: &Op) -> Option<u64> {
 
 impl Core {
     /// Admits the reply to a request already removed from `pending`; `None`: the reply waits for others.
-    pub(super) fn admit(
+    pub(super) fn delay_for_size(
         &mut self,
         lengths: &Lengths,
         op: OpId,
@@ -110,11 +110,11 @@ impl Core {
                 free.extend(until.is_empty().then_some(*op));
             }
         }
-        out.extend(free.into_iter().filter_map(|op| self.let_go(lengths, op)));
+        out.extend(free.into_iter().filter_map(|op| self.release_delayed(lengths, op)));
     }
 
     /// Releases a delayed reply. Its attributes get timeout 0, because their timeout ran from the time they were read.
-    pub(super) fn let_go(&mut self, lengths: &Lengths, op: OpId) -> Option<Sent> {
+    pub(super) fn release_delayed(&mut self, lengths: &Lengths, op: OpId) -> Option<Sent> {
         let (answer, until) = self.pending.get_mut(&op)?.held.take()?;
         self.held -= 1;
         let pending = self.pending.remove(&op)?;
@@ -137,8 +137,8 @@ impl Pending {
 
 #[cfg(test)]
 mod tests {
-    use crate::answers::Shape;
     use crate::driver::tests::Stage;
+    use crate::reply::ReplyFormat;
     use nigh_cache::{Caller, Fh, Op};
     use nigh_fuse::Notification;
     use nigh_types::{Access, OpId, SetAttr, WriteFlags};
@@ -167,7 +167,7 @@ mod tests {
 
     fn operate(stage: &Stage, unique: u64, op: Op) {
         let caller = Caller { pid: std::process::id(), ..Caller::default() };
-        stage.driver.operate(unique, OpId(unique), caller, Shape::Natural, op);
+        stage.driver.operate(unique, OpId(unique), caller, ReplyFormat::Natural, op);
     }
 
     fn is_answered(stage: &Stage, unique: u64) -> bool {

@@ -13,7 +13,7 @@ const STATX_BTIME: u32 = 0x800;
 
 /// Format of the reply to a request, where the reply's kind does not determine it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Shape {
+pub(crate) enum ReplyFormat {
     Natural,
     /// Success without data, whatever the cache's reply contains.
     Empty,
@@ -36,10 +36,10 @@ pub(crate) enum Shape {
 }
 
 /// Sends one reply. If the kernel no longer wants it, that is not an error.
-pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: Shape, answer: Answer) {
+pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: ReplyFormat, answer: Answer) {
     let answer = match answer {
         Answer::XattrNames { names, size } => {
-            let all = matches!(shape, Shape::XattrNames { pid } if sees_privileged_xattrs(pid));
+            let all = matches!(shape, ReplyFormat::XattrNames { pid } if sees_privileged_xattrs(pid));
             sized_xattr(if all { names } else { without_privileged(&names) }, size)
         }
         other => other,
@@ -51,7 +51,7 @@ pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: Sha
         }
         Answer::Flags(flags) => {
             let bytes = flags.to_le_bytes();
-            let Shape::Ioctl { out_size } = shape else { return };
+            let ReplyFormat::Ioctl { out_size } = shape else { return };
             let length = usize::try_from(out_size).unwrap_or(0).min(bytes.len());
             Reply::ioctl(unique, 0, &bytes[..length]).send(transport)
         }
@@ -62,18 +62,18 @@ pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: Sha
     }
 }
 
-fn plain(root: u64, unique: u64, shape: Shape, answer: &Answer) -> Reply<'static> {
+fn plain(root: u64, unique: u64, shape: ReplyFormat, answer: &Answer) -> Reply<'static> {
     match answer {
         Answer::Failed(errno) => {
             tracing::trace!(target: "nigh::answer", unique, %errno);
             Reply::error(unique, told(*errno).raw())
         }
-        _ if shape == Shape::Empty => Reply::empty(unique),
+        _ if shape == ReplyFormat::Empty => Reply::empty(unique),
         Answer::Done => Reply::empty(unique),
         Answer::Node(node) => Reply::entry(unique, &entry(root, node)),
         Answer::Missing(valid) if *valid == Span::ZERO => Reply::error(unique, Errno::NOENT.raw()),
         Answer::Missing(valid) => Reply::negative(unique, duration(*valid)),
-        Answer::Attr(id, attr, valid) if shape == Shape::Statx => {
+        Answer::Attr(id, attr, valid) if shape == ReplyFormat::Statx => {
             let btime = attr.birth_time();
             let stat = Statx {
                 mask: STATX_BASIC_STATS | if btime.is_some() { STATX_BTIME } else { 0 },
@@ -88,7 +88,7 @@ fn plain(root: u64, unique: u64, shape: Shape, answer: &Answer) -> Reply<'static
         Answer::Created(node, opened) => {
             Reply::create(unique, &entry(root, node), opened.fh.0, open_flags(opened))
         }
-        Answer::Written(count) if shape == Shape::Copied => Reply::copied(unique, *count),
+        Answer::Written(count) if shape == ReplyFormat::Copied => Reply::copied(unique, *count),
         Answer::Written(count) => Reply::written(unique, u32::try_from(*count).unwrap_or(u32::MAX)),
         Answer::Size(size) => Reply::xattr_size(unique, *size),
         Answer::Space(space) => Reply::statfs(unique, &statfs(space)),
@@ -123,10 +123,10 @@ fn send_page(
     transport: &dyn Transport,
     root: u64,
     unique: u64,
-    shape: Shape,
+    shape: ReplyFormat,
     page: &Page,
 ) -> std::io::Result<()> {
-    let Shape::Page { size, plus } = shape else {
+    let ReplyFormat::Page { size, plus } = shape else {
         return Reply::error(unique, Errno::IO.raw()).send(transport);
     };
     let mut buffer = DirBuffer::new(size, plus);
