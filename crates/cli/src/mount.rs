@@ -17,7 +17,7 @@ use nigh_client::fuse::{Level, Wanted};
 use nigh_client::pressure::{Pressure, SHORT, Trigger, share_a_heap};
 use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch};
 use nigh_native::{
-    AHEAD, COMPRESSED, ClientConfig, DIRENTS, ID_NAMES, NAMES_ALONE, PUSHES, TRUSTS_WATCH, sessions,
+    AHEAD, COMPRESSED, ClientConfig, DIRENTS, EXCLUSIVE_DIR_LEASES, ID_NAMES, PUSHES, TRUSTS_WATCH, sessions,
 };
 use nigh_server::Places;
 use nigh_types::{Bug, Span, Term, plant};
@@ -153,7 +153,7 @@ fn mount_options(args: &MountArgs, options: &Options, source: &Source) -> MountO
 fn features(options: &Options, trusts_watch: bool, idmap: &IdMapChoice, level: Level) -> u64 {
     let pushes = std::env::var_os("NIGH_PUSHES").is_none_or(|pushes| pushes != "off");
     let chosen = [
-        (nigh_client::needs_exclusive_dir_lease(level), NAMES_ALONE),
+        (nigh_client::needs_exclusive_dir_lease(level), EXCLUSIVE_DIR_LEASES),
         (pushes, PUSHES),
         (options.compress, COMPRESSED),
         (true, AHEAD),

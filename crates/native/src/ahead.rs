@@ -1,7 +1,7 @@
 //! Prefetch: layouts, and validation of the directories that a server sends ahead (docs/decisions/0019-walks-ahead.md).
 
 use crate::ProtocolError;
-use crate::order::Behind;
+use crate::order::ListingOrder;
 use crate::reply::{put_listed, take_listed};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{Call, CallId, CookieKey, Entries, NodeId, NodeRef, Order, PrefetchedDir};
@@ -85,7 +85,7 @@ struct Open {
     dir: NodeId,
     names: u64,
     costs: bool,
-    behind: Behind,
+    behind: ListingOrder,
 }
 
 impl Walk {
@@ -123,7 +123,7 @@ impl Walk {
                 if costs && self.credit <= 0 {
                     return wrong("more than was asked for");
                 }
-                Open { dir: step.dir, names: 0, costs, behind: Behind::default() }
+                Open { dir: step.dir, names: 0, costs, behind: ListingOrder::default() }
             }
         };
         let Some(listed) = &step.listed else {

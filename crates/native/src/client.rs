@@ -8,11 +8,11 @@ mod pushes;
 pub use carried::sessions;
 
 use crate::ProtocolError;
+use crate::flow_limit::Load;
 use crate::frame::{FrameBytes, FrameReader, HEADER_BYTES, MAX_BODY};
 use crate::handshake::{Limits, Refused};
-use crate::load::Load;
 use crate::message::{MOST_RETURNED, Message};
-use crate::stream::{Incoming, Outgoing};
+use crate::retransmit::{Incoming, Outgoing};
 use calls::Outstanding;
 use nigh_remote::{Counters, Event, Output, Reason, Remote};
 use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
@@ -106,8 +106,8 @@ pub struct ClientSession {
     packs: bool,
     /// Ids of recalls and grants continue over sessions, so that an id of an earlier session is never mistaken for a
     /// later one's.
-    recalls: Numbers,
-    grants: Numbers,
+    recalls: IdSpace,
+    grants: IdSpace,
     pushes: Pushes,
     /// When the latest message was sent that the server is known to have received.
     confirmed: Time,
@@ -121,12 +121,12 @@ pub struct ClientSession {
 
 /// The server's ids of one kind, made unique over sessions.
 #[derive(Clone, Copy, Debug, Default)]
-struct Numbers {
+struct IdSpace {
     base: u64,
     latest: u64,
 }
 
-impl Numbers {
+impl IdSpace {
     /// Converts an id that the server uses in this session.
     fn take(&mut self, theirs: u64) -> u64 {
         let ours = self.base.saturating_add(theirs);
@@ -187,9 +187,9 @@ impl ClientSession {
             session_term: Span::FOREVER,
             session_id: 0,
             packs: false,
-            recalls: Numbers::default(),
+            recalls: IdSpace::default(),
             pushes: Pushes::default(),
-            grants: Numbers::default(),
+            grants: IdSpace::default(),
             confirmed: now,
             greeted: now,
             ping: (0, now),

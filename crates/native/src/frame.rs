@@ -19,7 +19,7 @@ pub(crate) const LAST: u8 = 2;
 /// On a request: it was sent before, in a session that the server has forgotten.
 pub(crate) const AGAIN: u8 = 4;
 
-/// The body is compressed ([`crate::pack`]).
+/// The body is compressed ([`crate::compress`]).
 pub(crate) const PACKED: u8 = 8;
 
 /// A whole frame, shared by the components that keep and carry it.
@@ -320,7 +320,7 @@ fn open<'a>(
     if !agreed {
         return Err(ProtocolError::Malformed("a packed body, on which nobody agreed"));
     }
-    crate::pack::unpack(frame, limit, space)
+    crate::compress::unpack(frame, limit, space)
 }
 
 /// The frame's type; `None` if the frame is to be skipped.

@@ -1,8 +1,8 @@
 //! The first message of each side.
 
 use crate::ProtocolError;
+use crate::flow_limit::MAX_UNANSWERED_BYTES;
 use crate::frame::{HEADER_BYTES, MAX_BODY};
-use crate::load::MAX_UNANSWERED_BYTES;
 use crate::reply::{checked_errno, put_errno};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_remote::Session;
@@ -18,12 +18,12 @@ pub const SESSION_TERM: Span = Span::from_secs(15);
 
 /// Feature of a client: it cannot drop all its kernel's dentries at once, so its directory leases are exclusive or
 /// marked as shared (docs/decisions/0008-leases.md, rule 9).
-pub const NAMES_ALONE: u64 = 1;
+pub const EXCLUSIVE_DIR_LEASES: u64 = 1;
 /// Feature: the client wants the server's names of users and groups.
 pub const ID_NAMES: u64 = 2;
 /// Feature of a client: it takes update prepares and commits in place of recalls (docs/decisions/0014-pushes.md).
 pub const PUSHES: u64 = 4;
-/// Feature: frames may have compressed bodies, in both directions ([`crate::pack`]).
+/// Feature: frames may have compressed bodies, in both directions ([`crate::compress`]).
 pub const COMPRESSED: u64 = 8;
 /// Feature: the term of the hello limits only grants on objects that the server does not watch; others live as long as
 /// the session (docs/decisions/0015-host-watch.md).
@@ -35,7 +35,7 @@ pub const AHEAD: u64 = 64;
 pub const DIRENTS: u64 = 128;
 /// Features known to a server of this build.
 pub(crate) const FEATURES: u64 =
-    NAMES_ALONE | ID_NAMES | PUSHES | COMPRESSED | TRUSTS_WATCH | AHEAD | DIRENTS;
+    EXCLUSIVE_DIR_LEASES | ID_NAMES | PUSHES | COMPRESSED | TRUSTS_WATCH | AHEAD | DIRENTS;
 
 /// Bytes of the longest frame.
 pub(crate) const LONGEST_FRAME: u64 = HEADER_BYTES as u64 + MAX_BODY as u64;
@@ -47,7 +47,7 @@ const MAGIC: [u8; 4] = *b"nigh";
 pub struct Hello {
     pub min_version: u16,
     pub max_version: u16,
-    /// Optional parts of the protocol that the client knows and wants ([`NAMES_ALONE`], [`ID_NAMES`], [`PUSHES`],
+    /// Optional parts of the protocol that the client knows and wants ([`EXCLUSIVE_DIR_LEASES`], [`ID_NAMES`], [`PUSHES`],
     /// [`COMPRESSED`]).
     pub features: u64,
     /// The client's durable identity.

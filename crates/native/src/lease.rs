@@ -39,7 +39,7 @@
 //!
 //! - The server registers a grant before it reads the covered facts (`handle_grant`, then read).
 //! - A reply carries a grant only if [`LeaseTable::stands`] is true when the reply is queued in the holder's stream.
-//!   Recalls are queued there in the order in which the table emitted them. One lock is held for both ([`Desk`]). A
+//!   Recalls are queued there in the order in which the table emitted them. One lock is held for both ([`LeaseSequencer`]). A
 //!   grant that was registered and not sent is withdrawn (`handle_withdraw`), not returned.
 //! - A change that is not ready occupies no resource that an acknowledgement could need. If the keys of a ready change
 //!   have become others, `handle_extend` names them; `handle_done` follows the change's effect.
@@ -47,48 +47,48 @@
 //! A holder has one grant on a key. A later grant replaces the earlier one, and a return of the earlier one does
 //! nothing: the client may have sent it before it received the later one.
 
-mod account;
-mod circles;
-mod desk;
-mod doubt;
+mod deadlock;
 mod grants;
-mod holds;
+mod holder_state;
 mod key;
 mod limits;
 mod listing_rights;
 mod merge_base;
 mod merging;
-mod own;
+mod penalty;
 mod reading;
 mod recalls;
 mod report;
+mod sequencer;
 mod timers;
-mod turns;
-mod unsent;
-mod words;
+mod types;
+mod unsent_grants;
+mod updates;
+mod write_history;
+mod write_queue;
 
-pub use desk::{Desk, DeskOutput, Parking, Reading};
-pub use holds::{Looked, Told};
 pub use limits::Missed;
 pub use merge_base::{MergeBase, WroteBack};
-pub use own::OwnChanges;
 pub use report::{ChangeReport, HolderReport, LeaseCounters, LeaseReport};
-pub use words::{
+pub use sequencer::{DeskOutput, LeaseSequencer, Parking, Reading};
+pub use types::{
     Change, ChangeId, Client, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason, Object,
     Party, Refusal,
 };
+pub use updates::{ObservedAt, UpdatedKey};
+pub use write_history::WriteHistory;
 
-use account::Account;
-use doubt::Doubts;
-use holds::{Fact, FactState, Holding};
+use holder_state::HolderState;
 use key::KeyState;
 use limits::Watched;
 use merging::Merging;
 use nigh_types::{GrantId, NodeId, RecallId, Time};
+use penalty::Doubts;
 use recalls::{ChangeState, Outstanding};
 use std::collections::{BTreeMap, VecDeque};
 use timers::{Due, Timers};
-use turns::Left;
+use updates::{Fact, FactState, PendingUpdate};
+use write_queue::Left;
 
 /// A holder's place at a key: the index of a grant in the table.
 type Seat = (LeaseKey, Holder);
@@ -159,7 +159,7 @@ impl Entry {
 
 /// The latest id of each kind.
 #[derive(Clone, Default, Debug)]
-struct Numbers {
+struct IdSpace {
     grant: u64,
     recall: u64,
     change: u64,
@@ -180,11 +180,11 @@ pub struct LeaseTable {
     config: LeaseConfig,
     now: Time,
     entries: BTreeMap<Seat, Entry>,
-    accounts: BTreeMap<Holder, Account>,
+    accounts: BTreeMap<Holder, HolderState>,
     keys: BTreeMap<LeaseKey, KeyState>,
     recalls: BTreeMap<RecallId, Outstanding>,
     /// Update prepares that await acknowledgement. Their ids share one sequence with recalls.
-    holds: BTreeMap<RecallId, Holding>,
+    holds: BTreeMap<RecallId, PendingUpdate>,
     facts: BTreeMap<Fact, FactState>,
     changes: BTreeMap<ChangeId, ChangeState>,
     /// Acknowledgements that write-backs bypassed.
@@ -194,7 +194,7 @@ pub struct LeaseTable {
     watched: Watched,
     timers: Timers,
     outputs: VecDeque<LeaseOutput>,
-    numbers: Numbers,
+    numbers: IdSpace,
     counters: LeaseCounters,
 }
 
@@ -217,7 +217,7 @@ impl LeaseTable {
             watched: Watched::default(),
             timers: Timers::default(),
             outputs: VecDeque::new(),
-            numbers: Numbers::default(),
+            numbers: IdSpace::default(),
             counters: LeaseCounters::default(),
         }
     }
@@ -234,14 +234,14 @@ impl LeaseTable {
             }
             self.recall_again(holder);
         } else {
-            self.accounts.insert(holder, Account::new(self.now, names_alone));
+            self.accounts.insert(holder, HolderState::new(self.now, names_alone));
             self.arm_holder(holder);
         }
     }
 
     /// Renews a holder's lease after a message from it. Returns false if the holder is suspect, fenced or disconnected:
     /// then nothing is renewed, and the server does not reply.
-    pub fn handle_heard(&mut self, now: Time, holder: Holder) -> bool {
+    pub fn handle_renewal(&mut self, now: Time, holder: Holder) -> bool {
         self.advance(now);
         match self.accounts.get_mut(&holder) {
             Some(account) if account.suspect.is_none() && !account.cut => {
@@ -340,7 +340,7 @@ impl LeaseTable {
 
     /// Notes that a holder's connection is lost. Its grants stay live until its lease runs out; recalls are sent when
     /// it is attached again.
-    pub fn handle_cut(&mut self, now: Time, holder: Holder) {
+    pub fn handle_disconnect(&mut self, now: Time, holder: Holder) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
             account.cut = true;
@@ -394,7 +394,7 @@ impl LeaseTable {
     }
 }
 
-impl Numbers {
+impl IdSpace {
     fn next_grant(&mut self) -> GrantId {
         self.grant += 1;
         GrantId(self.grant)

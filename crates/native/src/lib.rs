@@ -9,38 +9,38 @@ mod ahead;
 mod attr;
 mod call;
 mod client;
+mod compress;
 mod dirents;
 mod error;
-mod expect;
+mod flow_limit;
 mod frame;
 mod handshake;
 pub mod lease;
-mod load;
 mod locks;
 mod message;
 mod order;
-mod pack;
 mod push;
 mod reply;
+mod reply_validator;
+mod retransmit;
 mod server;
-mod stream;
 mod values;
 mod wire;
 
 pub use client::{ClientConfig, ClientSession, sessions};
+pub use compress::pack;
 pub use dirents::dirent_bytes;
 pub use error::ProtocolError;
+pub use flow_limit::MAX_UNANSWERED_BYTES;
 pub use frame::{Frame, FrameBytes, FrameReader, FrameType, HEADER_BYTES, MAX_BODY, is_urgent};
 pub use handshake::{
-    AHEAD, COMPRESSED, DIRENTS, Hello, ID_NAMES, Limits, MAX_VERSION, MIN_VERSION, NAMES_ALONE, PUSHES,
-    Refused, Resume, Resumed, SESSION_TERM, TRUSTS_WATCH, Welcome,
+    AHEAD, COMPRESSED, DIRENTS, EXCLUSIVE_DIR_LEASES, Hello, ID_NAMES, Limits, MAX_VERSION, MIN_VERSION,
+    PUSHES, Refused, Resume, Resumed, SESSION_TERM, TRUSTS_WATCH, Welcome,
 };
 pub use lease::LeaseTable;
-pub use load::MAX_UNANSWERED_BYTES;
 pub use locks::{Claim, LockOwner, LockTable, MAX_LOCK_WAITS, Tried};
 pub use message::{Message, encode_request, encode_response, listed_bytes};
 pub use nigh_remote::Session;
 pub use order::MOST_LISTED;
-pub use pack::pack;
+pub use retransmit::WINDOW_BYTES;
 pub use server::{ServerConfig, ServerConnection, ServerEvent};
-pub use stream::WINDOW_BYTES;

@@ -2,12 +2,12 @@
 
 mod book;
 mod intervals;
-mod left;
 mod ranges;
+mod reclaimable;
 
 use book::Book;
-use left::Left;
 use nigh_types::{CallId, Errno, LockInfo, LockKind};
+use reclaimable::Left;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Calls of one session that may wait for locks.

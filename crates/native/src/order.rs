@@ -8,13 +8,13 @@ pub const MOST_LISTED: u64 = 1 << 25;
 
 /// Position in a listing up to which names have arrived.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Behind {
+pub(crate) struct ListingOrder {
     /// The last cookie of the chunks so far.
     pub(crate) cookie: Option<Cookie>,
     names: u64,
 }
 
-impl Behind {
+impl ListingOrder {
     /// Takes a chunk of names, which must be in strict order by cookie; chunks end only between different cookies.
     pub(crate) fn take<'a>(
         &mut self,
@@ -47,8 +47,8 @@ impl Behind {
     }
 
     /// A listing that begins after a cookie.
-    pub(crate) fn from(after: Cookie) -> Behind {
-        Behind { cookie: Some(after), names: 0 }
+    pub(crate) fn from(after: Cookie) -> ListingOrder {
+        ListingOrder { cookie: Some(after), names: 0 }
     }
 
     /// Restarts the listing from its beginning.

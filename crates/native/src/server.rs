@@ -1,13 +1,13 @@
 //! The server's end of a session.
 
-mod hear;
+mod input;
 
 use crate::ProtocolError;
+use crate::flow_limit::Load;
 use crate::frame::{self, FrameBytes, FrameReader, MAX_BODY};
 use crate::handshake::{COMPRESSED, Limits, Refused, Resume, Resumed, SESSION_TERM, Welcome};
-use crate::load::Load;
 use crate::message::{Message, encode_response};
-use crate::stream::{Incoming, Outgoing};
+use crate::retransmit::{Incoming, Outgoing};
 use nigh_remote::Session;
 use nigh_types::{
     CallId, Errno, GrantId, Recall, RecallId, Request, Response, Span, Term, Time, UpdateCommit,
@@ -305,7 +305,7 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// Whether frames may have compressed bodies ([`crate::pack`]): agreed with the hello of the session.
+    /// Whether frames may have compressed bodies ([`crate::compress`]): agreed with the hello of the session.
     #[must_use]
     pub fn packs(&self) -> bool {
         self.features & COMPRESSED != 0

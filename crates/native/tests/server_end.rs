@@ -212,12 +212,12 @@ fn stores_into_a_map_are_done_for_a_suspect_and_renew_nothing() {
 #[test]
 fn features_that_both_sides_know_are_agreed_on() {
     let mut server = ServerConnection::new(T0, ServerConfig::default());
-    let hello = Hello { features: NAMES_ALONE | 1 << 40, ..samples::hello() };
+    let hello = Hello { features: EXCLUSIVE_DIR_LEASES | 1 << 40, ..samples::hello() };
     server.handle_input(T0, &Message::Hello(hello).encode()).unwrap();
-    assert!(matches!(server.poll_event(), Some(ServerEvent::Attach { features: NAMES_ALONE, .. })));
+    assert!(matches!(server.poll_event(), Some(ServerEvent::Attach { features: EXCLUSIVE_DIR_LEASES, .. })));
     server.accept(samples::session());
     let welcome = common::decode(&server.poll_transmit().unwrap()).unwrap().unwrap();
-    assert!(matches!(welcome, Message::Welcome(Welcome { features: NAMES_ALONE, .. })));
+    assert!(matches!(welcome, Message::Welcome(Welcome { features: EXCLUSIVE_DIR_LEASES, .. })));
 }
 
 #[test]

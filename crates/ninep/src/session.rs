@@ -1,18 +1,18 @@
 //! A client's session with a 9P2000.L server.
 
 mod answers;
-mod begin;
 mod calls;
-mod desk;
+mod executor;
 mod fids;
 mod files;
+mod handshake;
 mod nodes;
-mod reach;
+mod resolve;
 mod users;
 
 use crate::frame::FrameReader;
 use crate::{ProtocolError, Rmessage};
-use desk::Desk;
+use executor::CallContext;
 use nigh_remote::{Counters, Event, Output, Reason, Remote, ResumableRemote};
 use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
 use nodes::Numbers;
@@ -124,7 +124,7 @@ struct Task {
 ///  Protocol error, or the end of Greeting before the first root ─▶ Lost.
 /// ```
 pub struct Session {
-    desk: Desk,
+    desk: CallContext,
     state: State,
     frames: FrameReader,
     tasks: BTreeMap<TaskId, Task>,
@@ -165,7 +165,7 @@ impl Session {
     fn with(now: Time, config: Config, numbers: Numbers) -> Session {
         let msize = config.msize;
         let mut session = Session {
-            desk: Desk::new(config, now, numbers),
+            desk: CallContext::new(config, now, numbers),
             state: State::Unlinked,
             frames: FrameReader::new(msize),
             tasks: BTreeMap::new(),
@@ -192,7 +192,7 @@ impl Session {
         self.desk.shared().fids.in_use()
     }
 
-    fn begin(&mut self, call: Option<CallId>, make: impl FnOnce(Desk) -> Coroutine) {
+    fn begin(&mut self, call: Option<CallId>, make: impl FnOnce(CallContext) -> Coroutine) {
         self.next_task += 1;
         let task = TaskId(self.next_task);
         let coroutine = make(self.desk.of(task));
@@ -229,7 +229,7 @@ impl Session {
             let gone = self.desk.grave.take();
             let (ready, watching) = {
                 let mut shared = self.desk.shared();
-                shared.bury(gone);
+                shared.queue_clunk(gone);
                 (shared.take_ready(), shared.watching())
             };
             let before = self.tasks.len();

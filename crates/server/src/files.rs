@@ -4,7 +4,7 @@ use crate::descriptors::{Descriptors, Opened};
 use crate::error::{Fault, Result};
 use crate::holding::Holding;
 use crate::homes::Counted;
-use nigh_native::lease::{Object, OwnChanges};
+use nigh_native::lease::{Object, WriteHistory};
 use nigh_types::{Errno, Handle, NodeId, Origin, Term};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -33,7 +33,7 @@ struct Table {
     open: FxHashMap<Handle, Arc<OpenFile>>,
     by_node: FxHashMap<NodeId, Vec<Handle>>,
     /// Write history of open files that this session has changed.
-    own: FxHashMap<NodeId, Arc<Mutex<OwnChanges>>>,
+    own: FxHashMap<NodeId, Arc<Mutex<WriteHistory>>>,
     last: u64,
 }
 
@@ -232,7 +232,7 @@ impl SessionFiles {
 
     /// Returns the history of this session's own changes of a file's data. `None` if the session has not opened the
     /// file.
-    pub(crate) fn own_changes(&self, node: NodeId) -> Option<Arc<Mutex<OwnChanges>>> {
+    pub(crate) fn own_changes(&self, node: NodeId) -> Option<Arc<Mutex<WriteHistory>>> {
         let mut table = self.table.lock();
         table.by_node.contains_key(&node).then(|| Arc::clone(table.own.entry(node).or_default()))
     }

@@ -10,10 +10,10 @@ use crate::session::{Attached, Session, now};
 use crate::told::{Seen, Tell};
 use nigh_link::Peer;
 use nigh_native::lease::{
-    Change, ChangeId, Desk, DeskOutput, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, Looked,
-    MergeBase, Parking, Party, Reading, Told, WroteBack,
+    Change, ChangeId, DeskOutput, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, LeaseSequencer,
+    MergeBase, ObservedAt, Parking, Party, Reading, UpdatedKey, WroteBack,
 };
-use nigh_native::{LeaseTable, NAMES_ALONE, PUSHES, ServerConnection, TRUSTS_WATCH};
+use nigh_native::{EXCLUSIVE_DIR_LEASES, LeaseTable, PUSHES, ServerConnection, TRUSTS_WATCH};
 use nigh_types::{CallId, Grant, GrantId, LeaseScope, NodeId, RecallId, Span, Term, Time, UpdateCommit};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
@@ -39,7 +39,7 @@ pub(crate) struct Leases {
 }
 
 struct State {
-    desk: Desk<Job>,
+    desk: LeaseSequencer<Job>,
     /// Observed result of the change that is ending.
     seen: Option<Seen>,
     sessions: FxHashMap<Holder, Arc<Session>>,
@@ -91,7 +91,7 @@ const LOOKS: u32 = 4;
 impl Leases {
     pub(crate) fn new(config: LeaseConfig, pool: Option<&Arc<Pool>>) -> Arc<Leases> {
         let state = State {
-            desk: Desk::new(config),
+            desk: LeaseSequencer::new(config),
             seen: None,
             sessions: FxHashMap::default(),
             cut: BTreeMap::new(),
@@ -166,7 +166,7 @@ impl Leases {
     /// Otherwise the lease is renewed, unless the session is suspect, which it stays.
     pub(crate) fn resume(&self, session: &Arc<Session>, attached: &Attached) -> bool {
         self.with(|state, now| {
-            state.desk.table_mut().handle_heard(now, session.holder());
+            state.desk.table_mut().handle_renewal(now, session.holder());
             let lapsed = !state.desk.table().knows(session.holder());
             if lapsed {
                 state.begin_session(now, session, attached);
@@ -195,7 +195,7 @@ impl Leases {
             if goodbye {
                 state.desk.table_mut().handle_gone(now, holder);
             } else if state.desk.table().knows(holder) {
-                state.desk.table_mut().handle_cut(now, holder);
+                state.desk.table_mut().handle_disconnect(now, holder);
                 state.cut.insert(holder, Absent { who, peer });
             }
             state.desk.take_parked(|job| Arc::ptr_eq(&job.session, session))
@@ -206,7 +206,7 @@ impl Leases {
     /// Renews a client's lease on receipt of a message. Returns false if the message neither renews the lease nor may
     /// be answered.
     pub(crate) fn is_heard(&self, holder: Holder) -> bool {
-        self.with(|state, now| state.desk.table_mut().handle_heard(now, holder))
+        self.with(|state, now| state.desk.table_mut().handle_renewal(now, holder))
     }
 
     pub(crate) fn acknowledge(&self, holder: Holder, recall: RecallId) {
@@ -353,11 +353,11 @@ impl Leases {
 
     /// [`nigh_native::LeaseTable::handle_settle`].
     pub(crate) fn settle(&self, by: Holder, key: LeaseKey) -> ChangeId {
-        self.with(|state, now| state.desk.table_mut().handle_settle(now, by, key))
+        self.with(|state, now| state.desk.table_mut().handle_sync_barrier(now, by, key))
     }
 
     /// Returns the exports through which the result of a change is needed, if any.
-    fn asked(&self, id: ChangeId) -> Option<(Looked, Vec<Arc<Export>>)> {
+    fn asked(&self, id: ChangeId) -> Option<(ObservedAt, Vec<Arc<Export>>)> {
         let state = self.state.lock();
         let mut exports: Vec<Arc<Export>> = Vec::new();
         for holder in state.desk.table().awaiting(id) {
@@ -468,7 +468,7 @@ impl Leases {
 impl State {
     fn begin_session(&mut self, now: Time, session: &Session, attached: &Attached) {
         session.begin_lease();
-        let names_alone = attached.features & NAMES_ALONE != 0;
+        let names_alone = attached.features & EXCLUSIVE_DIR_LEASES != 0;
         self.begin(now, session.holder(), names_alone, attached.term);
         let party = Party { client: attached.who, origin: session.origin };
         self.desk.table_mut().handle_client(now, session.holder(), party);
@@ -500,7 +500,7 @@ impl State {
         }
     }
 
-    fn say_commit(&self, pending: &mut Pending, holder: Holder, id: RecallId, told: Vec<Told>) {
+    fn say_commit(&self, pending: &mut Pending, holder: Holder, id: RecallId, told: Vec<UpdatedKey>) {
         let Some(session) = self.sessions.get(&holder) else { return };
         let export = session.attached().map(|attached| &attached.export);
         let commit = match (&self.seen, export) {

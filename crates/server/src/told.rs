@@ -8,7 +8,7 @@ use crate::homes::Homes;
 use crate::ops::entry;
 use crate::reach::{Node, hides, open_beneath};
 use crate::stat;
-use nigh_native::lease::{LeaseKey, Looked, Told};
+use nigh_native::lease::{LeaseKey, ObservedAt, UpdatedKey};
 use nigh_types::{Attr, Entry, Errno, LeaseScope, Name, RecallId, UpdateCommit, UpdatedFact};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ type Facts = Vec<(LeaseKey, Option<Name>, Became)>;
 
 /// The facts observed at one moment, in the terms of each export whose sessions are to receive them.
 pub(crate) struct Seen {
-    pub(crate) looked: Looked,
+    pub(crate) looked: ObservedAt,
     exports: Vec<(Arc<Export>, Facts)>,
 }
 
@@ -108,7 +108,7 @@ fn look_up(export: &Export, homes: &Homes, dir: BorrowedFd<'_>, name: &Name) -> 
 
 impl Seen {
     /// Reads all probed facts, once for each export.
-    pub(crate) fn look(looked: Looked, exports: Vec<Arc<Export>>, tells: &[Tell], homes: &Homes) -> Seen {
+    pub(crate) fn look(looked: ObservedAt, exports: Vec<Arc<Export>>, tells: &[Tell], homes: &Homes) -> Seen {
         let look = |export: Arc<Export>| {
             let became = tells
                 .iter()
@@ -120,10 +120,10 @@ impl Seen {
     }
 
     /// Builds the commit of an update for a session of this export.
-    pub(crate) fn commit(&self, export: &Arc<Export>, id: RecallId, told: Vec<Told>) -> UpdateCommit {
+    pub(crate) fn commit(&self, export: &Arc<Export>, id: RecallId, told: Vec<UpdatedKey>) -> UpdateCommit {
         let of = self.exports.iter().find(|(of, _)| Arc::ptr_eq(of, export));
         let seen = of.map_or(&[][..], |(_, seen)| seen);
-        let facts = told.into_iter().filter_map(|Told { key, node, name }| {
+        let facts = told.into_iter().filter_map(|UpdatedKey { key, node, name }| {
             let (_, _, became) = seen.iter().find(|(of, called, _)| (*of, called) == (key, &name))?;
             match (became, name) {
                 (Became::Name(entry), Some(name)) => {

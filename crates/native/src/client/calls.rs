@@ -3,13 +3,13 @@
 use super::{ClientSession, State};
 use crate::ProtocolError;
 use crate::call::{check, payload_bytes};
-use crate::expect::Expected;
+use crate::flow_limit::Load;
 use crate::frame::{self, FrameBytes, MAX_BODY};
 use crate::handshake::LONGEST_FRAME;
-use crate::load::Load;
 use crate::locks::MAX_LOCK_WAITS;
 use crate::message::{Message, encode_request};
-use crate::stream::WINDOW_BYTES;
+use crate::reply_validator::Expected;
+use crate::retransmit::WINDOW_BYTES;
 use nigh_remote::Event;
 use nigh_types::{Call, CallId, Errno, GrantId, Request, Response, Time, WriteBackPrecondition, WriteFlags};
 use std::collections::BTreeMap;

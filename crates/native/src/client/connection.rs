@@ -8,7 +8,7 @@ use crate::handshake::{
     Welcome,
 };
 use crate::message::Message;
-use crate::stream::{Incoming, Outgoing};
+use crate::retransmit::{Incoming, Outgoing};
 use nigh_remote::{Event, Output, Reason, Session};
 use nigh_types::{Span, Time};
 
@@ -31,7 +31,7 @@ impl ClientSession {
         self.state == State::Linked
     }
 
-    /// Whether frames may have compressed bodies ([`crate::pack`]) on the present connection.
+    /// Whether frames may have compressed bodies ([`crate::compress`]) on the present connection.
     #[must_use]
     pub fn packs(&self) -> bool {
         self.packs

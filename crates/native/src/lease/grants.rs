@@ -1,11 +1,11 @@
 //! How grants are given, and how they end.
 
-use super::account::Held;
-use super::holds::Holding;
+use super::holder_state::Held;
 use super::key::KeyState;
 use super::recalls::Outstanding;
 use super::timers::Due;
-use super::words::{Granted, Holder, LeaseKey, Refusal, longer};
+use super::types::{Granted, Holder, LeaseKey, Refusal, longer};
+use super::updates::PendingUpdate;
 use super::{Entry, LeaseTable};
 use nigh_types::{GrantId, LeaseScope, NodeId, Span};
 
@@ -140,7 +140,7 @@ impl LeaseTable {
             self.note_holders(key);
         }
         for id in account.owed.keys() {
-            if let Some(Holding { waiting, .. }) = self.holds.remove(id) {
+            if let Some(PendingUpdate { waiting, .. }) = self.holds.remove(id) {
                 self.settle(*id, vec![waiting]);
                 continue;
             }

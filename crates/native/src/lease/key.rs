@@ -1,8 +1,8 @@
 //! State of one key: the changes in progress, the outstanding recalls, and how often it was recalled.
 
 use super::timers::Armed;
-use super::turns::Turn;
-use super::words::{Holder, LeaseConfig, LeaseReason};
+use super::types::{Holder, LeaseConfig, LeaseReason};
+use super::write_queue::WriteQueue;
 use nigh_types::{RecallId, Time};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) struct KeyState {
     /// Changes in progress, by initiator.
     makers: BTreeMap<Option<Holder>, u64>,
-    pub(super) turn: Turn,
+    pub(super) turn: WriteQueue,
     /// Recalls whose acknowledgement is owed, at most one per holder.
     pub(super) recalls: BTreeMap<Holder, RecallId>,
     /// Changes within the window that recalled the key soon after it was granted; the latest last.

@@ -6,8 +6,8 @@
 //! without a recall between them. Otherwise the holder may not have received the limited grant, and would believe the
 //! unlimited one for ever. So an object that ceases to be watched is recalled in the same step.
 
-use super::account::Account;
-use super::words::{Holder, LeaseKey, Object};
+use super::holder_state::HolderState;
+use super::types::{Holder, LeaseKey, Object};
 use super::{Entry, LeaseTable, Seat};
 use nigh_types::{GrantId, LeaseScope, Span, Time};
 use std::collections::BTreeSet;
@@ -138,7 +138,7 @@ impl LeaseTable {
     }
 
     /// The time limit of a grant that is registered now.
-    pub(super) fn limit_of(&self, account: &Account, key: LeaseKey) -> Span {
+    pub(super) fn limit_of(&self, account: &HolderState, key: LeaseKey) -> Span {
         if account.trusts_watch && self.watched.has(key.object) { Span::FOREVER } else { account.limit }
     }
 

@@ -8,7 +8,7 @@
 //! directory's permissions recalls all grants of confined holders. So no restriction is lifted by permissions that were
 //! read before they changed.
 
-use super::words::{Holder, LeaseKey, Object};
+use super::types::{Holder, LeaseKey, Object};
 use super::{Entry, LeaseTable};
 use nigh_types::{GrantId, LeaseScope, Time};
 

@@ -3,7 +3,7 @@
 
 use super::merge_base::{MergeBase, WroteBack};
 use super::recalls::{ChangeState, Outstanding};
-use super::words::{ChangeId, Holder, LeaseKey};
+use super::types::{ChangeId, Holder, LeaseKey};
 use super::{Entry, LeaseTable};
 use nigh_types::{GrantId, LeaseScope, RecallId, Time};
 use std::collections::BTreeMap;

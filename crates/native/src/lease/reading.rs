@@ -11,8 +11,8 @@
 use super::LeaseTable;
 use super::key::KeyState;
 use super::recalls::ChangeState;
-use super::turns::Part;
-use super::words::{ChangeId, Granted, Holder, LeaseKey};
+use super::types::{ChangeId, Granted, Holder, LeaseKey};
+use super::write_queue::QueueEntry;
 use nigh_types::{NodeId, RecallId, Time};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -47,7 +47,7 @@ impl LeaseTable {
         }
         let id = self.numbers.next_change();
         let mut change = ChangeState::new(Some(holder), self.now);
-        change.part = Part { reader: Some((key, node)), ..Part::default() };
+        change.part = QueueEntry { reader: Some((key, node)), ..QueueEntry::default() };
         self.changes.insert(id, change);
         self.wait_for(id, key, &obstacle);
         Some(id)
@@ -77,7 +77,7 @@ impl LeaseTable {
 
     fn is_written_back(&self, state: &KeyState, holder: Holder, key: LeaseKey) -> bool {
         let writes = |change: &ChangeState| {
-            let Part { flush, writes, .. } = change.part;
+            let QueueEntry { flush, writes, .. } = change.part;
             flush && change.by != Some(holder) && writes != Some(key) && change.keys.contains(&key)
         };
         state.is_changing_for(holder) && self.changes.values().any(writes)

@@ -1,11 +1,11 @@
 //! Recalls, the changes that wait for them, and the fate of holders that owe acknowledgements.
 
-use super::account::Recalled;
-use super::holds::{Fact, HeldBack, Holding, Looked, Told};
+use super::holder_state::Recalled;
 use super::merge_base::MergeBase;
 use super::timers::Due;
-use super::turns::Part;
-use super::words::{Change, ChangeId, Holder, LeaseKey, LeaseOutput};
+use super::types::{Change, ChangeId, Holder, LeaseKey, LeaseOutput};
+use super::updates::{Fact, HeldBack, ObservedAt, PendingUpdate, UpdatedKey};
+use super::write_queue::QueueEntry;
 use super::{Entry, LeaseTable, Seat};
 use nigh_types::{GrantId, LeaseScope, Name, NodeId, Recall, RecallId, Time};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,12 +45,12 @@ pub(super) struct ChangeState {
     /// The facts that it invalidates, each once.
     pub(super) facts: Vec<Fact>,
     pub(super) held: Vec<HeldBack>,
-    pub(super) looked: Option<Looked>,
+    pub(super) looked: Option<ObservedAt>,
     /// Facts named since the last prepare, with the holders that are to suspend them.
-    unsaid: Vec<(Holder, Told)>,
+    unsaid: Vec<(Holder, UpdatedKey)>,
     /// A `Ready` is among the outputs.
     pub(super) telling: bool,
-    pub(super) part: Part,
+    pub(super) part: QueueEntry,
 }
 
 impl ChangeState {
@@ -65,7 +65,7 @@ impl ChangeState {
             looked: None,
             unsaid: Vec::new(),
             telling: false,
-            part: Part::default(),
+            part: QueueEntry::default(),
         }
     }
 
@@ -101,14 +101,14 @@ impl LeaseTable {
         self.say_holds(id);
         self.press_behind(id);
         self.spare(id);
-        self.untie(id);
+        self.break_deadlock(id);
         self.announce(id);
     }
 
     /// Emits one prepare for each holder with facts to suspend.
     fn say_holds(&mut self, id: ChangeId) {
         let unsaid = std::mem::take(&mut self.changes.get_mut(&id).expect("it is under way").unsaid);
-        let mut asked = BTreeMap::<Holder, Vec<Told>>::new();
+        let mut asked = BTreeMap::<Holder, Vec<UpdatedKey>>::new();
         for (holder, told) in unsaid {
             asked.entry(holder).or_default().push(told);
         }
@@ -153,7 +153,7 @@ impl LeaseTable {
         key: LeaseKey,
         (by, new): (Option<Holder>, bool),
         (names, told): (&[Name], bool),
-    ) -> (Vec<RecallId>, Vec<(Holder, Told)>) {
+    ) -> (Vec<RecallId>, Vec<(Holder, UpdatedKey)>) {
         let state = self.keys.entry(key).or_default();
         let asked =
             state.recalls.iter().filter(|(holder, _)| Some(**holder) != by).map(|(_, recall)| *recall);
@@ -182,7 +182,7 @@ impl LeaseTable {
         let mut held = Vec::new();
         for (_, holder) in told {
             let node = self.hold_entry(key, holder);
-            let each = |name| (holder, Told { key, node, name });
+            let each = |name| (holder, UpdatedKey { key, node, name });
             match names {
                 [] => held.push(each(None)),
                 names => held.extend(names.iter().cloned().map(Some).map(each)),
@@ -277,7 +277,7 @@ impl LeaseTable {
                 self.settle(id, waiting);
             }
             None => {
-                let Holding { waiting, .. } = self.holds.remove(&id).expect("what is owed is out");
+                let PendingUpdate { waiting, .. } = self.holds.remove(&id).expect("what is owed is out");
                 self.settle(id, vec![waiting]);
             }
         }

@@ -1,7 +1,7 @@
 //! Report on the lease table, for status and logs.
 
 use super::LeaseTable;
-use super::words::{ChangeId, Holder, LeaseKey, Refusal};
+use super::types::{ChangeId, Holder, LeaseKey, Refusal};
 use nigh_types::Time;
 use std::collections::BTreeMap;
 

@@ -143,7 +143,7 @@ impl Bench {
     }
 
     pub(super) fn heard(&mut self, holder: Holder) -> bool {
-        self.table.handle_heard(self.now, holder)
+        self.table.handle_renewal(self.now, holder)
     }
 
     pub(super) fn timeout(&mut self) -> (Time, LeaseReason) {

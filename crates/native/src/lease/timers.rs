@@ -1,6 +1,6 @@
 //! Timers of the lease table: at most one for each holder, key and write-back, ordered by time.
 
-use super::words::{ChangeId, Holder, LeaseKey, LeaseReason};
+use super::types::{ChangeId, Holder, LeaseKey, LeaseReason};
 use nigh_types::Time;
 use std::collections::BTreeMap;
 

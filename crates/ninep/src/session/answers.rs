@@ -1,6 +1,6 @@
 //! The result of a call, and the grants that come with it.
 
-use super::desk::Desk;
+use super::executor::CallContext;
 use crate::Attributes;
 use nigh_types::{
     Attr, Entry, Errno, Grant, Kind, LeaseScope, Mode, NodeId, Reply, Response, Span, Term, Timestamp,
@@ -36,7 +36,7 @@ impl Answer {
 }
 
 /// Response encoding. All grants of one kind have one term, so duplicates are merged.
-impl Desk {
+impl CallContext {
     pub fn respond(&self, outcome: Outcome, last: bool) -> Response {
         let Answer { reply, after, mut grants } = match outcome {
             Ok(answer) => answer,

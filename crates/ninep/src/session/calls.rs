@@ -14,13 +14,13 @@ mod xattrs;
 pub(super) use locks::FileLocks;
 
 use super::answers::{Answer, Outcome};
-use super::desk::Desk;
+use super::executor::CallContext;
 use nigh_remote::{Event, Output};
 use nigh_types::{Call, CallId, Errno, Reply, Request};
 use std::sync::Arc;
 
 /// Executes a call and emits its reply.
-pub(super) async fn carry_out(desk: Desk, id: CallId, request: Arc<Request>) {
+pub(super) async fn carry_out(desk: CallContext, id: CallId, request: Arc<Request>) {
     let uid = desk.user(&request.credentials);
     if let Call::List { dir } = &request.call {
         return list::list(&desk, id, uid, dir).await;
@@ -47,7 +47,7 @@ fn takes_names(call: &Call) -> bool {
     )
 }
 
-async fn outcome(desk: &Desk, id: CallId, uid: u32, request: &Request) -> Outcome {
+async fn outcome(desk: &CallContext, id: CallId, uid: u32, request: &Request) -> Outcome {
     match &request.call {
         Call::Lookup { dir, name } => look::look_up(desk, uid, dir, name).await,
         Call::ResolvePath { node, names } => {

@@ -1,6 +1,6 @@
 //! Fids: numbers that stand for files at the server. A fid is reference-counted; its last drop clunks it.
 
-use super::desk::Desk;
+use super::executor::CallContext;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -52,7 +52,7 @@ pub(crate) enum Gone {
 pub(crate) struct Grave(Arc<Mutex<Vec<Gone>>>);
 
 impl Grave {
-    pub fn bury(&self, gone: Gone) {
+    pub fn queue_clunk(&self, gone: Gone) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(gone);
     }
 
@@ -76,7 +76,7 @@ pub(crate) struct Fid {
 
 impl Fid {
     /// Allocates an unused number.
-    pub fn new(desk: &Desk) -> Arc<Fid> {
+    pub fn new(desk: &CallContext) -> Arc<Fid> {
         let mut shared = desk.shared();
         let (number, epoch) = (shared.fids.take(), shared.epoch);
         Arc::new(Fid { number, epoch, state: Mutex::new(FidState::Asked), grave: desk.grave.clone() })
@@ -104,6 +104,6 @@ impl Fid {
 impl Drop for Fid {
     fn drop(&mut self) {
         let state = *self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.grave.bury(Gone::Fid { number: self.number, epoch: self.epoch, state });
+        self.grave.queue_clunk(Gone::Fid { number: self.number, epoch: self.epoch, state });
     }
 }

@@ -113,7 +113,7 @@ impl Files {
 
     /// Notes that a file was moved, or a directory, below which any open file may be.
     pub fn moved(&mut self, node: NodeId) {
-        let is_dir = node.generation == super::reach::DIRECTORY;
+        let is_dir = node.generation == super::resolve::DIRECTORY;
         let files = self.open.values_mut().filter(|file| is_dir || file.node == node);
         files.for_each(|file| file.is_moved = true);
     }

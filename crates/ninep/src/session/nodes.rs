@@ -151,7 +151,7 @@ impl Nodes {
     pub fn name_left(&mut self, node: NodeId, (dir, name): (NodeId, &Name), is_moved: bool) {
         let was_there = |known: &Known| known.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
         self.forget_those(all_views(node), |_, known| was_there(known));
-        let is_dir = |node: NodeId| node.generation == super::reach::DIRECTORY;
+        let is_dir = |node: NodeId| node.generation == super::resolve::DIRECTORY;
         if is_moved && is_dir(node) {
             self.forget_those(.., |(node, _), _| is_dir(*node));
         }

@@ -1,6 +1,6 @@
 //! Attached users: the mounting user, or each calling user on first use.
 
-use super::desk::Desk;
+use super::executor::CallContext;
 use super::fids::Fid;
 use crate::{NO_FID, Rmessage, Tmessage};
 use nigh_types::{Credentials, Errno};
@@ -23,7 +23,7 @@ impl Users {
     }
 }
 
-impl Desk {
+impl CallContext {
     /// The uid with which a call is made.
     pub fn user(&self, credentials: &Credentials) -> u32 {
         let shared = self.shared();

@@ -3,7 +3,7 @@
 use super::Context;
 use crate::error::Result;
 use crate::stat;
-use nigh_native::lease::OwnChanges;
+use nigh_native::lease::WriteHistory;
 use nigh_types::{DataVersion, NodeId};
 use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// the file's times. It must be dropped before other sessions may change the file.
 pub(crate) struct OwnChange<'f> {
     fd: BorrowedFd<'f>,
-    own: Option<Arc<Mutex<OwnChanges>>>,
+    own: Option<Arc<Mutex<WriteHistory>>>,
 }
 
 impl<'f> OwnChange<'f> {

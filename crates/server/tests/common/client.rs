@@ -56,7 +56,7 @@ impl Client {
             path,
             Term::Session,
             1 << 40,
-            nigh_native::NAMES_ALONE,
+            nigh_native::EXCLUSIVE_DIR_LEASES,
         )
     }
 

@@ -135,7 +135,7 @@ impl Server {
             }
             Call::Fsync { node, .. } if job.change.is_none() => {
                 let key = key(node.node, LeaseScope::Data);
-                let change = self.desk.table_mut().handle_settle(now, holder, key);
+                let change = self.desk.table_mut().handle_sync_barrier(now, holder, key);
                 self.settle(now);
                 job.change = Some(change);
                 self.park(now, change, job);

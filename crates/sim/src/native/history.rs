@@ -6,7 +6,7 @@ use crate::random::{Dice, History, Kinds};
 use crate::world::{Client, World};
 use nigh_cache::{Config, NotifyLevel, OnDisconnect};
 use nigh_native::lease::LeaseConfig;
-use nigh_native::{DIRENTS, NAMES_ALONE, PUSHES};
+use nigh_native::{DIRENTS, EXCLUSIVE_DIR_LEASES, PUSHES};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{OpId, Span, Term, Time};
 use std::collections::BTreeMap;
@@ -205,7 +205,7 @@ fn join(history: &mut History<Native>, at: u64, faults: Faults) {
     let latency = (Span::from_millis(1 + dice.below(5)), Span::from_millis(1 + dice.below(5)));
     let limited = history.kinds.limited;
     let term = if limited { Term::Limited(LIMIT) } else { Term::Session };
-    let alone = if level == NotifyLevel::NoEpoch { NAMES_ALONE } else { 0 };
+    let alone = if level == NotifyLevel::NoEpoch { EXCLUSIVE_DIR_LEASES } else { 0 };
     let features = DIRENTS | alone | if history.kinds.pushes { PUSHES } else { 0 };
     let end = world.server.connect(world.now, Place { clock, latency, term, features });
     let budget_bytes = if history.kinds.tiny { 3_000 } else { 1 << 30 };

@@ -9,8 +9,8 @@ use super::calls::Job;
 use super::counts::Counts;
 use super::session::{Due, Grace, Hello, Memory, Remembered, Session, Who, Work};
 use crate::random::Dice;
-use nigh_native::lease::{Desk, DeskOutput, Holder, LeaseConfig, Party, Told};
-use nigh_native::{NAMES_ALONE, PUSHES, ServerConfig, ServerConnection, ServerEvent};
+use nigh_native::lease::{DeskOutput, Holder, LeaseConfig, LeaseSequencer, Party, UpdatedKey};
+use nigh_native::{EXCLUSIVE_DIR_LEASES, PUSHES, ServerConfig, ServerConnection, ServerEvent};
 use nigh_remote::model_fs::Tree;
 use nigh_types::{
     Call, CallId, Credentials, Errno, Handle, NodeId, NodeRef, Origin, Request, Response, Span, Term, Time,
@@ -31,7 +31,7 @@ pub(super) enum Said {
 #[derive(Clone)]
 pub(super) struct Server {
     pub(super) tree: Tree,
-    pub(super) desk: Desk<Job>,
+    pub(super) desk: LeaseSequencer<Job>,
     pub(super) sessions: BTreeMap<u64, Session>,
     /// Connections before their hello.
     strangers: BTreeMap<u64, ServerConnection>,
@@ -63,7 +63,7 @@ impl Server {
     pub(super) fn new(tree: Tree, config: LeaseConfig, dice: Option<Dice>) -> Server {
         Server {
             tree,
-            desk: Desk::new(config),
+            desk: LeaseSequencer::new(config),
             sessions: BTreeMap::new(),
             strangers: BTreeMap::new(),
             work: BTreeMap::new(),
@@ -170,7 +170,7 @@ impl Server {
             return true;
         }
         let (term, holder) = (session.term, Holder(id));
-        self.desk.table_mut().handle_heard(now, holder);
+        self.desk.table_mut().handle_renewal(now, holder);
         let lapsed = !self.desk.table().knows(holder);
         self.settle(now);
         if lapsed {
@@ -200,7 +200,7 @@ impl Server {
     fn begin_lease(&mut self, now: Time, id: u64) {
         let session = &self.sessions[&id];
         let (holder, table) = (Holder(id), self.desk.table_mut());
-        table.handle_attach(now, holder, session.features & NAMES_ALONE != 0);
+        table.handle_attach(now, holder, session.features & EXCLUSIVE_DIR_LEASES != 0);
         let limit = match session.term {
             Term::Session => Span::FOREVER,
             Term::Limited(span) => span,
@@ -263,7 +263,7 @@ impl Server {
     }
 
     fn is_heard(&mut self, now: Time, id: u64) -> bool {
-        let heard = self.desk.table_mut().handle_heard(now, Holder(id));
+        let heard = self.desk.table_mut().handle_renewal(now, Holder(id));
         self.settle(now);
         heard
     }
@@ -346,8 +346,8 @@ impl Server {
     }
 
     /// Returns the committed state of an updated fact.
-    fn become_of(&self, told: Told) -> Option<UpdatedFact> {
-        let Told { node, name, .. } = told;
+    fn become_of(&self, told: UpdatedKey) -> Option<UpdatedFact> {
+        let UpdatedKey { node, name, .. } = told;
         match name {
             Some(name) => {
                 let entry = self.tree.entry(node, &name)?;
@@ -406,7 +406,7 @@ impl Server {
         if goodbye {
             self.desk.table_mut().handle_gone(now, holder);
         } else if self.desk.table().knows(holder) {
-            self.desk.table_mut().handle_cut(now, holder);
+            self.desk.table_mut().handle_disconnect(now, holder);
             self.cut.insert(holder, who);
         }
         for work in over {
@@ -486,7 +486,7 @@ impl Server {
             .release(&self.memory.answers.values().filter_map(|known| known.kept).collect::<Vec<Handle>>());
         self.work.clear();
         (self.memory, self.cut) = (Memory::default(), BTreeMap::new());
-        self.desk = Desk::new(self.config);
+        self.desk = LeaseSequencer::new(self.config);
         self.register.retain(|_, (_, until)| until.is_none_or(|until| until > now));
         let absent = self.register.values().map(|(who, _)| *who).collect();
         let until = now.after(self.config.lapse());

@@ -6,7 +6,7 @@ use crate::random::{Dice, History, Kinds, name};
 use crate::world::{Backend, World, name_of};
 use nigh_cache::{Answer, Config, NotifyLevel, Op};
 use nigh_native::lease::LeaseConfig;
-use nigh_native::{NAMES_ALONE, PUSHES};
+use nigh_native::{EXCLUSIVE_DIR_LEASES, PUSHES};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{Access, Name, OpId, Span, Time};
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -124,7 +124,8 @@ impl State {
         history.world.observe();
         for at in 0..2 {
             let alone = bounds.alone && at == 1;
-            let features = if bounds.pushes { PUSHES } else { 0 } | if alone { NAMES_ALONE } else { 0 };
+            let features =
+                if bounds.pushes { PUSHES } else { 0 } | if alone { EXCLUSIVE_DIR_LEASES } else { 0 };
             let end = history.world.server.connect(history.world.now, Place::near(features));
             let level = if alone { NotifyLevel::NoEpoch } else { NotifyLevel::All };
             history.world.join(Config { level, ..Config::default() }, (), end);

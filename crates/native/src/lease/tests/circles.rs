@@ -170,8 +170,8 @@ fn who_syncs_waits_also_for_names_that_its_stores_did_not_wait_for() {
     let (_, of_a) = bench.asked();
     assert_eq!(bench.go_to(at_ms(500)), [LeaseOutput::Ready(one)]);
     bench.table.handle_done(bench.now, one);
-    let sync = bench.table.handle_settle(bench.now, A, data(1));
-    let own = bench.table.handle_settle(bench.now, B, data(1));
+    let sync = bench.table.handle_sync_barrier(bench.now, A, data(1));
+    let own = bench.table.handle_sync_barrier(bench.now, B, data(1));
     assert!(!bench.table.is_ready(sync), "B may read what was there before");
     assert!(bench.table.is_ready(own), "nobody waits for what it owes itself");
     bench.acknowledge(A, of_a);
@@ -182,7 +182,7 @@ fn who_syncs_waits_also_for_names_that_its_stores_did_not_wait_for() {
     for sync in [sync, own] {
         bench.table.handle_done(bench.now, sync);
     }
-    let later = bench.table.handle_settle(bench.now, A, data(1));
+    let later = bench.table.handle_sync_barrier(bench.now, A, data(1));
     assert!(bench.table.is_ready(later));
     bench.table.handle_done(bench.now, later);
     for holder in [A, B] {

@@ -1,14 +1,14 @@
 //! Order of recalls and replies, and blocked calls.
 
 use super::*;
-use crate::lease::{Desk, DeskOutput, Parking, Reading};
+use crate::lease::{DeskOutput, LeaseSequencer, Parking, Reading};
 use nigh_types::{Grant, Mode, Term};
 
 type Said = DeskOutput<&'static str>;
 
 /// With A and B.
-fn desk() -> Desk<&'static str> {
-    let mut desk = Desk::new(LeaseConfig::default());
+fn desk() -> LeaseSequencer<&'static str> {
+    let mut desk = LeaseSequencer::new(LeaseConfig::default());
     for holder in [A, B] {
         desk.table_mut().handle_attach(T0, holder, false);
     }
@@ -25,12 +25,12 @@ fn grant(granted: Granted, (holder, key): (Holder, LeaseKey)) -> Grant {
     Grant { id, node, covers: key.covers, mode, term, recallable: true, shared }
 }
 
-fn register(desk: &mut Desk<&'static str>, seat: (Holder, LeaseKey)) -> Grant {
+fn register(desk: &mut LeaseSequencer<&'static str>, seat: (Holder, LeaseKey)) -> Grant {
     let granted = desk.handle_grant(T0, seat, node(seat.0, seat.1)).expect("nothing speaks against it");
     grant(granted, seat)
 }
 
-fn said(desk: &mut Desk<&'static str>) -> Vec<Said> {
+fn said(desk: &mut LeaseSequencer<&'static str>) -> Vec<Said> {
     let next = || match desk.poll_output() {
         DeskOutput::Timeout(..) => None,
         output => Some(output),

@@ -128,7 +128,7 @@ fn grants_stand_while_the_connection_is_lost_and_recalls_come_on_the_next_one() 
     bench.granted(B, names(2));
     bench.change(A, names(1));
     let (_, sent) = bench.recall();
-    bench.table.handle_cut(T0, B);
+    bench.table.handle_disconnect(T0, B);
     assert!(!bench.heard(B));
     assert_eq!(bench.refused(B, names(3)), Refusal::Detached);
     let id = bench.change(A, names(2));
@@ -155,7 +155,7 @@ fn grants_stand_while_the_connection_is_lost_and_recalls_come_on_the_next_one() 
 fn a_lost_connection_is_waited_out() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
-    bench.table.handle_cut(T0, B);
+    bench.table.handle_disconnect(T0, B);
     bench.now = at_ms(10_000);
     assert!(bench.heard(A));
     let id = bench.change(A, names(1));
@@ -173,7 +173,7 @@ fn coming_back_again_and_again_renews_nothing_for_a_suspect() {
     assert_eq!(bench.go_to(at_ms(2_000)), [LeaseOutput::Suspect(B)]);
     for second in 3..16 {
         assert_eq!(bench.go_to(at_ms(second * 1_000)), []);
-        bench.table.handle_cut(bench.now, B);
+        bench.table.handle_disconnect(bench.now, B);
         bench.table.handle_attach(bench.now, B, false);
         assert_eq!(bench.recalls().len(), 1, "it may still give back what it owes");
         assert!(bench.heard(A));

@@ -37,7 +37,7 @@ fn what_is_watched_has_no_limit_for_those_who_trust_that() {
     assert_eq!(bench.granted(A, elsewhere).limit, Span::FOREVER);
     for second in 1..10 {
         bench.now = at_ms(second * 1000);
-        assert!(bench.table.handle_heard(bench.now, A) && bench.table.handle_heard(bench.now, B));
+        assert!(bench.table.handle_renewal(bench.now, A) && bench.table.handle_renewal(bench.now, B));
     }
     let held: Vec<u64> = bench.table.report().holders.iter().map(|holder| holder.grants).collect();
     assert_eq!(held, [2, 0]);

@@ -201,7 +201,7 @@ impl World {
                 self.forget(Holder(holder));
             }
             Step::Cut(holder) => {
-                self.bench.table.handle_cut(now, Holder(holder));
+                self.bench.table.handle_disconnect(now, Holder(holder));
                 if let Some(client) = self.clients.get_mut(&Holder(holder)) {
                     client.cut = true;
                 }
@@ -353,7 +353,7 @@ impl World {
     fn expire(&mut self) {
         let now = self.now();
         let Some(client) = self.clients.get_mut(&LIMITED) else { return };
-        let lives = |held: &Held| held.since.after(words::longer(LIMIT)) > now;
+        let lives = |held: &Held| held.since.after(types::longer(LIMIT)) > now;
         let ended: Vec<LeaseKey> =
             client.held.iter().filter(|(_, held)| !lives(held)).map(|(key, _)| *key).collect();
         for key in ended {

@@ -231,7 +231,7 @@ fn what_a_kernel_writes_back_waits_for_nobody_while_its_client_is_asked_for_it()
         "{outputs:?}"
     );
     // A sync waits for all holders that may still see the older data.
-    let sync = bench.table.handle_settle(T0, B, data(1));
+    let sync = bench.table.handle_sync_barrier(T0, B, data(1));
     assert!(!bench.table.is_ready(sync));
     bench.table.handle_done(T0, flush);
     for (holder, recall) in recalls {

@@ -75,7 +75,7 @@ impl World {
                 self.calls.insert(id, (Holder(by), What::Flush));
             }
             Step::Sync(by) => {
-                let id = table.handle_settle(T0, Holder(by), self.key);
+                let id = table.handle_sync_barrier(T0, Holder(by), self.key);
                 self.calls.insert(id, (Holder(by), What::Sync));
             }
             Step::Read(by) => {

@@ -1,13 +1,13 @@
 //! Attributes of an inode, and of its filesystem.
 
 use super::super::answers::{Answer, Outcome};
-use super::super::desk::Desk;
-use super::super::reach::DIRECTORY;
+use super::super::executor::CallContext;
+use super::super::resolve::DIRECTORY;
 use super::data;
 use crate::{Rmessage, Tmessage, mask};
 use nigh_types::{Attr, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply, SetAttr, SetTime, Space};
 
-pub(super) async fn get(desk: &Desk, uid: u32, place: &NodeRef) -> Outcome {
+pub(super) async fn get(desk: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
     desk.attributes_of(uid, place).await.map(answer)
 }
 
@@ -15,7 +15,7 @@ fn answer((node, attr): (NodeId, Attr)) -> Answer {
     Answer::plain(Reply::Attr(node, attr)).granting([(node, LeaseScope::Attributes)])
 }
 
-pub(super) async fn space(desk: &Desk, uid: u32, place: &NodeRef) -> Outcome {
+pub(super) async fn space(desk: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
     let (answer, _) = desk.ask_of(uid, place, |fid| Tmessage::Statfs { fid }).await?;
     let Rmessage::Statfs { space } = answer else { return Err(Errno::PROTO) };
     Ok(Answer::plain(Reply::Space(Space {
@@ -31,7 +31,7 @@ pub(super) async fn space(desk: &Desk, uid: u32, place: &NodeRef) -> Outcome {
 }
 
 /// Finds data or a hole. 9P has no holes: all of a file is data.
-pub(super) async fn seek(desk: &Desk, uid: u32, place: &NodeRef, offset: u64, data: bool) -> Outcome {
+pub(super) async fn seek(desk: &CallContext, uid: u32, place: &NodeRef, offset: u64, data: bool) -> Outcome {
     let (_, attr) = desk.attributes_of(uid, place).await?;
     match (offset < attr.size, data) {
         (false, _) => Err(Errno::NXIO),
@@ -41,7 +41,7 @@ pub(super) async fn seek(desk: &Desk, uid: u32, place: &NodeRef, offset: u64, da
 }
 
 pub(super) async fn set(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,

@@ -1,16 +1,21 @@
 //! File data: several messages in flight for a request that one message cannot carry.
 
 use super::super::answers::{Answer, Outcome};
-use super::super::desk::Desk;
+use super::super::executor::CallContext;
 use super::super::fids::Fid;
-use super::super::reach::DIRECTORY;
+use super::super::resolve::DIRECTORY;
 use super::open;
 use crate::{Data, Rmessage, Tmessage, flags};
 use nigh_types::{Attr, DataVersion, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply, SetAttr, WriteFlags};
 use std::sync::Arc;
 
 /// A fid to read from: that of the handle, else one that is kept open and shared by all readers.
-async fn readable(desk: &Desk, uid: u32, place: &NodeRef, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
+async fn readable(
+    desk: &CallContext,
+    uid: u32,
+    place: &NodeRef,
+    handle: Option<Handle>,
+) -> Result<Arc<Fid>, Errno> {
     let open = desk.shared().files.fid_moved(handle, place.node)?;
     if let Some(fid) = open {
         return Ok(fid);
@@ -26,7 +31,7 @@ async fn readable(desk: &Desk, uid: u32, place: &NodeRef, handle: Option<Handle>
 }
 
 pub(super) async fn read(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
@@ -49,7 +54,7 @@ pub(super) async fn read(
 /// Reads so many bytes; fewer only at the end of the file, which is where the server says so, or at `end` if that is
 /// known.
 pub(super) async fn bytes(
-    desk: &Desk,
+    desk: &CallContext,
     fid: &Fid,
     (offset, length): (u64, u32),
     end: Option<u64>,
@@ -87,7 +92,7 @@ pub(super) async fn bytes(
 }
 
 pub(super) async fn write(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     (place, handle): (&NodeRef, Option<Handle>),
     (offset, data): (u64, &[u8]),
@@ -143,7 +148,7 @@ fn asks_nothing(flags: WriteFlags, known: Option<&Attr>) -> bool {
 
 /// Notes that a file is at least that long. The noted attributes are no data version that the file had, and are never
 /// compared as one.
-fn note_end(desk: &Desk, node: NodeId, end: u64) {
+fn note_end(desk: &CallContext, node: NodeId, end: u64) {
     let mut shared = desk.shared();
     if let Some(attr) = shared.nodes.attr(node).filter(|attr| attr.size < end) {
         shared.nodes.note_attr(node, Attr { size: end, ..attr });
@@ -151,7 +156,12 @@ fn note_end(desk: &Desk, node: NodeId, end: u64) {
 }
 
 /// Attributes of an open file: by its fid, unless that may be a path to another file; then by its name.
-pub(super) async fn attributes(desk: &Desk, uid: u32, fid: &Fid, place: &NodeRef) -> Result<Attr, Errno> {
+pub(super) async fn attributes(
+    desk: &CallContext,
+    uid: u32,
+    fid: &Fid,
+    place: &NodeRef,
+) -> Result<Attr, Errno> {
     match desk.attributes_by(fid, place.node).await {
         Err(Errno::STALE) => desk.attributes_of(uid, place).await.map(|(_, attr)| attr),
         told => told,
@@ -160,7 +170,7 @@ pub(super) async fn attributes(desk: &Desk, uid: u32, fid: &Fid, place: &NodeRef
 
 /// Appends, and returns where and how much.
 async fn append(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     (place, handle): (&NodeRef, Option<Handle>),
     fid: &Fid,
@@ -184,7 +194,7 @@ async fn append(
 
 /// The reply to a write to an unlinked file for which the server returns no attributes: its size is derived from the
 /// write.
-fn nameless(desk: &Desk, uid: u32, node: NodeId, (offset, count): (u64, u32)) -> Answer {
+fn nameless(desk: &CallContext, uid: u32, node: NodeId, (offset, count): (u64, u32)) -> Answer {
     let answer = Answer::plain(Reply::Written { offset, count: u64::from(count) });
     let Some(attr) = desk.left_open(uid, node) else { return answer };
     let attr = Attr { size: attr.size.max(offset + u64::from(count)), ..attr };
@@ -194,7 +204,7 @@ fn nameless(desk: &Desk, uid: u32, node: NodeId, (offset, count): (u64, u32)) ->
 
 /// Write-back of mmap stores into another version of the file: it succeeds only if the file already holds these bytes.
 async fn same(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
@@ -211,7 +221,7 @@ async fn same(
 }
 
 /// Drops setuid and setgid bits that the server's kernel left, if it does not treat the server as an ordinary writer.
-async fn without_suid(desk: &Desk, uid: u32, place: &NodeRef, attr: Attr) -> Result<Attr, Errno> {
+async fn without_suid(desk: &CallContext, uid: u32, place: &NodeRef, attr: Attr) -> Result<Attr, Errno> {
     let mut mode = attr.mode & 0o7777;
     mode &= !0o4000;
     if mode & 0o2010 == 0o2010 {
@@ -225,7 +235,12 @@ async fn without_suid(desk: &Desk, uid: u32, place: &NodeRef, attr: Attr) -> Res
     desk.attributes_of(uid, place).await.map(|(_, attr)| attr)
 }
 
-async fn writable(desk: &Desk, uid: u32, place: &NodeRef, handle: Option<Handle>) -> Result<Arc<Fid>, Errno> {
+async fn writable(
+    desk: &CallContext,
+    uid: u32,
+    place: &NodeRef,
+    handle: Option<Handle>,
+) -> Result<Arc<Fid>, Errno> {
     let open = desk.shared().files.fid_moved(handle, place.node)?;
     match open {
         Some(fid) => Ok(fid),
@@ -235,12 +250,12 @@ async fn writable(desk: &Desk, uid: u32, place: &NodeRef, handle: Option<Handle>
 
 /// A fid of the file that is open for append: the server finds the file's end.
 async fn appending(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
 ) -> Result<Arc<Fid>, Errno> {
-    let open = |desk: &Desk| {
+    let open = |desk: &CallContext| {
         let mut shared = desk.shared();
         let file = handle.and_then(|handle| shared.files.get(handle, place.node).ok().flatten());
         file.and_then(|file| file.appends.clone())
@@ -258,7 +273,7 @@ async fn appending(
 
 /// Writes, and returns how much was written from the beginning on. With `in_order`, one message at a time (for
 /// appending).
-async fn put(desk: &Desk, fid: &Fid, offset: u64, data: &[u8], in_order: bool) -> Result<u32, Errno> {
+async fn put(desk: &CallContext, fid: &Fid, offset: u64, data: &[u8], in_order: bool) -> Result<u32, Errno> {
     let most = desk.shared().most_data() as usize;
     let ask = |at: usize, part: &[u8]| {
         let (fid, data) = (fid.number(), Data(part.to_vec()));
@@ -301,7 +316,7 @@ async fn put(desk: &Desk, fid: &Fid, offset: u64, data: &[u8], in_order: bool) -
 }
 
 pub(super) async fn sync(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,

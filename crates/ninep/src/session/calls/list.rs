@@ -1,7 +1,7 @@
 //! Directory listings: read whole, and sorted into the order of this mount's cookies.
 
 use super::super::answers::Answer;
-use super::super::desk::Desk;
+use super::super::executor::CallContext;
 use super::open;
 use crate::values::{Qid, QidKind};
 use crate::{Dirent, ProtocolError, Rmessage, Tmessage, dirents};
@@ -15,7 +15,7 @@ const PART: usize = 4_096;
 type Found = (Name, NodeId, Option<Kind>);
 type Names = Vec<Found>;
 
-pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &NodeRef) {
+pub(super) async fn list(desk: &CallContext, id: CallId, uid: u32, dir: &NodeRef) {
     let say = |response| desk.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
     let names = match names(desk, uid, dir).await {
         Ok(names) => names,
@@ -45,7 +45,7 @@ pub(super) async fn list(desk: &Desk, id: CallId, uid: u32, dir: &NodeRef) {
     }
 }
 
-async fn names(desk: &Desk, uid: u32, dir: &NodeRef) -> Result<Names, Errno> {
+async fn names(desk: &CallContext, uid: u32, dir: &NodeRef) -> Result<Names, Errno> {
     let fid = open::directory(desk, uid, dir).await?;
     // A server may send a name twice while other clients change the directory.
     let mut found = BTreeMap::new();

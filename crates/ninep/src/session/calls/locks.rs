@@ -3,7 +3,7 @@
 //! mode of any owner.
 
 use super::super::answers::{Answer, Outcome};
-use super::super::desk::Desk;
+use super::super::executor::CallContext;
 use super::super::fids::Fid;
 use super::open;
 use crate::{LockStatus, Rmessage, Tmessage, flags};
@@ -30,7 +30,7 @@ pub(in super::super) struct FileLocks {
     changes: u64,
 }
 
-pub(super) async fn carry_out(desk: &Desk, id: CallId, uid: u32, call: &Call) -> Outcome {
+pub(super) async fn carry_out(desk: &CallContext, id: CallId, uid: u32, call: &Call) -> Outcome {
     let (Call::Lock { node: place, .. }
     | Call::Unlock { node: place, .. }
     | Call::GetLock { node: place, .. }) = call
@@ -56,12 +56,12 @@ pub(super) async fn carry_out(desk: &Desk, id: CallId, uid: u32, call: &Call) ->
 
 /// Mutual exclusion for changes of a file's lock at the server.
 struct Turn<'a> {
-    desk: &'a Desk,
+    desk: &'a CallContext,
     node: NodeId,
 }
 
 impl<'a> Turn<'a> {
-    async fn wait(desk: &'a Desk, node: NodeId) -> Turn<'a> {
+    async fn wait(desk: &'a CallContext, node: NodeId) -> Turn<'a> {
         desk.until_others(|shared| !shared.files.locks.busy.contains(&node)).await;
         desk.shared().files.locks.busy.insert(node);
         Turn { desk, node }
@@ -75,7 +75,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-fn execute(desk: &Desk, node: NodeId, call: &Call) -> Result<Reply, Errno> {
+fn execute(desk: &CallContext, node: NodeId, call: &Call) -> Result<Reply, Errno> {
     let mut shared = desk.shared();
     if !matches!(call, Call::GetLock { .. }) {
         shared.files.locks.changes += 1;
@@ -85,7 +85,7 @@ fn execute(desk: &Desk, node: NodeId, call: &Call) -> Result<Reply, Errno> {
 }
 
 async fn lock(
-    desk: &Desk,
+    desk: &CallContext,
     (id, wait): (CallId, bool),
     uid: u32,
     (place, kind): (&NodeRef, LockKind),
@@ -107,7 +107,7 @@ async fn lock(
             return Err(Errno::AGAIN);
         }
         let seen = desk.shared().files.locks.changes;
-        let others = |shared: &super::super::desk::Shared| {
+        let others = |shared: &super::super::executor::SessionState| {
             shared.given_up.contains(&id) || shared.files.locks.changes != seen
         };
         desk.pause_unless(AGAIN, others).await;
@@ -128,7 +128,7 @@ fn without_wait(call: &Call) -> (Call, Call) {
 }
 
 /// Has the server lock a file at least this strongly; returns false if another machine's lock conflicts.
-async fn strengthen(desk: &Desk, uid: u32, place: &NodeRef, kind: LockKind) -> Result<bool, Errno> {
+async fn strengthen(desk: &CallContext, uid: u32, place: &NodeRef, kind: LockKind) -> Result<bool, Errno> {
     let held = desk.shared().files.locks.files.get(&place.node).cloned();
     let fid = match &held {
         Some((_, held)) if *held >= kind => return Ok(true),
@@ -156,7 +156,7 @@ async fn strengthen(desk: &Desk, uid: u32, place: &NodeRef, kind: LockKind) -> R
 
 /// Takes back the earlier lock. A server that locks as flock(2) does releases it before it checks whether it can grant
 /// the new one. If another machine got a lock in between, this mount's lock is lost.
-async fn retake(desk: &Desk, node: NodeId, fid: &Fid, held: LockKind) {
+async fn retake(desk: &CallContext, node: NodeId, fid: &Fid, held: LockKind) {
     if at_server(desk, fid, number(held)).await != Ok(true) {
         let mut shared = desk.shared();
         shared.files.locks.changes += 1;
@@ -166,7 +166,7 @@ async fn retake(desk: &Desk, node: NodeId, fid: &Fid, held: LockKind) {
 }
 
 /// Weakens the server's lock to the strongest one that is still held here.
-async fn settle(desk: &Desk, node: NodeId) {
+async fn settle(desk: &CallContext, node: NodeId) {
     let (held, wanted) = {
         let shared = desk.shared();
         let locks = &shared.files.locks;
@@ -197,7 +197,7 @@ fn number(kind: LockKind) -> u8 {
     }
 }
 
-async fn at_server(desk: &Desk, fid: &Fid, kind: u8) -> Result<bool, Errno> {
+async fn at_server(desk: &CallContext, fid: &Fid, kind: u8) -> Result<bool, Errno> {
     let client = desk.shared().config.uname.clone();
     let message = Tmessage::Lock { fid: fid.number(), kind, flags: 0, start: 0, length: 0, pid: 1, client };
     let Rmessage::Lock { status } = desk.ask(message).await? else { return Err(Errno::PROTO) };
@@ -208,7 +208,7 @@ async fn at_server(desk: &Desk, fid: &Fid, kind: u8) -> Result<bool, Errno> {
     }
 }
 
-async fn test(desk: &Desk, uid: u32, place: &NodeRef, call: &Call) -> Outcome {
+async fn test(desk: &CallContext, uid: u32, place: &NodeRef, call: &Call) -> Outcome {
     let Call::GetLock { kind, .. } = call else { return Err(Errno::NOSYS) };
     let own = execute(desk, place.node, call)?;
     let held = desk.shared().files.locks.files.get(&place.node).cloned();

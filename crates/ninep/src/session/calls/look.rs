@@ -1,15 +1,15 @@
 //! Names and symlink targets.
 
 use super::super::answers::{Answer, Outcome, entry};
-use super::super::desk::Desk;
+use super::super::executor::CallContext;
 use super::super::fids::Fid;
-use super::super::reach::SYMLINK;
+use super::super::resolve::SYMLINK;
 use crate::{Rmessage, Tmessage};
 use nigh_types::{Attr, Errno, LeaseScope, Name, NodeId, NodeRef, Reply};
 use std::sync::Arc;
 
 /// Looks up a name: one message for a missing name, two for one that exists.
-pub(super) async fn look_up(desk: &Desk, uid: u32, dir: &NodeRef, name: &Name) -> Outcome {
+pub(super) async fn look_up(desk: &CallContext, uid: u32, dir: &NodeRef, name: &Name) -> Outcome {
     let at = desk.reach_dir(uid, dir).await?;
     let found = match desk.walk_one(&at, name).await {
         Ok((fid, node)) => found(desk, uid, (dir.node, name), fid, node).await,
@@ -29,7 +29,7 @@ pub(super) async fn look_up(desk: &Desk, uid: u32, dir: &NodeRef, name: &Name) -
 
 /// Notes the result of a walk: the node is reached by this fid from now on, unless it is known by that name already.
 pub(super) async fn found(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     (dir, name): (NodeId, &Name),
     fid: Arc<Fid>,
@@ -52,7 +52,7 @@ pub(super) async fn found(
     Ok((told, attr))
 }
 
-pub(super) async fn read_link(desk: &Desk, uid: u32, node: &NodeRef) -> Outcome {
+pub(super) async fn read_link(desk: &CallContext, uid: u32, node: &NodeRef) -> Outcome {
     if node.node.generation != SYMLINK {
         return Err(Errno::INVAL);
     }

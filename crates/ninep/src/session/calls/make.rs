@@ -1,17 +1,17 @@
 //! Calls that create a name.
 
 use super::super::answers::{Answer, Outcome, entry};
-use super::super::desk::Desk;
+use super::super::executor::CallContext;
 use super::super::fids::Fid;
 use super::super::files::OpenFile;
-use super::super::reach::{DIRECTORY, getattr, stale};
+use super::super::resolve::{DIRECTORY, getattr, stale};
 use super::{look, open};
 use crate::{Rmessage, Tmessage, flags};
 use nigh_types::{Access, Call, Entry, Errno, Kind, LeaseScope, Name, NodeRef, Reply};
 use std::sync::Arc;
 
 /// The group of a new inode: the directory's if that has setgid (as `v9fs_get_fsgid_for_create`).
-async fn group(desk: &Desk, uid: u32, dir: &NodeRef, gid: u32) -> u32 {
+async fn group(desk: &CallContext, uid: u32, dir: &NodeRef, gid: u32) -> u32 {
     let known = desk.shared().nodes.attr(dir.node);
     let attr = match known {
         Some(attr) => Some(attr),
@@ -23,7 +23,7 @@ async fn group(desk: &Desk, uid: u32, dir: &NodeRef, gid: u32) -> u32 {
 /// Sends a message that creates a name in a directory. `ENOENT` then means that the directory is gone, since the name
 /// need not exist.
 async fn in_dir(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     dir: &NodeRef,
     message: impl Fn(u32) -> Tmessage + Send,
@@ -38,7 +38,7 @@ async fn in_dir(
     Ok((answer, fid))
 }
 
-pub(super) async fn make(desk: &Desk, uid: u32, gid: u32, call: &Call) -> Outcome {
+pub(super) async fn make(desk: &CallContext, uid: u32, gid: u32, call: &Call) -> Outcome {
     match call {
         Call::Create { dir, name, mode, umask, exclusive, access } => {
             let how = How { mode: mode & !umask, gid: group(desk, uid, dir, gid).await, access: *access };
@@ -76,7 +76,7 @@ fn text(name: &Name) -> Vec<u8> {
 
 /// The reply for a name that was just created.
 async fn made(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     (dir, at, name): (&NodeRef, &Fid, &Name),
     answer: &Rmessage,
@@ -115,7 +115,7 @@ struct How {
 }
 
 async fn create(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     (dir, name): (&NodeRef, &Name),
     how: &How,
@@ -135,7 +135,7 @@ async fn create(
     Err(Errno::IO)
 }
 
-async fn create_new(desk: &Desk, uid: u32, (dir, name): (&NodeRef, &Name), how: &How) -> Outcome {
+async fn create_new(desk: &CallContext, uid: u32, (dir, name): (&NodeRef, &Name), how: &How) -> Outcome {
     let at = desk.reach_dir(uid, dir).await?;
     let cloned = match desk.walk(&at, &[]).await {
         Err(Errno::NOENT | Errno::STALE) => None,
@@ -182,7 +182,12 @@ async fn create_new(desk: &Desk, uid: u32, (dir, name): (&NodeRef, &Name), how: 
     Ok(Answer::plain(reply).granting(grants).after([told]))
 }
 
-async fn open_existing(desk: &Desk, uid: u32, (dir, name): (&NodeRef, &Name), access: Access) -> Outcome {
+async fn open_existing(
+    desk: &CallContext,
+    uid: u32,
+    (dir, name): (&NodeRef, &Name),
+    access: Access,
+) -> Outcome {
     let at = desk.reach_dir(uid, dir).await?;
     let (fid, node) = desk.walk_one(&at, name).await?;
     let (node, _) = look::found(desk, uid, (dir.node, name), fid, node).await?;
@@ -196,7 +201,7 @@ async fn open_existing(desk: &Desk, uid: u32, (dir, name): (&NodeRef, &Name), ac
     Ok(Answer::plain(reply).granting(grants).after([told]))
 }
 
-async fn link(desk: &Desk, uid: u32, place: &NodeRef, dir: &NodeRef, name: &Name) -> Outcome {
+async fn link(desk: &CallContext, uid: u32, place: &NodeRef, dir: &NodeRef, name: &Name) -> Outcome {
     if dir.node.generation != DIRECTORY {
         return Err(Errno::NOTDIR);
     }

@@ -1,10 +1,10 @@
 //! Opening and closing files.
 
 use super::super::answers::{Answer, Outcome};
-use super::super::desk::Desk;
+use super::super::executor::CallContext;
 use super::super::fids::Fid;
 use super::super::files::OpenFile;
-use super::super::reach::stale;
+use super::super::resolve::stale;
 use crate::{Rmessage, Tmessage, flags};
 use nigh_types::{Access, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply};
 use std::sync::Arc;
@@ -22,13 +22,18 @@ pub(super) fn of_access(access: Access) -> u32 {
 }
 
 /// Opens a file by a fid that is not shared.
-pub(super) async fn fresh(desk: &Desk, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
+pub(super) async fn fresh(
+    desk: &CallContext,
+    uid: u32,
+    place: &NodeRef,
+    how: u32,
+) -> Result<Arc<Fid>, Errno> {
     desk.check_file(uid, place).await?;
     opened(desk, uid, place, how).await
 }
 
 /// Opens a file for an access. A file with the append-only flag is written by a fid that appends.
-async fn fresh_for(desk: &Desk, uid: u32, place: &NodeRef, access: Access) -> Result<Arc<Fid>, Errno> {
+async fn fresh_for(desk: &CallContext, uid: u32, place: &NodeRef, access: Access) -> Result<Arc<Fid>, Errno> {
     let how = of_access(access);
     match fresh(desk, uid, place, how).await {
         Err(Errno::PERM) if access.is_append_only() => fresh(desk, uid, place, how | flags::APPEND).await,
@@ -37,14 +42,14 @@ async fn fresh_for(desk: &Desk, uid: u32, place: &NodeRef, access: Access) -> Re
 }
 
 /// Opens a directory for reading.
-pub(super) async fn directory(desk: &Desk, uid: u32, dir: &NodeRef) -> Result<Arc<Fid>, Errno> {
+pub(super) async fn directory(desk: &CallContext, uid: u32, dir: &NodeRef) -> Result<Arc<Fid>, Errno> {
     // Later requests about the directory use this fid.
     desk.reach_dir(uid, dir).await?;
     opened(desk, uid, dir, flags::RDONLY | flags::DIRECTORY).await
 }
 
 /// Opens a node. If its remembered fid leads nowhere, the node is walked to again, once.
-async fn opened(desk: &Desk, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
+async fn opened(desk: &CallContext, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
     let known = desk.shared().nodes.known(uid, place.node).is_some();
     match open_once(desk, uid, place, how).await {
         Err(Errno::NOENT | Errno::STALE) if known => {
@@ -56,26 +61,26 @@ async fn opened(desk: &Desk, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<
     .map_err(stale)
 }
 
-async fn open_once(desk: &Desk, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
+async fn open_once(desk: &CallContext, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
     let fid = desk.own_fid(uid, place).await?;
     open_fid(desk, &fid, place.node, how).await?;
     Ok(fid)
 }
 
-async fn open_fid(desk: &Desk, fid: &Fid, node: NodeId, how: u32) -> Result<(), Errno> {
+async fn open_fid(desk: &CallContext, fid: &Fid, node: NodeId, how: u32) -> Result<(), Errno> {
     let message = Tmessage::Lopen { fid: fid.number(), flags: how };
     let Rmessage::Lopen { qid, .. } = desk.ask(message).await? else { return Err(Errno::PROTO) };
     if desk.shared().nodes.node(qid) == node { Ok(()) } else { Err(Errno::STALE) }
 }
 
-pub(super) async fn open(desk: &Desk, uid: u32, place: &NodeRef, access: Access) -> Outcome {
+pub(super) async fn open(desk: &CallContext, uid: u32, place: &NodeRef, access: Access) -> Outcome {
     let fid = fresh_for(desk, uid, place, access).await?;
     let handle = desk.shared().files.add(OpenFile::new(uid, place.node, Arc::clone(&fid)));
     told(desk, &fid, place.node, handle).await
 }
 
 pub(super) async fn reopen(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Handle,
@@ -97,7 +102,7 @@ pub(super) async fn reopen(
 }
 
 /// The reply for an opened file; without its attributes it is closed again.
-async fn told(desk: &Desk, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
+async fn told(desk: &CallContext, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
     match desk.attributes_by(fid, node).await {
         Ok(attr) => {
             let grants = [(node, LeaseScope::Attributes), (node, LeaseScope::Data)];
@@ -111,7 +116,7 @@ async fn told(desk: &Desk, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
 }
 
 /// Keeps a file readable that the client's kernel has open, under a handle that the client chose.
-pub(super) async fn keep(desk: &Desk, uid: u32, place: &NodeRef, handle: Handle) -> Outcome {
+pub(super) async fn keep(desk: &CallContext, uid: u32, place: &NodeRef, handle: Handle) -> Outcome {
     desk.shared().files.keep_begins(handle);
     let fid = fresh(desk, uid, place, flags::RDONLY).await;
     let mut shared = desk.shared();
@@ -123,7 +128,7 @@ pub(super) async fn keep(desk: &Desk, uid: u32, place: &NodeRef, handle: Handle)
 }
 
 /// Opens a file that is about to be unlinked, also for writing if permitted.
-pub(super) async fn pin(desk: &Desk, uid: u32, fid: &Fid, node: NodeId) -> Option<Handle> {
+pub(super) async fn pin(desk: &CallContext, uid: u32, fid: &Fid, node: NodeId) -> Option<Handle> {
     let mut access =
         Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     for write in [true, false] {
@@ -136,7 +141,7 @@ pub(super) async fn pin(desk: &Desk, uid: u32, fid: &Fid, node: NodeId) -> Optio
     None
 }
 
-pub(super) fn release(desk: &Desk, handles: &[Handle]) {
+pub(super) fn release(desk: &CallContext, handles: &[Handle]) {
     let files: Vec<_> = {
         let mut shared = desk.shared();
         handles.iter().filter_map(|handle| shared.files.remove(*handle)).collect()

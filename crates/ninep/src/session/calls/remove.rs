@@ -1,9 +1,9 @@
 //! Calls that remove a name.
 
 use super::super::answers::{Answer, Outcome};
-use super::super::desk::Desk;
+use super::super::executor::CallContext;
 use super::super::fids::Fid;
-use super::super::reach::{DIRECTORY, Reached, getattr};
+use super::super::resolve::{DIRECTORY, Reached, getattr};
 use super::open;
 use crate::{Tmessage, flags};
 use nigh_types::{Attr, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
@@ -18,7 +18,7 @@ pub(super) struct Victim {
 
 /// Looks up the victim at a name; `None`: there is none.
 pub(super) async fn victim(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     dir: &NodeRef,
     name: &Name,
@@ -45,7 +45,7 @@ pub(super) async fn victim(
 }
 
 pub(super) async fn unlink(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     dir: &NodeRef,
     name: &Name,
@@ -65,7 +65,7 @@ pub(super) async fn unlink(
     removed(desk, uid, (dir, &at, name), &victim, kept).await
 }
 
-pub(super) async fn rmdir(desk: &Desk, uid: u32, dir: &NodeRef, name: &Name) -> Outcome {
+pub(super) async fn rmdir(desk: &CallContext, uid: u32, dir: &NodeRef, name: &Name) -> Outcome {
     let (at, victim) = victim(desk, uid, dir, name).await?;
     let victim = victim.ok_or(Errno::NOENT)?;
     if !victim.attr.is_dir() {
@@ -76,7 +76,7 @@ pub(super) async fn rmdir(desk: &Desk, uid: u32, dir: &NodeRef, name: &Name) -> 
 }
 
 /// Removes by name if the server can, else by the fid that the name led to a moment ago.
-async fn remove(desk: &Desk, at: &Fid, name: &Name, fid: &Fid, how: u32) -> Result<(), Errno> {
+async fn remove(desk: &CallContext, at: &Fid, name: &Name, fid: &Fid, how: u32) -> Result<(), Errno> {
     let knows = desk.shared().unlinkat;
     if knows {
         let (dir, name) = (at.number(), name.as_bytes().to_vec());
@@ -92,7 +92,7 @@ async fn remove(desk: &Desk, at: &Fid, name: &Name, fid: &Fid, how: u32) -> Resu
 }
 
 async fn removed(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     (dir, at, name): (&NodeRef, &Fid, &Name),
     victim: &Victim,
@@ -109,7 +109,7 @@ async fn removed(
 /// The attributes of an inode that has lost a name, read by another name if one is known. Else nothing is known of it,
 /// and it is reported as unlinked.
 pub(super) async fn left(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     (dir, name): (NodeId, &Name),
     victim: &Victim,

@@ -1,15 +1,15 @@
 //! Renames.
 
 use super::super::answers::{Answer, Outcome};
-use super::super::desk::Desk;
+use super::super::executor::CallContext;
 use super::super::fids::Fid;
-use super::super::reach::getattr;
+use super::super::resolve::getattr;
 use super::remove::{Victim, left, victim};
 use super::{look, open};
 use crate::Tmessage;
 use nigh_types::{Attr, Call, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
 
-pub(super) async fn rename(desk: &Desk, uid: u32, call: &Call) -> Outcome {
+pub(super) async fn rename(desk: &CallContext, uid: u32, call: &Call) -> Outcome {
     let Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep } = call else {
         return Err(Errno::NOSYS);
     };
@@ -57,7 +57,7 @@ pub(super) async fn rename(desk: &Desk, uid: u32, call: &Call) -> Outcome {
 }
 
 async fn move_it(
-    desk: &Desk,
+    desk: &CallContext,
     (from, name): (&Fid, &Name),
     (to, new_name): (&Fid, &Name),
     moved: &Fid,
@@ -78,7 +78,7 @@ async fn move_it(
 
 /// The attributes of the moved inode, read by its new name.
 async fn now_at(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     (to, at, new_name): (&NodeRef, &Fid, &Name),
     moved: &Victim,

@@ -1,7 +1,7 @@
 //! Extended attributes: each is read or written through a fid of its own.
 
 use super::super::answers::{Answer, Outcome};
-use super::super::desk::Desk;
+use super::super::executor::CallContext;
 use super::super::fids::Fid;
 use super::{attrs, data};
 use crate::{Data, Rmessage, Tmessage};
@@ -14,7 +14,7 @@ const LONGEST: u64 = 65_536;
 const REPLACE: u32 = 2;
 
 /// The value of an xattr, or, without a name, the list of all names.
-async fn bytes(desk: &Desk, uid: u32, place: &NodeRef, name: &[u8]) -> Result<Vec<u8>, Errno> {
+async fn bytes(desk: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Result<Vec<u8>, Errno> {
     let reached = desk.reach(uid, place).await?;
     match bytes_by(desk, &reached.fid, name).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
@@ -25,7 +25,7 @@ async fn bytes(desk: &Desk, uid: u32, place: &NodeRef, name: &[u8]) -> Result<Ve
     }
 }
 
-async fn bytes_by(desk: &Desk, at: &Fid, name: &[u8]) -> Result<Vec<u8>, Errno> {
+async fn bytes_by(desk: &CallContext, at: &Fid, name: &[u8]) -> Result<Vec<u8>, Errno> {
     let fid = Fid::new(desk);
     let message = Tmessage::Xattrwalk { fid: at.number(), new: fid.number(), name: name.to_vec() };
     let Rmessage::Xattrwalk { size } = desk.ask_for(message, &fid).await? else { return Err(Errno::PROTO) };
@@ -39,7 +39,7 @@ async fn bytes_by(desk: &Desk, at: &Fid, name: &[u8]) -> Result<Vec<u8>, Errno> 
 }
 
 /// Lists all names; values are read one by one.
-pub(super) async fn list(desk: &Desk, uid: u32, place: &NodeRef) -> Outcome {
+pub(super) async fn list(desk: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
     let names = match bytes(desk, uid, place, b"").await {
         // There are none, and none can be created.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Vec::new(),
@@ -51,19 +51,19 @@ pub(super) async fn list(desk: &Desk, uid: u32, place: &NodeRef) -> Outcome {
     Ok(Answer::plain(Reply::Xattrs(XattrSet { items })).granting(grants))
 }
 
-pub(super) async fn get(desk: &Desk, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
+pub(super) async fn get(desk: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
     if name.is_empty() {
         return Err(Errno::RANGE);
     }
     bytes(desk, uid, place, name).await.map(|value| Answer::plain(Reply::Value(value)))
 }
 
-pub(super) async fn remove(desk: &Desk, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
+pub(super) async fn remove(desk: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
     change(desk, uid, place, name, &[], REPLACE).await
 }
 
 pub(super) async fn set(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     place: &NodeRef,
     name: &[u8],
@@ -77,7 +77,14 @@ pub(super) async fn set(
     change(desk, uid, place, name, value, flags).await
 }
 
-async fn change(desk: &Desk, uid: u32, place: &NodeRef, name: &[u8], value: &[u8], flags: u32) -> Outcome {
+async fn change(
+    desk: &CallContext,
+    uid: u32,
+    place: &NodeRef,
+    name: &[u8],
+    value: &[u8],
+    flags: u32,
+) -> Outcome {
     let reached = desk.reach(uid, place).await?;
     match change_by(desk, uid, (place, &reached.fid), name, value, flags).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
@@ -90,7 +97,7 @@ async fn change(desk: &Desk, uid: u32, place: &NodeRef, name: &[u8], value: &[u8
 }
 
 async fn change_by(
-    desk: &Desk,
+    desk: &CallContext,
     uid: u32,
     (place, at): (&NodeRef, &Arc<Fid>),
     name: &[u8],
@@ -116,7 +123,7 @@ async fn change_by(
 }
 
 /// Another fid of the node, which becomes the xattr.
-async fn unopened(desk: &Desk, uid: u32, place: &NodeRef, at: &Arc<Fid>) -> Result<Arc<Fid>, Errno> {
+async fn unopened(desk: &CallContext, uid: u32, place: &NodeRef, at: &Arc<Fid>) -> Result<Arc<Fid>, Errno> {
     match desk.walk(at, &[]).await {
         Ok((fid, _)) => Ok(fid),
         // The fid is open, and an open fid cannot be walked from.

@@ -14,7 +14,7 @@
 use super::LeaseTable;
 use super::recalls::ChangeState;
 use super::timers::Due;
-use super::words::{ChangeId, Holder, LeaseKey, LeaseReason};
+use super::types::{ChangeId, Holder, LeaseKey, LeaseReason};
 use nigh_types::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,7 @@ struct Wait {
 impl LeaseTable {
     /// Breaks any cycle in which a write-back waits, directly or transitively, for its own client. Called when a change
     /// has begun to wait.
-    pub(super) fn untie(&mut self, id: ChangeId) {
+    pub(super) fn break_deadlock(&mut self, id: ChangeId) {
         let mut flushes = self.held_up(id);
         while let Some(flush) = flushes.pop() {
             while let Some(wait) = self.circle(flush) {
@@ -52,7 +52,7 @@ impl LeaseTable {
     /// Checks a write-back for cycles when its timer fires.
     pub(super) fn tend_flush(&mut self, flush: ChangeId) {
         self.changes.get_mut(&flush).expect("its moment was set").part.armed.fired();
-        self.untie(flush);
+        self.break_deadlock(flush);
     }
 
     /// Finds a cycle through this write-back. Returns the longest wait for the write-back's own initiator.

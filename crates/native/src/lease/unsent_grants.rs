@@ -11,14 +11,14 @@
 //! grant wait for no other holder, so this is soon over.
 
 use super::LeaseTable;
-use super::words::{Granted, Holder, LeaseKey};
+use super::types::{Granted, Holder, LeaseKey};
 use nigh_types::{Grant, GrantId, LeaseScope, NodeId, Recall, Time};
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Default, Debug)]
 pub(super) struct Unsent {
     by_id: BTreeMap<GrantId, Registered>,
-    by_key: BTreeMap<(Holder, LeaseKey), Together>,
+    by_key: BTreeMap<(Holder, LeaseKey), GrantRun>,
     /// Recalls that no unsent reply delays any more.
     due: VecDeque<(Holder, Recall)>,
 }
@@ -27,7 +27,7 @@ pub(super) struct Unsent {
 struct Registered {
     seat: (Holder, LeaseKey),
     node: NodeId,
-    /// [`Together::gaps`] when it was registered.
+    /// [`GrantRun::gaps`] when it was registered.
     gaps: u64,
 }
 
@@ -42,7 +42,7 @@ pub(super) enum Carried {
 
 /// The unsent grants of one holder on one key.
 #[derive(Clone, Debug)]
-struct Together {
+struct GrantRun {
     count: u64,
     latest: GrantId,
     /// How often the latest grant had ended before the next was registered.
@@ -73,7 +73,7 @@ impl Unsent {
 
     /// Notes a registered grant.
     pub(super) fn note(&mut self, seat: (Holder, LeaseKey), node: NodeId, granted: Granted, gap: bool) {
-        let new = Together { count: 0, latest: granted.id, gaps: 0, recall: None };
+        let new = GrantRun { count: 0, latest: granted.id, gaps: 0, recall: None };
         let together = self.by_key.entry(seat).or_insert(new);
         together.count += 1;
         together.latest = granted.id;

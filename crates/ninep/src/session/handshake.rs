@@ -1,6 +1,6 @@
 //! How a session begins, ends, and continues over another connection.
 
-use super::desk::Desk;
+use super::executor::CallContext;
 use super::{DEAD, SILENCE, Session, State, Times};
 use crate::error::{LEAST_MSIZE, Spoken};
 use crate::frame::FrameReader;
@@ -20,7 +20,7 @@ pub(super) enum Refusal {
 }
 
 /// Negotiates the version, attaches, and reads the root's attributes.
-async fn greet(desk: &Desk) -> Greeting {
+async fn greet(desk: &CallContext) -> Greeting {
     let (msize, uid) = {
         let shared = desk.shared();
         (shared.config.msize, shared.config.uid)

@@ -4,7 +4,7 @@
 //! one fact may be in progress at a time. The last of them sends the fact's value, if that value was observed after all
 //! others had ended.
 
-use super::words::{ChangeId, Holder, LeaseKey, LeaseOutput};
+use super::types::{ChangeId, Holder, LeaseKey, LeaseOutput};
 use super::{Entry, LeaseTable};
 use nigh_types::{LeaseScope, Name, NodeId, RecallId, Time, UpdatePrepare, UpdateScope};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub(super) struct FactState {
 
 /// An update prepare whose acknowledgement is owed.
 #[derive(Clone, Debug)]
-pub(super) struct Holding {
+pub(super) struct PendingUpdate {
     pub(super) holder: Holder,
     pub(super) hold: UpdatePrepare,
     pub(super) waiting: ChangeId,
@@ -32,12 +32,12 @@ pub(super) struct Holding {
 pub(super) struct HeldBack {
     holder: Holder,
     id: RecallId,
-    facts: Vec<Told>,
+    facts: Vec<UpdatedKey>,
 }
 
 /// An updated fact, with the node id in its holder's export.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Told {
+pub struct UpdatedKey {
     pub key: LeaseKey,
     pub node: NodeId,
     /// With [`LeaseScope::Directory`].
@@ -46,7 +46,7 @@ pub struct Told {
 
 /// When the result of a change was observed, as a count of ended changes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Looked(u64);
+pub struct ObservedAt(u64);
 
 impl LeaseTable {
     /// Acknowledgements owed by one holder beyond which it gets recalls instead of updates.
@@ -68,13 +68,13 @@ impl LeaseTable {
 
     /// The observation time for a change, to be asked after its effect and before its result is read.
     #[must_use]
-    pub fn looks(&self) -> Looked {
-        Looked(self.numbers.end)
+    pub fn looks(&self) -> ObservedAt {
+        ObservedAt(self.numbers.end)
     }
 
     /// Notes when a change's result was read, which its commit sends. Returns false if other changes have ended since:
     /// the result must be read again.
-    pub fn handle_looked(&mut self, id: ChangeId, looked: Looked) -> bool {
+    pub fn handle_looked(&mut self, id: ChangeId, looked: ObservedAt) -> bool {
         let Some(change) = self.changes.get_mut(&id) else { return true };
         change.looked = Some(looked);
         let told = change.held.iter().flat_map(|held| &held.facts);
@@ -115,14 +115,14 @@ impl LeaseTable {
     }
 
     /// Emits one prepare per holder for all facts that a change has named and this holder has not been asked about.
-    pub(super) fn put_holds(&mut self, id: ChangeId, asked: BTreeMap<Holder, Vec<Told>>) {
+    pub(super) fn put_holds(&mut self, id: ChangeId, asked: BTreeMap<Holder, Vec<UpdatedKey>>) {
         for (holder, facts) in asked {
             let number = self.numbers.next_recall();
             let hold = UpdatePrepare { id: number, facts: by_key(&facts) };
             let account = self.accounts.get_mut(&holder).expect("a grant has a holder");
             account.owed.insert(number, self.now);
             self.outputs.push_back(LeaseOutput::Hold { holder, hold: hold.clone() });
-            self.holds.insert(number, Holding { holder, hold, waiting: id });
+            self.holds.insert(number, PendingUpdate { holder, hold, waiting: id });
             let change = self.changes.get_mut(&id).expect("it is under way");
             change.owed.insert(number);
             change.held.push(HeldBack { holder, id: number, facts });
@@ -132,7 +132,7 @@ impl LeaseTable {
     }
 
     /// Ends a change: each holder that was sent a prepare receives a commit with the values that were observed.
-    pub(super) fn commit(&mut self, facts: &[Fact], held: Vec<HeldBack>, looked: Option<Looked>) {
+    pub(super) fn commit(&mut self, facts: &[Fact], held: Vec<HeldBack>, looked: Option<ObservedAt>) {
         for HeldBack { holder, id, facts } in held {
             // Also for a fenced holder: the prepare may be in its stream, and the session comes back.
             let told = facts.into_iter().filter(|told| self.is_told(told, looked)).collect();
@@ -150,7 +150,7 @@ impl LeaseTable {
 
     /// Whether a change's observation of a fact is final: not while other changes of it are in progress, since the last
     /// of them sends the value.
-    fn is_told(&self, told: &Told, looked: Option<Looked>) -> bool {
+    fn is_told(&self, told: &UpdatedKey, looked: Option<ObservedAt>) -> bool {
         let fact = &self.facts[&told.fact()];
         looked.is_some_and(|looked| fact.under_way == 1 && fact.ended <= looked.0)
     }
@@ -180,16 +180,16 @@ impl LeaseTable {
     }
 }
 
-impl Told {
+impl UpdatedKey {
     fn fact(&self) -> Fact {
         (self.key, self.name.clone())
     }
 }
 
 /// Groups the names of each key.
-fn by_key(facts: &[Told]) -> Vec<UpdateScope> {
+fn by_key(facts: &[UpdatedKey]) -> Vec<UpdateScope> {
     let mut held: Vec<(LeaseKey, UpdateScope)> = Vec::new();
-    for Told { key, node, name } in facts {
+    for UpdatedKey { key, node, name } in facts {
         match held.iter_mut().find(|(of, _)| of == key) {
             Some((_, held)) => held.names.extend(name.clone()),
             None => {

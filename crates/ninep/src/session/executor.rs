@@ -3,9 +3,9 @@
 //! A call is a coroutine (`async` without any runtime): it sends its next messages and goes on when their replies have
 //! arrived. It never holds the lock while it waits.
 
-use super::begin::Greeting;
 use super::fids::{Fid, FidState, Fids, Gone, Grave};
 use super::files::Files;
+use super::handshake::Greeting;
 use super::nodes::{Nodes, Numbers};
 use super::users::Users;
 use super::{Config, TaskId};
@@ -63,7 +63,7 @@ fn amount(answer: &Rmessage) -> u64 {
 }
 
 /// State shared by the coroutines of a session.
-pub(crate) struct Shared {
+pub(crate) struct SessionState {
     pub config: Config,
     pub now: Time,
     /// Counts connections: the fids of an earlier one are void.
@@ -107,15 +107,15 @@ pub(crate) struct Shared {
 
 /// A coroutine's access to the shared state.
 #[derive(Clone)]
-pub(crate) struct Desk {
-    shared: Arc<Mutex<Shared>>,
+pub(crate) struct CallContext {
+    shared: Arc<Mutex<SessionState>>,
     pub grave: Grave,
     pub task: TaskId,
 }
 
-impl Desk {
-    pub fn new(config: Config, now: Time, numbers: Numbers) -> Desk {
-        let shared = Shared {
+impl CallContext {
+    pub fn new(config: Config, now: Time, numbers: Numbers) -> CallContext {
+        let shared = SessionState {
             msize: config.msize,
             now,
             epoch: 0,
@@ -144,15 +144,15 @@ impl Desk {
             next_grant: 0,
             config,
         };
-        Desk { shared: Arc::new(Mutex::new(shared)), grave: Grave::default(), task: TaskId(0) }
+        CallContext { shared: Arc::new(Mutex::new(shared)), grave: Grave::default(), task: TaskId(0) }
     }
 
     /// The context of another coroutine.
-    pub fn of(&self, task: TaskId) -> Desk {
-        Desk { task, ..self.clone() }
+    pub fn of(&self, task: TaskId) -> CallContext {
+        CallContext { task, ..self.clone() }
     }
 
-    pub fn shared(&self) -> MutexGuard<'_, Shared> {
+    pub fn shared(&self) -> MutexGuard<'_, SessionState> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,18 +169,18 @@ impl Desk {
     }
 
     /// Waits for a time span, or until other coroutines have made a condition true.
-    pub async fn pause_unless(&self, span: Span, is_so: impl Fn(&Shared) -> bool + Send) {
+    pub async fn pause_unless(&self, span: Span, is_so: impl Fn(&SessionState) -> bool + Send) {
         let due = {
             let mut shared = self.shared();
             let due = shared.now.after(span);
             shared.timers.insert((due, self.task));
             due
         };
-        self.until_others(move |shared: &Shared| shared.now >= due || is_so(shared)).await;
+        self.until_others(move |shared: &SessionState| shared.now >= due || is_so(shared)).await;
     }
 
     /// Waits until other coroutines have made a condition true.
-    pub async fn until_others(&self, is_so: impl Fn(&Shared) -> bool + Send) {
+    pub async fn until_others(&self, is_so: impl Fn(&SessionState) -> bool + Send) {
         std::future::poll_fn(|_: &mut Context<'_>| {
             let mut shared = self.shared();
             if is_so(&shared) {
@@ -202,7 +202,7 @@ impl Desk {
 
 /// A reply that is awaited. If it is dropped before, the message is flushed.
 pub(crate) struct Asked {
-    desk: Desk,
+    desk: CallContext,
     slot: u64,
     taken: bool,
 }
@@ -225,12 +225,12 @@ impl Future for Asked {
 impl Drop for Asked {
     fn drop(&mut self) {
         if !self.taken {
-            self.desk.grave.bury(Gone::Asked(self.slot));
+            self.desk.grave.queue_clunk(Gone::Asked(self.slot));
         }
     }
 }
 
-impl Shared {
+impl SessionState {
     fn send(&mut self, task: Option<TaskId>, message: Tmessage, makes: Option<u32>) -> u64 {
         self.next_slot += 1;
         let slot = self.next_slot;
@@ -435,7 +435,7 @@ impl Shared {
     }
 
     /// Releases replies and fids that coroutines have dropped.
-    pub fn bury(&mut self, gone: Vec<Gone>) {
+    pub fn queue_clunk(&mut self, gone: Vec<Gone>) {
         for one in gone {
             match one {
                 Gone::Asked(slot) => self.leave(slot),

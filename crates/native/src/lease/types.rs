@@ -1,6 +1,6 @@
 //! Inputs, outputs and settings of the lease table.
 
-use super::holds::Told;
+use super::updates::UpdatedKey;
 use nigh_types::{
     Bug, GrantId, LeaseScope, Name, Origin, Recall, RecallId, Span, Time, UpdatePrepare, planted,
 };
@@ -139,7 +139,7 @@ pub enum LeaseOutput {
     Hold { holder: Holder, hold: UpdatePrepare },
     /// Queue this update commit behind the earlier replies. It carries the keys of the prepare whose values are known;
     /// the others are unknown.
-    Commit { holder: Holder, id: RecallId, told: Vec<Told> },
+    Commit { holder: Holder, id: RecallId, told: Vec<UpdatedKey> },
     /// No other holder caches what this change invalidates. Emitted after each `handle_change` and `handle_extend`, at
     /// once if there is no other holder.
     Ready(ChangeId),

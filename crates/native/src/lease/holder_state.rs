@@ -1,12 +1,12 @@
 //! Lease state of one holder: its grants and the acknowledgements that it owes.
 
 use super::timers::Armed;
-use super::words::{LeaseConfig, LeaseKey, LeaseReason, Party};
+use super::types::{LeaseConfig, LeaseKey, LeaseReason, Party};
 use nigh_types::{GrantId, RecallId, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
-pub(super) struct Account {
+pub(super) struct HolderState {
     pub(super) names_alone: bool,
     /// It takes updates in place of recalls.
     pub(super) takes_pushes: bool,
@@ -50,9 +50,9 @@ pub(super) struct Recalled {
     pub(super) until: Time,
 }
 
-impl Account {
-    pub(super) fn new(now: Time, names_alone: bool) -> Account {
-        Account {
+impl HolderState {
+    pub(super) fn new(now: Time, names_alone: bool) -> HolderState {
+        HolderState {
             names_alone,
             takes_pushes: false,
             confined: false,

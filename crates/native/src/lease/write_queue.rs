@@ -8,13 +8,13 @@ use super::LeaseTable;
 use super::key::KeyState;
 use super::recalls::ChangeState;
 use super::timers::{Armed, Due};
-use super::words::{Change, ChangeId, Granted, Holder, LeaseKey};
+use super::types::{Change, ChangeId, Granted, Holder, LeaseKey};
 use nigh_types::{Bug, LeaseScope, NodeId, RecallId, Time, planted};
 use std::collections::{BTreeSet, VecDeque};
 
 /// Write queue of a key: the present writer and the waiting changes.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Turn {
+pub(super) struct WriteQueue {
     /// The writing session (`None`: the server's own disk), and the number of its changes.
     writing: Option<(Option<Holder>, u64)>,
     /// Changes, and reads that wait for a grant.
@@ -27,7 +27,7 @@ pub(super) struct Turn {
     disturbed: bool,
 }
 
-impl Turn {
+impl WriteQueue {
     pub(super) fn is_free(&self) -> bool {
         self.writing.is_none() && self.queue.is_empty() && self.beside.is_empty()
     }
@@ -47,7 +47,7 @@ impl KeyState {
 
 /// A change's entry in the write queue.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Part {
+pub(super) struct QueueEntry {
     /// The key that it is writing.
     pub(super) writes: Option<LeaseKey>,
     /// The key whose queue it waits in.
@@ -75,7 +75,7 @@ pub(super) struct Left {
 impl LeaseTable {
     /// Begins a change like `handle_change`, for mmap stores that a kernel writes back, perhaps because it has to drop
     /// them. While the initiator owes an acknowledgement for that data, the write-back waits for no other holder. A
-    /// caller that needs other holders to see the stores waits for them with [`LeaseTable::handle_settle`].
+    /// caller that needs other holders to see the stores waits for them with [`LeaseTable::handle_sync_barrier`].
     pub fn handle_flush(&mut self, now: Time, by: Holder, changes: &[Change]) -> ChangeId {
         self.advance(now);
         let id = self.numbers.next_change();
@@ -107,7 +107,7 @@ impl LeaseTable {
 
     /// Begins a sync barrier: waits until all recalls of this key from holders other than `by` are acknowledged, and
     /// all acknowledgements that its write-backs bypassed. It is ended like a change.
-    pub fn handle_settle(&mut self, now: Time, by: Holder, key: LeaseKey) -> ChangeId {
+    pub fn handle_sync_barrier(&mut self, now: Time, by: Holder, key: LeaseKey) -> ChangeId {
         self.advance(now);
         let id = self.numbers.next_change();
         let mut change = ChangeState::new(Some(by), self.now);
@@ -135,7 +135,7 @@ impl LeaseTable {
     /// leaves another key's queue.
     pub(super) fn take_turn(&mut self, id: ChangeId, key: LeaseKey) -> bool {
         let change = &self.changes[&id];
-        let Part { writes, waits_for, .. } = change.part;
+        let QueueEntry { writes, waits_for, .. } = change.part;
         if writes == Some(key) || self.is_pressed_at(id, key) {
             return true;
         }
@@ -245,7 +245,7 @@ impl LeaseTable {
             (change.part.writes, change.part.waits_for) = (Some(key), None);
             self.begin(id, key, (Vec::new(), false));
             self.press_behind(id);
-            self.untie(id);
+            self.break_deadlock(id);
             self.announce(id);
         }
     }
@@ -309,14 +309,14 @@ impl LeaseTable {
 
     /// Prioritises a holder's write-backs of data that is recalled from it, before the change that recalls it.
     pub(super) fn press(&mut self, key: LeaseKey, holder: Holder) {
-        let may_be = |turn: &Turn| {
+        let may_be = |turn: &WriteQueue| {
             !turn.queue.is_empty() || turn.writing.is_some_and(|(maker, _)| maker == Some(holder))
         };
         if key.covers != LeaseScope::Data || !self.keys.get(&key).is_some_and(|state| may_be(&state.turn)) {
             return;
         }
         let is_pressed = |change: &ChangeState| {
-            let Part { flush, writes, waits_for, .. } = change.part;
+            let QueueEntry { flush, writes, waits_for, .. } = change.part;
             flush && change.by == Some(holder) && (writes == Some(key) || waits_for == Some(key))
         };
         let pressed = self.changes.iter().filter(|(_, change)| is_pressed(change));

@@ -3,7 +3,7 @@
 use crate::ProtocolError;
 use crate::ahead::Walk;
 use crate::call::CallType;
-use crate::order::Behind;
+use crate::order::ListingOrder;
 use nigh_types::{
     Call, CallId, Cookie, CookieKey, Entry, Handle, Kind, NodeId, NodeRef, Reply, Response, Time,
 };
@@ -33,7 +33,7 @@ pub(crate) struct Expected {
     /// Whether it may name a whiteout.
     whiteout: bool,
     /// Position of a listing.
-    behind: Behind,
+    behind: ListingOrder,
     /// Of a listing that restarted: the cookie up to which entries were passed on before.
     seen: Option<Cookie>,
     /// Of a prefetch.
@@ -84,8 +84,8 @@ impl Expected {
             _ => None,
         };
         let behind = match call {
-            Call::ListNames { after, .. } => Behind::from(*after),
-            _ => Behind::default(),
+            Call::ListNames { after, .. } => ListingOrder::from(*after),
+            _ => ListingOrder::default(),
         };
         let seen = None;
         Expected {

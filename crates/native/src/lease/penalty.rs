@@ -5,8 +5,8 @@
 //! penalty on its whole origin.
 
 use super::LeaseTable;
-use super::account::Account;
-use super::words::{ChangeId, Client, Holder, LeaseConfig, Party};
+use super::holder_state::HolderState;
+use super::types::{ChangeId, Client, Holder, LeaseConfig, Party};
 use nigh_types::{Origin, RecallId, Span, Time};
 use std::collections::BTreeMap;
 
@@ -19,22 +19,22 @@ const CLIENTS_PER_ORIGIN: usize = 1_024;
 /// Penalties of clients and origins, over sessions.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Doubts {
-    origins: BTreeMap<Origin, Doubt>,
-    clients: BTreeMap<Origin, BTreeMap<Client, Doubt>>,
+    origins: BTreeMap<Origin, Penalty>,
+    clients: BTreeMap<Origin, BTreeMap<Client, Penalty>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Doubt {
+struct Penalty {
     /// When the penalty was last imposed.
     noted: Time,
     until: Time,
     span: Span,
 }
 
-impl Doubt {
+impl Penalty {
     /// The penalty for a delay from `since` to `now`. A delay that began before the last penalty was imposed belongs to
     /// the earlier occasion, such as another mount of a machine that slept. Each further occasion doubles the penalty.
-    fn after(before: Option<Doubt>, (now, since): (Time, Time), config: &LeaseConfig) -> Doubt {
+    fn after(before: Option<Penalty>, (now, since): (Time, Time), config: &LeaseConfig) -> Penalty {
         let least = now.since(since).0.saturating_mul(FIRST);
         let span = match before {
             Some(before) if since < before.noted => before.span.0.max(least),
@@ -42,7 +42,7 @@ impl Doubt {
             None => least,
         };
         let span = Span(span.min(config.most_doubt.0));
-        Doubt { noted: now, until: now.after(span), span }
+        Penalty { noted: now, until: now.after(span), span }
     }
 
     /// Whether a further occasion would still double the penalty.
@@ -56,7 +56,7 @@ impl Doubts {
         self.origins.retain(|_, doubt| doubt.counts(now, config));
         if whole {
             let before = self.origins.get(&party.origin).copied();
-            self.origins.insert(party.origin, Doubt::after(before, (now, since), config));
+            self.origins.insert(party.origin, Penalty::after(before, (now, since), config));
             return;
         }
         self.clients.retain(|_, clients| {
@@ -65,7 +65,7 @@ impl Doubts {
         });
         let clients = self.clients.entry(party.origin).or_default();
         let before = clients.get(&party.client).copied();
-        clients.insert(party.client, Doubt::after(before, (now, since), config));
+        clients.insert(party.client, Penalty::after(before, (now, since), config));
         if clients.len() > CLIENTS_PER_ORIGIN
             && let Some(first) =
                 clients.iter().min_by_key(|(_, doubt)| doubt.until).map(|(client, _)| *client)
@@ -91,7 +91,7 @@ impl LeaseTable {
     }
 
     /// Until when a holder receives no grants, if it has a penalty now.
-    pub(super) fn doubted_until(&self, account: &Account) -> Option<Time> {
+    pub(super) fn doubted_until(&self, account: &HolderState) -> Option<Time> {
         self.doubts.until(account.party?).filter(|until| self.now < *until)
     }
 
@@ -126,7 +126,7 @@ impl LeaseTable {
     }
 
     /// Whether a change of another origin waits for this acknowledgement, or is queued behind a change that does.
-    fn delays_others(&self, account: &Account, id: RecallId) -> bool {
+    fn delays_others(&self, account: &HolderState, id: RecallId) -> bool {
         let Some(Party { origin, .. }) = account.party.filter(|party| !party.origin.is_local_root()) else {
             return false;
         };

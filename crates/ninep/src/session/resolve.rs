@@ -1,6 +1,6 @@
 //! Resolves a node reference to a fid.
 
-use super::desk::Desk;
+use super::executor::CallContext;
 use super::fids::Fid;
 use crate::values::Qid;
 use crate::wire::Few;
@@ -14,7 +14,7 @@ pub(super) struct Reached {
     pub remembered: bool,
 }
 
-impl Desk {
+impl CallContext {
     /// Walks from a fid to a new one, over at most [`MOST_NAMES`] names. Without names: another fid of the same node.
     pub async fn walk(&self, from: &Fid, names: &[Name]) -> Result<(Arc<Fid>, Vec<Qid>), Errno> {
         let fid = Fid::new(self);
@@ -117,7 +117,7 @@ impl Desk {
         self.reach_by_hint(uid, place).await
     }
 
-    /// As [`Desk::reach_by_hint`], for a fid that only the caller has.
+    /// As [`CallContext::reach_by_hint`], for a fid that only the caller has.
     async fn own_by_hint(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
         let (dir, name) = place.path_hint.as_ref().ok_or(Errno::STALE)?;
         let dir = if self.is_root(*dir) {

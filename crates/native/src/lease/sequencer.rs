@@ -3,9 +3,9 @@
 //! The lease table decides what is recalled. What a client may believe also depends on the order of recalls and replies
 //! in its stream, which is decided here.
 
-use super::unsent::{Carried, Unsent};
-use super::words::{Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason};
-use super::{LeaseReport, LeaseTable, Told};
+use super::types::{Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason};
+use super::unsent_grants::{Carried, Unsent};
+use super::{LeaseReport, LeaseTable, UpdatedKey};
 use nigh_types::{Bug, Grant, GrantId, NodeId, Recall, RecallId, Time, UpdatePrepare, planted};
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// while it does what the outputs say: so recalls and replies are queued in the streams in that order. Calls that go on
 /// are executed after the lock is released. `handle_timeout` follows as with [`LeaseTable`].
 #[derive(Clone, Debug)]
-pub struct Desk<P> {
+pub struct LeaseSequencer<P> {
     table: LeaseTable,
     unsent: Unsent,
     parked: BTreeMap<ChangeId, P>,
@@ -41,9 +41,9 @@ pub enum DeskOutput<P> {
     Commit {
         holder: Holder,
         id: RecallId,
-        told: Vec<Told>,
+        told: Vec<UpdatedKey>,
     },
-    /// Queue the reply passed to [`Desk::handle_answer`], with these grants. `same`: the grants are unchanged.
+    /// Queue the reply passed to [`LeaseSequencer::handle_answer`], with these grants. `same`: the grants are unchanged.
     Answer {
         holder: Holder,
         grants: Vec<Grant>,
@@ -62,7 +62,7 @@ pub enum DeskOutput<P> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reading {
     Granted(Granted),
-    /// The call waits until this change is ready, takes its grant by [`Desk::take_granted`], and ends the wait like a
+    /// The call waits until this change is ready, takes its grant by [`LeaseSequencer::take_granted`], and ends the wait like a
     /// change.
     Waits(ChangeId),
     /// The server replies without a grant.
@@ -97,10 +97,10 @@ struct Answer {
     same: bool,
 }
 
-impl<P> Desk<P> {
+impl<P> LeaseSequencer<P> {
     #[must_use]
-    pub fn new(config: LeaseConfig) -> Desk<P> {
-        Desk {
+    pub fn new(config: LeaseConfig) -> LeaseSequencer<P> {
+        LeaseSequencer {
             table: LeaseTable::new(config),
             unsent: Unsent::default(),
             parked: BTreeMap::new(),
@@ -115,7 +115,7 @@ impl<P> Desk<P> {
     }
 
     /// The lease table, for inputs that neither register nor withdraw a grant. Its outputs are polled through
-    /// [`Desk::poll_output`].
+    /// [`LeaseSequencer::poll_output`].
     pub fn table_mut(&mut self) -> &mut LeaseTable {
         &mut self.table
     }

@@ -12,13 +12,13 @@ const STRETCHES: usize = 8;
 /// **Contract.** Call `handle_begin` before and `handle_end` after each change of that client, with the file's data
 /// version then. All overlapping changes are the client's own: the caller keeps out changes by others.
 #[derive(Clone, Debug, Default)]
-pub struct OwnChanges {
+pub struct WriteHistory {
     /// The data versions at the beginning and the end of each stretch.
     stretches: VecDeque<(DataVersion, DataVersion)>,
     under_way: u32,
 }
 
-impl OwnChanges {
+impl WriteHistory {
     /// Begins a change. `before` is evaluated only if no other change is in progress.
     pub fn handle_begin<E>(&mut self, before: impl FnOnce() -> Result<DataVersion, E>) -> Result<(), E> {
         if self.under_way == 0 {
@@ -90,13 +90,13 @@ mod tests {
         DataVersion { size, mtime: Timestamp { secs, nanos: 0 } }
     }
 
-    fn change(own: &mut OwnChanges, before: DataVersion, after: DataVersion) {
+    fn change(own: &mut WriteHistory, before: DataVersion, after: DataVersion) {
         own.handle_begin(|| Ok::<_, ()>(before)).unwrap();
         own.handle_end(|| Some(after));
     }
 
     /// Whether a write based on version `then` may replace the file, which is at version `now`.
-    fn may(own: &mut OwnChanges, then: DataVersion, now: DataVersion) -> bool {
+    fn may(own: &mut WriteHistory, then: DataVersion, now: DataVersion) -> bool {
         own.handle_begin(|| Ok::<_, ()>(now)).unwrap();
         let may = own.have_followed(then);
         own.handle_end(|| Some(now));
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn every_state_that_own_changes_went_through_counts() {
-        let mut own = OwnChanges::default();
+        let mut own = WriteHistory::default();
         assert!(may(&mut own, at(1, 4), at(1, 4)), "nothing has happened");
         for second in 1..1000 {
             change(&mut own, at(second, 4), at(second + 1, 4));
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_change_of_somebody_else_ends_all_of_before() {
-        let mut own = OwnChanges::default();
+        let mut own = WriteHistory::default();
         change(&mut own, at(1, 4), at(2, 4));
         assert!(!may(&mut own, at(2, 4), at(3, 4)));
         change(&mut own, at(3, 4), at(4, 4));
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_is_known_from_elsewhere_counts_from_then_on() {
-        let mut own = OwnChanges::default();
+        let mut own = WriteHistory::default();
         change(&mut own, at(3, 4), at(4, 4));
         own.handle_begin(|| Ok::<_, ()>(at(4, 4))).unwrap();
         own.handle_known(at(1, 4));
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn changes_that_overlap_are_one() {
-        let mut own = OwnChanges::default();
+        let mut own = WriteHistory::default();
         own.handle_begin(|| Ok::<_, ()>(at(1, 4))).unwrap();
         own.handle_begin(|| Err("it is not looked at")).unwrap();
         assert!(own.have_followed(at(1, 4)));
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn times_that_are_set_back_begin_another_stretch() {
-        let mut own = OwnChanges::default();
+        let mut own = WriteHistory::default();
         change(&mut own, at(10, 4), at(12, 4));
         change(&mut own, at(12, 4), at(5, 4));
         change(&mut own, at(5, 4), at(20, 4));
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_change_after_which_nothing_is_known_ends_all() {
-        let mut own = OwnChanges::default();
+        let mut own = WriteHistory::default();
         own.handle_begin(|| Ok::<_, ()>(at(1, 4))).unwrap();
         own.handle_end(|| None);
         assert!(!may(&mut own, at(1, 4), at(2, 4)));
