@@ -1,13 +1,13 @@
 //! A connection: its HELLO, the session that it begins or resumes, and its input.
 
-use crate::events::{self, Story};
 use crate::files::SessionFiles;
-use crate::holding::Holding;
-use crate::intake;
+use crate::idle_connections::Back;
 use crate::outbox::Outbox;
-use crate::quiet::Back;
 use crate::server::{End, Server};
 use crate::session::{Attached, Resumption, Session, now};
+use crate::session_leases::SessionLeases;
+use crate::session_log::{self, Story};
+use crate::validate_ids;
 use nigh_link::{Link, Peer, Ticket};
 use nigh_native::{PUSHES, ProtocolError, Resume, ServerConfig, ServerConnection, ServerEvent, TRUSTS_WATCH};
 use nigh_types::{Errno, Term, Time};
@@ -106,7 +106,7 @@ impl Server {
     fn cut(&self, session: &Arc<Session>, number: u64, why: &str) {
         if session.cut(number) {
             if !self.is_ending() {
-                events::cut(session, why);
+                session_log::cut(session, why);
             }
             if self.work.is_stopping() {
                 session.outbox.drop_held();
@@ -134,7 +134,7 @@ impl Server {
     pub(crate) fn greet(&self, link: &Link, peer: Peer) -> io::Result<Option<(Arc<Session>, u64)>> {
         let story = Story::new(&self.meter.limits, link.kind());
         let id = self.next_session_id();
-        events::connected(&story, id, &peer);
+        session_log::connected(&story, id, &peer);
         let why = match self.wait_for_hello(link, id) {
             Ok(Greeting::Hello(connection, hello)) => {
                 return Ok(self.admit((link, peer, story), connection, &hello));
@@ -143,7 +143,7 @@ impl Server {
             Err(error) => error.to_string(),
         };
         self.meter.count_ended(link.bytes());
-        events::left(&story, id, &peer, &why);
+        session_log::left(&story, id, &peer, &why);
         Ok(None)
     }
 
@@ -200,13 +200,13 @@ impl Server {
         {
             match go_on(&session, link, (hello.moment, resume.received)) {
                 Ok(Resumption::Link(number)) => {
-                    events::resumed(&session, connection.session_id());
+                    session_log::resumed(&session, connection.session_id());
                     return Some((session, number));
                 }
                 Ok(Resumption::Stale) => {
                     self.meter.count_ended(link.bytes());
                     let why = "its client has made another connection since";
-                    events::left(&story, connection.session_id(), &peer, why);
+                    session_log::left(&story, connection.session_id(), &peer, why);
                     return None;
                 }
                 Ok(Resumption::Forgotten) => {}
@@ -220,12 +220,12 @@ impl Server {
         let of = (link.clone(), peer, hello.moment);
         let session = Arc::new(Session::new(*connection, of, story, &self.leases, &self.keeper));
         if let Err((errno, message)) = self.attach(&session, hello) {
-            events::refused(&session, errno, &message);
+            session_log::refused(&session, errno, &message);
             session.with_connection(|connection| connection.refuse(errno, &message));
             session.outbox.end();
             session.outbox.write(session.first_link());
             self.meter.count_ended(session.outbox.bytes());
-            events::ended(&session, End::Cut);
+            session_log::ended(&session, End::Cut);
             return None;
         }
         let number = session.first_link();
@@ -253,7 +253,7 @@ impl Server {
         let path = path.as_path();
         let export =
             self.export(root, path, session.origin).map_err(|error| (error.errno(), error.to_string()))?;
-        let holding = Holding { leases: Arc::clone(&self.leases), holder: session.holder() };
+        let holding = SessionLeases { leases: Arc::clone(&self.leases), holder: session.holder() };
         let files = SessionFiles::of_session(self.options.files_per_session, hello.term, holding)
             .vouched(session.admission.vouches())
             .sharing(&self.descriptors, session.origin)
@@ -289,7 +289,7 @@ impl Server {
         if hello.resume.is_none() {
             self.returned(hello.who);
         }
-        events::attached(session, agreed.term);
+        session_log::attached(session, agreed.term);
         session.with_connection(|connection| connection.accept(agreed));
         Ok(())
     }
@@ -299,12 +299,12 @@ impl Server {
         loop {
             let Some(count) = read_some(link, &mut buffer)? else { return Ok(Ended::Cut) };
             let ended = if count > 0 {
-                self.hear(session, number, &buffer[..count])
+                self.handle_bytes(session, number, &buffer[..count])
             } else {
                 buffer = vec![0; FIRST_BYTES];
                 match self.quiet.wait(session, number, link) {
                     Back::Said(bytes) if bytes.is_empty() => None,
-                    Back::Said(bytes) => self.hear(session, number, &bytes),
+                    Back::Said(bytes) => self.handle_bytes(session, number, &bytes),
                     Back::Ended(ended) => Some(ended),
                     Back::Failed(error) => return Err(error),
                 }
@@ -330,7 +330,7 @@ fn go_on(session: &Arc<Session>, link: &Link, at: (u64, u64)) -> Result<Resumpti
 /// Returns the session parameters for the client.
 fn agree(session: &Session, attached: &Attached) -> Result<nigh_native::Session, Errno> {
     let mut agreed = attached.export.session(&attached.files)?;
-    intake::introduce(&mut agreed, &attached.export, &session.admission, attached.features);
+    validate_ids::introduce(&mut agreed, &attached.export, &session.admission, attached.features);
     Ok(agreed)
 }
 

@@ -11,7 +11,7 @@ mod supervisor;
 pub use run::{run_server_at, run_user_server, serve};
 
 use crate::control;
-use crate::places::Places;
+use crate::server_dirs::Places;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};

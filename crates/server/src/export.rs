@@ -1,22 +1,22 @@
 //! An exported directory.
 
-use crate::acting::can_act;
-use crate::affected;
+use crate::call_leases::CallLeases;
 use crate::descriptors::Descriptors;
 use crate::error::{Fault, Result};
+use crate::export_state::{Log, Record};
 use crate::files::SessionFiles;
 use crate::filesystem::{Filesystem, identify};
 use crate::grace::Grace;
 use crate::handle::Opener;
-use crate::holding::OpenChange;
 use crate::ids::Ids;
+use crate::impersonate::can_act;
+use crate::lease_conflicts;
+use crate::node_resolver::{Bounds, Node, NodeResolver, hides, link};
 use crate::ops::ahead::{self, Begun};
 use crate::ops::{Context, Outcome, attributes, data, look, make, open, remove, rename};
 use crate::orphans::Orphans;
-use crate::reach::{Bounds, Node, Reach, hides, link};
 use crate::readers::Readers;
-use crate::record::{Log, Record};
-use crate::stake::Stake;
+use crate::session_leases::PendingChange;
 use crate::stat::{self, Stat};
 use crate::watch::{Watch, Watched};
 use nigh_native::Session;
@@ -37,7 +37,7 @@ pub(crate) use kept::{GivenBack, Kept, with_space};
 pub(crate) enum Progress {
     Answered,
     /// The call has had no effect yet, and waits for other clients to return leases on the facts that it changes.
-    Waits(OpenChange),
+    Waits(PendingChange),
     /// Part of the reply is sent, and the send queue is full.
     Pauses(Begun),
 }
@@ -120,7 +120,7 @@ impl ExportError {
 /// Thread-safe. Its durable data is in a file below the state directory, which one export uses at a time.
 #[derive(Debug)]
 pub struct Export {
-    reach: Reach,
+    reach: NodeResolver,
     acts: bool,
     id: String,
     path: PathBuf,
@@ -163,11 +163,12 @@ impl Export {
         let opener = readable.and_then(Opener::new);
         let bounds =
             Bounds { places: options.places, directories: options.directories, handles: options.handles };
-        let reach =
-            Reach::new(root, stat, ids, opener, (bounds, Arc::clone(descriptors))).map_err(|fault| {
+        let reach = NodeResolver::new(root, stat, ids, opener, (bounds, Arc::clone(descriptors))).map_err(
+            |fault| {
                 let error = std::io::Error::from_raw_os_error(Errno::from(fault).raw());
                 ExportError::Open { path: path.into(), error }
-            })?;
+            },
+        )?;
         let readers = Readers::new(options.readers, Arc::clone(descriptors));
         Ok(Export { reach, acts: can_act(), id, path: path.into(), readers, watched })
     }
@@ -292,11 +293,11 @@ impl Export {
         files: &SessionFiles,
         call: CallId,
         (request, again): (&Request, bool),
-        (change, begun): (Option<OpenChange>, Option<Begun>),
+        (change, begun): (Option<PendingChange>, Option<Begun>),
         sink: &mut dyn FnMut(Response) -> bool,
     ) -> Progress {
         let what = &request.call;
-        let stake = Stake::new(files, change, again);
+        let stake = CallLeases::new(files, change, again);
         let cx = Context { export: self, files, who: &request.credentials, stake: &stake };
         let mut sink = |response: Response| {
             stake.carry(&response.grants);
@@ -323,7 +324,7 @@ impl Export {
             },
             what => {
                 let mut places = files.holding().leases.places.none_held();
-                let done = match affected::prepare(cx, what, &mut places) {
+                let done = match lease_conflicts::prepare(cx, what, &mut places) {
                     Ok(true) => with_space(cx, places.filesystem(), || dispatch(cx, what)),
                     Ok(false) => match stake.take_change() {
                         Some(change) => return Progress::Waits(change),
@@ -350,7 +351,7 @@ impl Export {
         (node, names): (&NodeRef, &[Name]),
         handle: Handle,
     ) {
-        let stake = Stake::new(files, None, false);
+        let stake = CallLeases::new(files, None, false);
         let cx = Context { export: self, files, who, stake: &stake };
         if let Err(Fault(errno)) = open::keep_for(cx, node, names, handle) {
             tracing::debug!(ino = node.node.ino, %errno, "a file that a client has open cannot be kept for it");
@@ -377,7 +378,7 @@ impl Export {
         self.reach.ids.parents.save();
     }
 
-    pub(crate) fn reach(&self) -> &Reach {
+    pub(crate) fn reach(&self) -> &NodeResolver {
         &self.reach
     }
 
@@ -551,12 +552,12 @@ pub(crate) fn make_private(dir: &Path) -> std::io::Result<()> {
 /// Whether the root's filesystem supports POSIX ACLs: without support getxattr fails with `EOPNOTSUPP`, not with
 /// `ENODATA`.
 fn has_acls(root: &Node) -> bool {
-    let path = crate::reach::proc_path(&root.fd);
+    let path = crate::node_resolver::proc_path(&root.fd);
     let asked = rustix::fs::getxattr(path, "system.posix_acl_access", &mut [0_u8; 0]);
     !matches!(asked, Err(rustix::io::Errno::OPNOTSUPP))
 }
 
-fn not_given(filesystem: &Filesystem, reach: &Reach) -> Vec<(String, String)> {
+fn not_given(filesystem: &Filesystem, reach: &NodeResolver) -> Vec<(String, String)> {
     let why = if filesystem.overlay {
         "overlayfs may change a file's inode number when it is first written, and a reused number cannot be told from the old one"
     } else if filesystem.in_memory() {

@@ -1,9 +1,9 @@
 //! Exports by name, and resolution of a client's attach request.
 
-use crate::acting::{Acting, SetIdBits, can_act};
-use crate::claims::Admission;
 use crate::error::Fault;
 use crate::export::open_root;
+use crate::impersonate::{Acting, SetIdBits, can_act};
+use crate::squash::CredentialPolicy;
 use nigh_link::Peer;
 use nigh_types::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -130,7 +130,7 @@ fn open_below(root: &OwnedFd, below: &[u8], peer: &Peer) -> Result<(OwnedFd, Pat
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let opened = {
-        let admission = Admission::of(peer);
+        let admission = CredentialPolicy::of(peer);
         let (acts, held) = (can_act() && !admission.vouches(), CapabilitySet::empty());
         let _acting = Acting::begin(acts, &admission.peer(), held, SetIdBits::AsForCaller)?;
         rustix::fs::openat2(root, below, flags, Mode::empty(), resolve)?

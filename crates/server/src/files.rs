@@ -2,8 +2,8 @@
 
 use crate::descriptors::{Descriptors, Opened};
 use crate::error::{Fault, Result};
-use crate::holding::Holding;
-use crate::homes::Counted;
+use crate::open_files::OpenRef;
+use crate::session_leases::SessionLeases;
 use nigh_native::lease::{Object, WriteHistory};
 use nigh_types::{Errno, Handle, NodeId, Origin, Term};
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ pub struct SessionFiles {
     limit: u64,
     /// Maximum lifetime of the session's grants.
     term: Term,
-    holding: Holding,
+    holding: SessionLeases,
     /// The origin's share of the server's descriptors.
     share: Option<(Arc<Descriptors>, Origin)>,
     vouched: bool,
@@ -53,7 +53,7 @@ pub(crate) struct OpenFile {
     pub(crate) position: Mutex<()>,
     /// Counts the file as open.
     #[allow(dead_code, reason = "held, not looked at")]
-    pub(crate) counted: Counted,
+    pub(crate) counted: OpenRef,
 }
 
 /// Largest handle that a client may claim in a reopen. No server assigns larger ones, and enough remain above it.
@@ -64,10 +64,10 @@ impl SessionFiles {
     /// its own.
     #[must_use]
     pub fn new(limit: u64, term: Term) -> SessionFiles {
-        SessionFiles::of_session(limit, term, Holding::alone(term))
+        SessionFiles::of_session(limit, term, SessionLeases::alone(term))
     }
 
-    pub(crate) fn of_session(limit: u64, term: Term, holding: Holding) -> SessionFiles {
+    pub(crate) fn of_session(limit: u64, term: Term, holding: SessionLeases) -> SessionFiles {
         SessionFiles {
             table: Mutex::default(),
             closing: Arc::default(),
@@ -120,7 +120,7 @@ impl SessionFiles {
         self.term
     }
 
-    pub(crate) fn holding(&self) -> &Holding {
+    pub(crate) fn holding(&self) -> &SessionLeases {
         &self.holding
     }
 

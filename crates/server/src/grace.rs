@@ -1,8 +1,8 @@
 //! Grace period after a restart: clients of the earlier server may return and reclaim their state.
 
 use crate::pool::Job;
-use crate::register::Who;
 use crate::session::Session;
+use crate::session_registry::Who;
 use nigh_types::{Call, CallId, Time};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;

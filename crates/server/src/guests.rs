@@ -7,8 +7,8 @@
 use crate::exports::Exports;
 use crate::listen::{Listen, Serving};
 use crate::listeners::Listeners;
-use crate::places::Places;
 use crate::server::Server;
+use crate::server_dirs::Places;
 use nigh_link::Squash;
 use rustix::event::eventfd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};

@@ -1,11 +1,11 @@
 //! Node ids of inodes. See docs/decisions/0001-node-ids.md.
 
 use crate::error::{Fault, Result};
+use crate::export_state::{Log, Record};
 use crate::filesystem::{Filesystem, Identity, identify};
+use crate::node_id_mac::Seal;
 use crate::own_mounts;
 use crate::parents::Parents;
-use crate::record::{Log, Record};
-use crate::seal::Seal;
 use crate::stat::{Dev, Stat};
 use nigh_native::lease::Object;
 use nigh_types::{CookieKey, Errno, NodeId};

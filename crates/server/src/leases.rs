@@ -1,13 +1,13 @@
 //! The server's lease table with its clock, and the calls parked until other clients return leases.
 //! Rules: docs/decisions/0008-leases.md.
 
-use crate::events;
+use crate::change_result::{ChangeProbe, ObservedFacts};
 use crate::export::{Export, GivenBack};
-use crate::homes::Homes;
-use crate::place_locks::PlaceLocks;
+use crate::inode_locks::PlaceLocks;
+use crate::open_files::OpenFileTable;
 use crate::pool::{Job, Pool};
 use crate::session::{Attached, Session, now};
-use crate::told::{Seen, Tell};
+use crate::session_log;
 use nigh_link::Peer;
 use nigh_native::lease::{
     Change, ChangeId, DeskOutput, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, LeaseSequencer,
@@ -23,7 +23,7 @@ use std::time::Duration;
 
 /// The lease table shared by all sessions of a server.
 ///
-/// **Lock order.** Inode locks (`place_locks.rs`), then `Leases::state`, then `Session::wire`, then the outbox. Under
+/// **Lock order.** Inode locks (`inode_locks.rs`), then `Leases::state`, then `Session::wire`, then the outbox. Under
 /// `state`, recalls and replies with grants are queued on the sessions' wires in one order, as [`Desk`] requires.
 /// While `state` is held, nothing is sent to a socket, and no call is executed, submitted or dropped. No thread waits
 /// for an acknowledgement with one of these locks: a call that has to is parked, and occupies no thread.
@@ -34,14 +34,14 @@ pub(crate) struct Leases {
     /// Pool that resumes parked calls; `None` for a table of one session, which never parks any.
     pool: Option<Weak<Pool>>,
     pub(crate) places: PlaceLocks,
-    pub(crate) homes: Arc<Homes>,
+    pub(crate) homes: Arc<OpenFileTable>,
     pub(crate) given_back: Arc<GivenBack>,
 }
 
 struct State {
     desk: LeaseSequencer<Job>,
     /// Observed result of the change that is ending.
-    seen: Option<Seen>,
+    seen: Option<ObservedFacts>,
     sessions: FxHashMap<Holder, Arc<Session>>,
     /// Holders whose session was discarded before its lease expired.
     cut: BTreeMap<Holder, Absent>,
@@ -282,11 +282,11 @@ impl Leases {
     }
 
     /// Ends a change after its effect. Holders of the suspended facts receive the new values.
-    fn finish<T>(&self, id: ChangeId, tells: &[Tell], end: impl FnOnce(&mut State, Time) -> T) -> T {
+    fn finish<T>(&self, id: ChangeId, tells: &[ChangeProbe], end: impl FnOnce(&mut State, Time) -> T) -> T {
         let mut end = Some(end);
         for _ in 0..LOOKS {
             let Some((looked, exports)) = self.asked(id) else { break };
-            let seen = Seen::look(looked, exports, tells, &self.homes);
+            let seen = ObservedFacts::look(looked, exports, tells, &self.homes);
             let result = self.with(|state, now| {
                 state.desk.table_mut().handle_looked(id, seen.looked).then(|| {
                     state.seen = Some(seen);
@@ -302,7 +302,7 @@ impl Leases {
     }
 
     /// Ends a change after its effect.
-    pub(crate) fn done(&self, id: ChangeId, tells: &[Tell]) {
+    pub(crate) fn done(&self, id: ChangeId, tells: &[ChangeProbe]) {
         self.finish(id, tells, |state, now| state.desk.handle_done(now, id));
     }
 
@@ -310,7 +310,7 @@ impl Leases {
     pub(crate) fn written(
         &self,
         id: ChangeId,
-        tells: &[Tell],
+        tells: &[ChangeProbe],
         seat: (Holder, LeaseKey),
         node: NodeId,
     ) -> Option<Granted> {
@@ -434,7 +434,7 @@ impl Leases {
         let Pending { send, ready, fenced } = pending;
         send.iter().for_each(|session| session.outbox.send());
         for (session, lease) in fenced {
-            events::fenced(&session);
+            session_log::fenced(&session);
             session.lapse(lease);
         }
         if let Some(pool) = self.pool.as_ref().and_then(Weak::upgrade) {
@@ -528,16 +528,19 @@ impl State {
                 }
                 DeskOutput::Ready(call) => pending.ready.push(call),
                 DeskOutput::Suspect(holder) => {
-                    self.sessions.get(&holder).into_iter().for_each(|session| events::suspect(session));
+                    self.sessions.get(&holder).into_iter().for_each(|session| session_log::suspect(session));
                 }
                 DeskOutput::Trusted(holder) => {
-                    self.sessions.get(&holder).into_iter().for_each(|session| events::acknowledged(session));
+                    self.sessions
+                        .get(&holder)
+                        .into_iter()
+                        .for_each(|session| session_log::acknowledged(session));
                 }
                 DeskOutput::Fenced(holder) => {
                     let session = self.sessions.get(&holder);
                     pending.fenced.extend(session.map(|session| (Arc::clone(session), session.lease())));
                     if self.cut.remove(&holder).is_some() {
-                        events::fenced_apart(holder);
+                        session_log::fenced_apart(holder);
                     }
                 }
                 DeskOutput::Timeout(due, _) => {

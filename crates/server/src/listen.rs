@@ -1,10 +1,10 @@
 //! Listen addresses of a server and their access rules.
 
-use crate::acting::can_act;
 use crate::exports::Exports;
+use crate::impersonate::can_act;
 use crate::listeners::Admits;
-use crate::passed::Passed;
-use crate::places::Places;
+use crate::server_dirs::Places;
+use crate::socket_activation::Passed;
 use nigh_link::tcp::{Door, PORT};
 use nigh_link::{Claims, Squash, Token, credentials_of, own_credentials};
 use std::ffi::OsString;
@@ -145,7 +145,7 @@ fn user_of(token: Option<&Token>) -> io::Result<nigh_types::Credentials> {
             tracing::warn!(
                 "the token names no user, so its clients act as nobody: write `user NAME` below it"
             );
-            let nobody = crate::claims::ANONYMOUS;
+            let nobody = crate::squash::ANONYMOUS;
             Ok(nigh_types::Credentials { uid: nobody, gid: nobody, groups: Vec::new(), privileges: None })
         }
         None => Ok(own),

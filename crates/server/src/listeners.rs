@@ -1,12 +1,12 @@
 //! Listening sockets of a server, and admission of connections.
 
-use crate::claims::{is_own, unix_peer};
 use crate::control::{self, Purpose};
-use crate::events::Lines;
 use crate::guests::Arrivals;
 use crate::listen::{Listen, Serving, bind_tcp, bind_unix};
-use crate::places::Places;
 use crate::server::Server;
+use crate::server_dirs::Places;
+use crate::session_log::Lines;
+use crate::squash::{is_own, unix_peer};
 use nigh_link::tcp::Door;
 use nigh_link::{Claims, Lobby, Peer, Squash};
 use parking_lot::Mutex;

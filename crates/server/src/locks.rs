@@ -1,10 +1,10 @@
 //! File locks of all sessions: the lock table, and the calls that wait for locks without a thread. See
 //! docs/decisions/0011-locks.md.
 
-use crate::claimants::Claimants;
 use crate::grace::Grace;
-use crate::register::Who;
+use crate::lock_reclaimers::Claimants;
 use crate::session::Session;
+use crate::session_registry::Who;
 use nigh_native::lease::Object;
 use nigh_native::{Claim, LockOwner, LockTable, Tried};
 use nigh_types::{Call, CallId, Errno, LockKind, NodeId, Origin, Reply, Response};
@@ -304,7 +304,7 @@ fn give_way(table: &LockTable<Object>, members: &BTreeMap<u64, Member>, claim: &
     let in_way: BTreeSet<u64> = in_way.filter(|other| *other != claim.owner.session).collect();
     for Member { session, .. } in in_way.iter().filter_map(|other| members.get(other)) {
         if session.standing.doom_dormant() {
-            session.doom("another client wants its locks");
+            session.expire("another client wants its locks");
         }
     }
 }
@@ -403,7 +403,7 @@ mod tests {
         let peer = Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap());
         let config = ServerConfig { session_id: id, ..ServerConfig::default() };
         let connection = ServerConnection::new(crate::session::now(), config);
-        let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
+        let story = crate::session_log::Story::new(&Arc::default(), nigh_link::Kind::Unix);
         let leases = Leases::new(LeaseConfig::default(), None);
         Arc::new(Session::new(connection, (link.into(), peer, 0), story, &leases, &Arc::default()))
     }

@@ -7,7 +7,7 @@
 
 use crate::error::{Fault, Result};
 use crate::grace::Grace;
-use crate::reach::{Node, Reach, open_beneath, proc_path};
+use crate::node_resolver::{Node, NodeResolver, open_beneath, proc_path};
 use crate::stat::{self, Stat};
 use nigh_native::lease::Object;
 use nigh_types::{Attr, Errno, Kind, NodeId, Span};
@@ -121,7 +121,7 @@ const MAX_DEPTH: u32 = 1 << 16;
 
 impl Orphans {
     /// Finds the leftovers of an earlier server at the root; they are kept for the grace time.
-    pub(crate) fn find_left(&self, reach: &Reach) {
+    pub(crate) fn find_left(&self, reach: &NodeResolver) {
         let root = reach.root_node();
         let top = Top { fd: Arc::clone(&root.fd), object: root.object, is_root: true };
         // There is no folder, or it belongs to another user.
@@ -140,7 +140,7 @@ impl Orphans {
     }
 
     /// Returns why files removed while open will not outlive the server, if that is known in advance.
-    pub(crate) fn refusal(reach: &Reach) -> Option<&'static str> {
+    pub(crate) fn refusal(reach: &NodeResolver) -> Option<&'static str> {
         let root = &reach.root_node().fd;
         let asked = rustix::fs::accessat(root, c".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
         if matches!(asked, Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM)) {
@@ -158,14 +158,14 @@ impl Orphans {
 
     /// Returns the directory in which the orphan folder for files of `dir` has to be made, if the folder is missing.
     /// Making it changes the attributes of the returned directory.
-    pub(crate) fn needs_folder(&self, reach: &Reach, dir: &Node) -> Option<Top> {
+    pub(crate) fn needs_folder(&self, reach: &NodeResolver, dir: &Node) -> Option<Top> {
         let top = top(reach, dir).ok()?;
         let there = self.folder(reach, &top, false);
         matches!(there, Err(Fault(Errno::NOENT))).then_some(top)
     }
 
     /// Links a file of `dir` into the orphan folder. `make`: the folder may be made.
-    pub(crate) fn link(&self, reach: &Reach, dir: &Node, file: &Node, make: bool) -> Result<Orphan> {
+    pub(crate) fn link(&self, reach: &NodeResolver, dir: &Node, file: &Node, make: bool) -> Result<Orphan> {
         let folder = self.folder(reach, &top(reach, dir)?, make)?;
         let (name, object) = (name_of(&file.stat), file.object);
         let mut change = self.0.objects.change(object);
@@ -178,14 +178,14 @@ impl Orphans {
     }
 
     /// Returns the directory in which the orphan folder for `dir` is made, with its attributes.
-    pub(crate) fn top_of(&self, reach: &Reach, dir: &Node) -> Option<(NodeId, Attr)> {
+    pub(crate) fn top_of(&self, reach: &NodeResolver, dir: &Node) -> Option<(NodeId, Attr)> {
         let top = top(reach, dir).ok()?;
         let node = reach.opened(rustix::io::fcntl_dupfd_cloexec(&top.fd, 0).ok()?).ok()?;
         Some((node.id, node.stat.attr))
     }
 
     /// Resolves an orphan by its id. `dir`: a directory on the orphan's filesystem.
-    pub(crate) fn find(&self, reach: &Reach, id: NodeId, dir: Option<&Node>) -> Result<Node> {
+    pub(crate) fn find(&self, reach: &NodeResolver, id: NodeId, dir: Option<&Node>) -> Result<Node> {
         if !self.0.known.lock().contains_key(&id)
             && let Some(dir) = dir
         {
@@ -232,7 +232,7 @@ impl Orphans {
         }
     }
 
-    fn folder(&self, reach: &Reach, top: &Top, make: bool) -> Result<Arc<Folder>> {
+    fn folder(&self, reach: &NodeResolver, top: &Top, make: bool) -> Result<Arc<Folder>> {
         let mut folders = self.0.folders.lock();
         let open = match top.is_root {
             true => folders.root.clone(),
@@ -252,7 +252,7 @@ impl Orphans {
         Ok(folder)
     }
 
-    fn note_left(&self, reach: &Reach, folder: &Arc<Folder>) -> Result<()> {
+    fn note_left(&self, reach: &NodeResolver, folder: &Arc<Folder>) -> Result<()> {
         let now = Instant::now();
         for name in folder.names()? {
             let Ok(node) = open_beneath(&folder.fd, name.as_bytes()).and_then(|fd| reach.opened(fd)) else {
@@ -402,7 +402,7 @@ impl Drop for Orphan {
 }
 
 /// Returns the directory that contains the orphan folder for files of `dir`.
-fn top(reach: &Reach, dir: &Node) -> Result<Top> {
+fn top(reach: &NodeResolver, dir: &Node) -> Result<Top> {
     let root = reach.root_node();
     let place = |stat: &Stat| (stat.dev, stat.mount, stat.subvolume);
     if place(&dir.stat) == place(&root.stat) {

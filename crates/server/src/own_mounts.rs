@@ -3,7 +3,7 @@
 //! The server must not enter such a mount below an export. Each access would be a request to the server itself, which
 //! could deadlock, and a tree walk would recurse through the export without end.
 
-use crate::passed;
+use crate::socket_activation;
 use crate::stat::Dev;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -51,7 +51,7 @@ fn is_ours(address: &[u8]) -> bool {
     let mut paths =
         std::iter::once(address.len()).chain(colons).map(|end| Path::new(OsStr::from_bytes(&address[..end])));
     paths.any(|path| {
-        if passed::is_served_at(path) {
+        if socket_activation::is_served_at(path) {
             return true;
         }
         let listener = UnixStream::connect(path)
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(ended.unwrap().unwrap().1.exit_status(), Some(0));
         let address = [path.as_os_str().as_bytes(), b":a/sub"].concat();
         assert!(!is_ours(&address), "it may be another process's");
-        let passed = crate::passed::Passed::new("s".into(), passed).unwrap();
+        let passed = crate::socket_activation::Passed::new("s".into(), passed).unwrap();
         assert!(is_ours(&address));
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();

@@ -3,10 +3,10 @@
 mod fair;
 mod lent;
 
-use crate::holding::OpenChange;
+use crate::inflight_calls::Taken;
 use crate::ops::ahead::Begun;
 use crate::session::Session;
-use crate::work::Taken;
+use crate::session_leases::PendingChange;
 use fair::FairQueue;
 pub(crate) use fair::Share;
 use lent::{Lent, Loans, Place};
@@ -22,7 +22,7 @@ pub(crate) struct Job {
     pub(crate) call: CallId,
     pub(crate) request: Request,
     /// The pending change that an earlier attempt began.
-    pub(crate) change: Option<OpenChange>,
+    pub(crate) change: Option<PendingChange>,
     pub(crate) taken: Taken,
     /// The client first sent the call in a session that the server has discarded.
     pub(crate) again: bool,
@@ -469,14 +469,14 @@ mod tests {
     /// Factory for calls of one session.
     struct Jobs {
         session: Arc<Session>,
-        under_way: Arc<crate::work::Work>,
+        under_way: Arc<crate::inflight_calls::Work>,
     }
 
     impl Jobs {
         fn new() -> Jobs {
             let (link, _theirs) = UnixStream::pair().unwrap();
             let leases = Leases::new(LeaseConfig::default(), None);
-            let story = crate::events::Story::new(&Arc::default(), nigh_link::Kind::Unix);
+            let story = crate::session_log::Story::new(&Arc::default(), nigh_link::Kind::Unix);
             let connection = ServerConnection::new(crate::session::now(), ServerConfig::default());
             let of = (link.into(), Peer::in_process(), 0);
             let session = Arc::new(Session::new(connection, of, story, &leases, &Arc::default()));

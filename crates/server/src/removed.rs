@@ -8,7 +8,7 @@
 
 use crate::descriptors::{Cached, Descriptors};
 use crate::export::Kept;
-use crate::reach::{Node, is_deleted};
+use crate::node_resolver::{Node, is_deleted};
 use lru::LruCache;
 use nigh_types::NodeId;
 use parking_lot::Mutex;

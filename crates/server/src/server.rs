@@ -2,24 +2,24 @@
 
 mod status;
 
-use crate::acting::can_act;
 use crate::descriptors::Descriptors;
-use crate::events;
 use crate::export::{Export, ExportError, ExportOptions, Opened};
 use crate::exports::Exports;
 use crate::grace::Grace;
-use crate::keeper::Keeper;
+use crate::idle_connections::Quiet;
+use crate::impersonate::can_act;
+use crate::inflight_calls::Work;
 use crate::leases::Leases;
 use crate::locks::Locks;
-use crate::memory::Memory;
 use crate::pool::{OWN, Pool};
-use crate::quiet::Quiet;
-use crate::register::{Register, Who};
-use crate::room::Bounds;
+use crate::quotas::ServerLimits;
+use crate::reply_cache::ReplyCache;
 use crate::session::{Attached, Session, now};
+use crate::session_log;
+use crate::session_reaper::Keeper;
+use crate::session_registry::{Register, Who};
 use crate::states::States;
 use crate::watch::{Watch, WatchWay};
-use crate::work::Work;
 use nigh_native::SESSION_TERM;
 use nigh_native::lease::{LeaseConfig, LeaseReport};
 use nigh_types::{Origin, Span, Time};
@@ -50,7 +50,7 @@ pub struct ServerOptions {
     pub session_term: Span,
     /// Lease configuration; its term is replaced by `session_term`.
     pub leases: LeaseConfig,
-    pub bounds: Bounds,
+    pub bounds: ServerLimits,
     /// Limit on the server's descriptors, if below the process limit.
     pub descriptors: Option<u64>,
     pub watch: WatchWay,
@@ -67,7 +67,7 @@ impl ServerOptions {
             files_per_session: 1 << 16,
             session_term: SESSION_TERM,
             leases: LeaseConfig::default(),
-            bounds: Bounds::default(),
+            bounds: ServerLimits::default(),
             descriptors: None,
             watch: WatchWay::default(),
         }
@@ -101,7 +101,7 @@ pub struct Server {
     pub(crate) register: Register,
     pub(crate) grace: Arc<Grace>,
     pub(crate) descriptors: Arc<Descriptors>,
-    pub(crate) memory: Memory,
+    pub(crate) memory: ReplyCache,
     pub(crate) work: Arc<Work>,
     pub(crate) meter: Meter,
     /// The highest session number of earlier servers; new sessions get higher numbers.
@@ -181,7 +181,7 @@ impl Server {
             locks: Arc::new(Locks::new(Arc::clone(&grace))),
             register,
             grace,
-            memory: Memory::default(),
+            memory: ReplyCache::default(),
             work: Arc::default(),
             meter: Meter::default(),
             before: last,
@@ -340,7 +340,7 @@ impl Server {
         // Under the lock, so that a lookup finds either the session or its stored replies.
         let earliest = match session.attached().filter(|_| !goodbye && !self.is_ending()) {
             Some(attached) => {
-                session.leave_answers().map(|answers| self.memory.keep(session, attached, answers))
+                session.take_replies().map(|answers| self.memory.keep(session, attached, answers))
             }
             None => None,
         };
@@ -360,7 +360,7 @@ impl Server {
         self.let_go((Arc::clone(session), end, lapsed));
         self.keeper.call();
         self.meter.count_ended(session.outbox.bytes());
-        events::ended(session, end);
+        session_log::ended(session, end);
     }
 
     /// Last step of a session's removal: frees its locks for other clients. That waits until the loss is recorded,

@@ -1,17 +1,17 @@
 //! A client session: its message stream, independent of connections, and its open files.
 
-use crate::claims::Admission;
-use crate::events::{self, Story};
 use crate::export::{Export, Progress};
 use crate::files::SessionFiles;
-use crate::keeper::{DORMANCY, Held, Keeper, Standing, Tally};
 use crate::leases::Leases;
 use crate::locks::{Locks, Running};
-use crate::memory::{Answers, Memory};
 use crate::ops::{self};
 use crate::outbox::Outbox;
 use crate::pool::Job;
-use crate::steering::Walks;
+use crate::prefetch_control::Walks;
+use crate::reply_cache::{Answers, ReplyCache};
+use crate::session_log::{self, Story};
+use crate::session_reaper::{Charge, DORMANCY, Keeper, MemoryAccount, Standing};
+use crate::squash::CredentialPolicy;
 use nigh_link::{Link, Peer};
 use nigh_native::lease::Holder;
 use nigh_native::{COMPRESSED, ProtocolError, ServerConnection, encode_response};
@@ -30,11 +30,11 @@ pub(crate) struct Session {
     pub(crate) peer: Peer,
     pub(crate) origin: Origin,
     /// Maps the credentials in requests to those with which calls are executed.
-    pub(crate) admission: Admission,
+    pub(crate) admission: CredentialPolicy,
     pub(crate) story: Story,
     leases: Arc<Leases>,
     keeper: Arc<Keeper>,
-    tally: Arc<Tally>,
+    tally: Arc<MemoryAccount>,
     attached: OnceLock<Attached>,
     pub(crate) standing: Standing,
     /// Counter of the leases that the session has had in the lease table.
@@ -73,7 +73,7 @@ struct Wire {
     /// Set once the session is discarded: replies to its named operations are stored there.
     late: Option<Arc<Answers>>,
     /// Memory used by the connection.
-    held: Held,
+    held: Charge,
 }
 
 /// The attached state of a session, set when its client was accepted.
@@ -105,11 +105,11 @@ impl Session {
     ) -> Session {
         let outbox = Outbox::new(leases.pool());
         let link = outbox.connect(link);
-        let tally = Tally::new(keeper);
-        let held = Held::new(&tally, 0);
+        let tally = MemoryAccount::new(keeper);
+        let held = Charge::new(&tally, 0);
         Session {
             id: connection.session_id(),
-            admission: Admission::of(&peer),
+            admission: CredentialPolicy::of(&peer),
             origin: peer.origin(),
             peer,
             story,
@@ -176,7 +176,7 @@ impl Session {
         self.is_over_link(link).then(take)
     }
 
-    /// Like [`Session::intake`], but returns `None` at once while other input is handled.
+    /// Like [`Session::validate_ids`], but returns `None` at once while other input is handled.
     pub(crate) fn intake_now<T>(&self, link: u64, take: impl FnOnce() -> T) -> Option<Option<T>> {
         let _one = self.intake.try_lock()?;
         Some(self.is_over_link(link).then(take))
@@ -254,7 +254,7 @@ impl Session {
         drop(wire);
         // The client may have reconnected over another link by now.
         self.outbox.disconnect(link);
-        events::dormant(self);
+        session_log::dormant(self);
         self.keeper.call();
     }
 
@@ -299,9 +299,9 @@ impl Session {
     }
 
     /// Marks the session for removal by the reaper.
-    pub(crate) fn doom(&self, why: &str) {
+    pub(crate) fn expire(&self, why: &str) {
         self.story.ends(|| why.to_owned());
-        self.standing.doom();
+        self.standing.expire();
         self.keeper.call();
     }
 
@@ -320,14 +320,14 @@ impl Session {
 
     /// Ends the session without closing the connection. Returns the replies to named operations that the client may
     /// not have received; replies of calls still executing are added to them.
-    pub(crate) fn leave_answers(&self) -> Option<Arc<Answers>> {
+    pub(crate) fn take_replies(&self) -> Option<Arc<Answers>> {
         let mut wire = self.wire.lock();
-        self.part(&mut wire);
+        self.detach(&mut wire);
         self.flush(&mut wire);
         wire.late.clone()
     }
 
-    fn part(&self, wire: &mut Wire) {
+    fn detach(&self, wire: &mut Wire) {
         if let Some(attached) = self.attached()
             && wire.late.is_none()
         {
@@ -439,7 +439,7 @@ impl Session {
     pub(crate) fn admit(&self, asked: Credentials) -> Credentials {
         let (admitted, first) = self.admission.admit_saying(asked);
         if first {
-            events::claimed_root(self, &admitted);
+            session_log::claimed_root(self, &admitted);
         }
         admitted
     }
@@ -503,7 +503,7 @@ impl Session {
 
     /// Answers a resent call from the replies of the client's discarded sessions, if one of them executed it. The
     /// call counts as running until its reply is sent, or, if this session is discarded by then, stored again.
-    pub(crate) fn answer_again(&self, memory: &Memory, call: CallId, name: MutationId) -> bool {
+    pub(crate) fn answer_again(&self, memory: &ReplyCache, call: CallId, name: MutationId) -> bool {
         let known = if self.running.enter() { memory.recall(self, name) } else { None };
         let found = known.is_some();
         if let Some(response) = known {
@@ -571,8 +571,8 @@ impl Session {
         let kept = connection.kept_bytes();
         self.outbox.add(frames, waiting, kept);
         if kept > Session::MOST_KEPT && !connection.is_ended() {
-            self.part(wire);
-            self.doom("its client takes nothing of what it asked for");
+            self.detach(wire);
+            self.expire("its client takes nothing of what it asked for");
         }
         wire.held.set(wire.connection.held_bytes());
     }

@@ -5,7 +5,7 @@
 //! no cached name answers for another one. Attributes and data of the files in it are leased as usual.
 
 use crate::filesystem::kind_of;
-use crate::reach::proc_path;
+use crate::node_resolver::proc_path;
 use crate::stat::{self, Dev};
 use parking_lot::RwLock;
 use rustc_hash::{FxHashMap, FxHashSet};

@@ -10,7 +10,7 @@ use common::*;
 use nigh_link::{Claims, Peer, Squash};
 use nigh_native::{Hello, Message, Resume};
 use nigh_remote::{Event, Remote};
-use nigh_server::Bounds;
+use nigh_server::ServerLimits;
 use nigh_types::*;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ fn hundreds_that_are_cut_for_a_moment_all_go_on_with_their_sessions() {
 fn dormant_sessions_are_bounded_for_each_client_and_others_keep_theirs() {
     let world = World::with(|options| {
         options.session_term = Span::from_secs(2);
-        options.bounds = Bounds { dormant_per_client: 8, ..options.bounds };
+        options.bounds = ServerLimits { dormant_per_client: 8, ..options.bounds };
     });
     let node = world.client().place("d/f");
     // The victim disconnects first, so it is the longest disconnected.
@@ -90,7 +90,7 @@ fn dormant_sessions_are_bounded_for_each_client_and_others_keep_theirs() {
 fn sessions_are_bounded_in_one_line_and_dormant_ones_make_room() {
     let world = World::with(|options| {
         options.session_term = Span::from_secs(2);
-        options.bounds = Bounds { sessions_per_origin: 6, ..options.bounds };
+        options.bounds = ServerLimits { sessions_per_origin: 6, ..options.bounds };
     });
     let mut first = world.client();
     let node = first.place("d/f");
@@ -121,7 +121,7 @@ fn sessions_are_bounded_in_one_line_and_dormant_ones_make_room() {
 
 #[test]
 fn a_full_server_says_so_to_who_has_nothing_of_it() {
-    let world = World::with(|options| options.bounds = Bounds { sessions: 3, ..options.bounds });
+    let world = World::with(|options| options.bounds = ServerLimits { sessions: 3, ..options.bounds });
     let many = [(); 3].map(|()| world.client().session());
     let stranger = Peer::new("tcp", Claims::Only(me()), Squash::None).from_host("10.0.0.1".parse().unwrap());
     let hello = Hello { client: 99, ..hello(&world, 1, None) };
@@ -199,7 +199,7 @@ fn names_of_listings_that_wait_for_their_client_are_counted() {
 /// The limit of unanswered bytes per client is lower if the server's limit for all clients is low.
 #[test]
 fn clients_that_write_much_at_a_time_are_not_forgotten_for_that() {
-    let world = World::with(|options| options.bounds = Bounds { bytes: 64 << 20, ..options.bounds });
+    let world = World::with(|options| options.bounds = ServerLimits { bytes: 64 << 20, ..options.bounds });
     for n in 0..4 {
         std::fs::write(world.dir.path().join(format!("d/w{n}")), "12345678").unwrap();
     }
@@ -238,7 +238,7 @@ fn clients_that_write_much_at_a_time_are_not_forgotten_for_that() {
 
 #[test]
 fn bytes_kept_for_all_are_bounded_and_who_has_most_goes() {
-    let world = World::with(|options| options.bounds = Bounds { bytes: 7 << 20, ..options.bounds });
+    let world = World::with(|options| options.bounds = ServerLimits { bytes: 7 << 20, ..options.bounds });
     let mut good = world.client();
     let node = good.place("d/f");
     let mut half = (4_u32 << 20).to_le_bytes().to_vec();

@@ -3,8 +3,8 @@
 use super::Context;
 use super::list::{self, Listing, PART_BYTES};
 use crate::error::{Fault, Result};
-use crate::keeper::Tally;
-use crate::steering::{Said, Steering};
+use crate::prefetch_control::{Said, Steering};
+use crate::session_reaper::MemoryAccount;
 use nigh_types::{Call, Errno, Grant, LeaseScope, NodeId, NodeRef, Order, PrefetchedDir, Reply, Response};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(crate) enum Begun {
 
 impl Begun {
     /// Charges the memory of a call that waits for its client.
-    pub(crate) fn count(&mut self, tally: &Arc<Tally>) {
+    pub(crate) fn count(&mut self, tally: &Arc<MemoryAccount>) {
         match self {
             Begun::Listing(listing) => listing.count(tally),
             Begun::Walk(walk) => walk.open.iter_mut().for_each(|open| open.listing.count(tally)),
@@ -246,7 +246,7 @@ impl Listing {
     /// Revokes the grant on the directory's names, which are not sent.
     fn forsake(&self, cx: Context<'_>, own: &mut Vec<Grant>) {
         if self.is_granted() {
-            cx.stake.forsake(own, self.object(), LeaseScope::Directory);
+            cx.stake.revoke_partial(own, self.object(), LeaseScope::Directory);
         }
     }
 }

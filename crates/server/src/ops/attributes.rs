@@ -2,9 +2,9 @@
 
 use super::own::OwnChange;
 use super::{Context, Outcome};
-use crate::acting::SetIdBits;
 use crate::error::{Fault, Result};
-use crate::reach::{Node, proc_path};
+use crate::impersonate::SetIdBits;
+use crate::node_resolver::{Node, proc_path};
 use nigh_types::{Errno, Handle, Kind, NodeRef, Reply, SetAttr, SetTime};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags};
 

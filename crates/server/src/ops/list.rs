@@ -1,10 +1,10 @@
 //! Directory listings in cookie order.
 
 use super::{Context, has_no_xattrs};
-use crate::acting::Inside;
 use crate::error::{Fault, Result};
-use crate::keeper::{Held, Tally};
-use crate::reach::{Node, hides, open_beneath, reopen, without_atime};
+use crate::impersonate::Inside;
+use crate::node_resolver::{Node, hides, open_beneath, reopen, without_atime};
+use crate::session_reaper::{Charge, MemoryAccount};
 use crate::stat;
 use nigh_native::lease::Object;
 use nigh_types::{Cookie, Entries, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeRef, Reply, Response};
@@ -35,7 +35,7 @@ pub(crate) struct Listing {
     /// Subdirectories on the directory's mount, if they are to be collected.
     below: Option<Vec<NodeRef>>,
     /// Memory charge of a listing that waits for its client.
-    counted: Option<Held>,
+    counted: Option<Charge>,
 }
 
 /// Sends a listing in parts, in cookie order. The last part has `last` set and carries the directory's own
@@ -107,9 +107,9 @@ impl Listing {
     }
 
     /// Charges the memory of a listing that waits for its client.
-    pub(crate) fn count(&mut self, tally: &Arc<Tally>) {
+    pub(crate) fn count(&mut self, tally: &Arc<MemoryAccount>) {
         let bytes = self.names.bytes();
-        self.counted.get_or_insert_with(|| Held::new(tally, bytes));
+        self.counted.get_or_insert_with(|| Charge::new(tally, bytes));
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -172,7 +172,7 @@ impl Listing {
                 Err(Fault(errno)) => {
                     tracing::debug!(%errno, "a name of a listing cannot be looked at");
                     if std::mem::take(&mut self.granted) {
-                        cx.stake.forsake(grants, self.dir.object, LeaseScope::Directory);
+                        cx.stake.revoke_partial(grants, self.dir.object, LeaseScope::Directory);
                     }
                 }
             }

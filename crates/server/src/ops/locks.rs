@@ -1,11 +1,11 @@
 //! Resolution of the file in a lock call; the locks themselves are kept in memory.
 
 use super::open::only_files;
-use crate::acting::{Acting, SetIdBits};
 use crate::error::Result;
 use crate::export::Export;
 use crate::files::SessionFiles;
-use crate::reach::{Node, reopen};
+use crate::impersonate::{Acting, SetIdBits};
+use crate::node_resolver::{Node, reopen};
 use nigh_native::lease::Object;
 use nigh_types::{Call, Credentials, LockKind, NodeId, NodeRef};
 use rustix::fs::OFlags;

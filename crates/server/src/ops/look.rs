@@ -2,7 +2,7 @@
 
 use super::{Context, Outcome, SELINUX, entry_of};
 use crate::error::{Fault, Result};
-use crate::reach::{Node, proc_path, reopen};
+use crate::node_resolver::{Node, proc_path, reopen};
 use nigh_types::{Errno, Kind, LeaseScope, Name, NodeRef, Reply, Space, XattrSet};
 use rustix::fs::OFlags;
 

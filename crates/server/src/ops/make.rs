@@ -2,9 +2,9 @@
 
 use super::open::{buffered, flags_of, keep, open_as_caller};
 use super::{Context, Outcome, entry_of};
-use crate::acting::use_umask;
 use crate::error::{Fault, Result};
-use crate::reach::{Node, hides, proc_path, reopen};
+use crate::impersonate::use_umask;
+use crate::node_resolver::{Node, hides, proc_path, reopen};
 use nigh_types::{Access, Errno, Handle, Kind, LeaseScope, Name, NodeRef, Reply};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
 use std::mem::MaybeUninit;

@@ -1,8 +1,8 @@
 //! Execution of calls. Every function takes the call's arguments and returns an [`Outcome`]. None chooses an errno
 //! that the kernel can choose.
 //!
-//! A read registers its grants before it reads the covered facts. A mutation has passed [`crate::affected`], so its
-//! change is open. It applies its effects, calls [`Stake::done`], registers grants, and only then reads the facts for
+//! A read registers its grants before it reads the covered facts. A mutation has passed [`crate::lease_conflicts`], so its
+//! change is open. It applies its effects, calls [`CallLeases::done`], registers grants, and only then reads the facts for
 //! its reply.
 
 pub(crate) mod ahead;
@@ -18,15 +18,15 @@ pub(crate) mod remove;
 pub(crate) mod rename;
 mod write_back;
 
-use crate::acting::{Acting, SetIdBits};
+use crate::call_leases::CallLeases;
 use crate::error::Result;
 use crate::export::Export;
 use crate::files::SessionFiles;
-use crate::homes::Counted;
-use crate::place_locks::Grip;
+use crate::impersonate::{Acting, SetIdBits};
+use crate::inode_locks::LockMode;
+use crate::node_resolver::{Node, NodeResolver, proc_path};
+use crate::open_files::OpenRef;
 use crate::privileged;
-use crate::reach::{Node, Reach, proc_path};
-use crate::stake::Stake;
 use crate::stat;
 use nigh_native::lease::Object;
 use nigh_types::{Attr, Credentials, Entry, Grant, Kind, LeaseScope, NodeId, Reply, Response, SetAttr};
@@ -40,7 +40,7 @@ pub(crate) struct Context<'a> {
     pub(crate) export: &'a Export,
     pub(crate) files: &'a SessionFiles,
     pub(crate) who: &'a Credentials,
-    pub(crate) stake: &'a Stake<'a>,
+    pub(crate) stake: &'a CallLeases<'a>,
 }
 
 /// Result of a successful call.
@@ -61,7 +61,7 @@ impl Outcome {
 }
 
 impl<'a> Context<'a> {
-    pub(crate) fn reach(&self) -> &'a Reach {
+    pub(crate) fn reach(&self) -> &'a NodeResolver {
         self.export.reach()
     }
 
@@ -218,7 +218,7 @@ impl<'a> Context<'a> {
             return false;
         }
         let mut held = leases.places.none_held();
-        if !held.take(object, Grip::Exclusive) {
+        if !held.take(object, LockMode::Exclusive) {
             held.wait();
         }
         leases.homes.shown(object, dir);
@@ -239,7 +239,7 @@ impl<'a> Context<'a> {
             return seen;
         }
         let mut held = leases.places.none_held();
-        if !held.take(node.object, Grip::Shared) {
+        if !held.take(node.object, LockMode::Shared) {
             held.wait();
         }
         self.attr_now(node)
@@ -267,14 +267,14 @@ impl<'a> Context<'a> {
         let leases = &self.files.holding().leases;
         if leases.homes.is_leaving(object) {
             let mut held = leases.places.none_held();
-            if !held.take(object, Grip::Shared) {
+            if !held.take(object, LockMode::Shared) {
                 held.wait();
             }
         }
     }
 
     /// Counts a file as open.
-    pub(crate) fn count(&self, object: Object) -> Counted {
+    pub(crate) fn count(&self, object: Object) -> OpenRef {
         self.files.holding().leases.homes.count(object, self.files.opened())
     }
 }

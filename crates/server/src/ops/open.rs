@@ -4,8 +4,8 @@ use super::own::OwnChange;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::files::OpenFile;
-use crate::homes::Counted;
-use crate::reach::{Node, reopen, without_atime};
+use crate::node_resolver::{Node, reopen, without_atime};
+use crate::open_files::OpenRef;
 use nigh_native::lease::Object;
 use nigh_types::{Access, Errno, Grant, Handle, Kind, LeaseScope, Name, NodeRef, Reply};
 use parking_lot::Mutex;
@@ -97,14 +97,14 @@ pub(crate) fn keep(
     node: &Node,
     fd: OwnedFd,
     access: Access,
-    counted: Counted,
+    counted: OpenRef,
 ) -> Result<Handle> {
     let handle = cx.files.insert(open_file(node, fd, access, counted))?;
     adopt(cx, node);
     Ok(handle)
 }
 
-fn open_file(node: &Node, fd: OwnedFd, access: Access, counted: Counted) -> OpenFile {
+fn open_file(node: &Node, fd: OwnedFd, access: Access, counted: OpenRef) -> OpenFile {
     let (readable, writable) = (access.read || !access.write, access.write);
     let position = Mutex::new(());
     let (node, object) = (node.id, node.object);

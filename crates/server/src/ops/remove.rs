@@ -4,8 +4,8 @@ use super::make::parent;
 use super::open::pin;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
-use crate::homes::Leaving;
-use crate::reach::Node;
+use crate::node_resolver::Node;
+use crate::open_files::UnlinkGuard;
 use nigh_types::{Attr, Errno, Handle, Kind, Name, NodeId, NodeRef, Reply};
 use rustix::fs::AtFlags;
 use std::time::Instant;
@@ -66,7 +66,7 @@ pub(super) fn unpin(cx: Context<'_>, kept: Option<Handle>) {
 /// the orphan folder. If that fails, the file lives as long as the open descriptors. Dropping this before
 /// [`Aside::done`] means that the name was not removed.
 pub(super) struct Aside<'a> {
-    leaving: Leaving<'a>,
+    leaving: UnlinkGuard<'a>,
     is_aside: bool,
     /// The directory in which the orphan folder was made.
     made: Option<(NodeId, Attr)>,

@@ -4,7 +4,7 @@ use super::make::parent;
 use super::remove::{Aside, gone, pin_if_kept, unpin};
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
-use crate::reach::Node;
+use crate::node_resolver::Node;
 use nigh_types::{Attr, Errno, Kind, Name, NodeId, NodeRef, Reply};
 use rustix::fs::RenameFlags;
 

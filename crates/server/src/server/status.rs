@@ -1,10 +1,10 @@
 //! Status of the server, for `nigh status --server`. The keys are a contract (docs/status.md).
 
 use super::Server;
-use crate::events::{Limits, client_name};
 use crate::leases::Picture;
 use crate::locks::LockPicture;
 use crate::session::{Session, now};
+use crate::session_log::{Limits, client_name};
 use nigh_native::lease::{ChangeId, Holder, HolderReport, LeaseKey};
 use nigh_types::{LeaseScope, Time};
 use serde_json::{Map, Value, json};

@@ -91,17 +91,17 @@ fn a_cancel_that_crosses_its_answer_is_not_kept() {
     let root = NodeRef::bare(session.attached().unwrap().export.reach().root());
     let getattr = asking(Call::GetAttr { node: root });
     let seven = CallId(7);
-    server.hear(&session, LINK, &encode_request(seven, &getattr));
+    server.handle_bytes(&session, LINK, &encode_request(seven, &getattr));
     wait("no answer", || !session.with_connection(|connection| connection.is_outstanding(seven)));
     // The reader had taken the cancellation from the stream before, and handles it only now.
-    server.take(&session, ServerEvent::Cancel(seven));
+    server.handle_event(&session, ServerEvent::Cancel(seven));
     assert!(!session.is_cancelled(seven));
     // The cancellation of an executing call is kept until the call is answered.
     session.with_connection(|connection| {
         connection.handle_input(now(), &encode_request(seven, &getattr)).unwrap();
         assert!(matches!(connection.poll_event(), Some(ServerEvent::Request { .. })));
     });
-    server.take(&session, ServerEvent::Cancel(seven));
+    server.handle_event(&session, ServerEvent::Cancel(seven));
     assert!(session.is_cancelled(seven));
     session.answer(seven, Response::plain(Ok(Reply::Done)));
     assert!(!session.is_cancelled(seven));
@@ -144,7 +144,11 @@ fn a_close_that_takes_long_keeps_nobody_from_being_heard() {
         assert!(is_done.recv_timeout(LONG).is_ok(), "the reader waits for the disk");
         assert_eq!(files.count(), 0);
         let eight = CallId(8);
-        server.hear(session, LINK, &encode_request(eight, &asking(Call::GetAttr { node: root.clone() })));
+        server.handle_bytes(
+            session,
+            LINK,
+            &encode_request(eight, &asking(Call::GetAttr { node: root.clone() })),
+        );
         wait("no answer", || !session.with_connection(|connection| connection.is_outstanding(eight)));
         assert_eq!(files.closing(), 1, "it counts as open until it is closed");
         drop(slow);
@@ -158,7 +162,7 @@ fn no_session_begins_while_an_earlier_one_is_being_forgotten() {
     let (session, _theirs) = attached(&server, dir.path());
     // An intermediate state: the session table has lost the session, while a thread may still take one of its calls
     // from the pool.
-    let answers = session.leave_answers().unwrap();
+    let answers = session.take_replies().unwrap();
     drop(server.memory.keep(&session, session.attached().unwrap(), answers));
     std::thread::scope(|scope| {
         let (done, is_done) = mpsc::channel();
@@ -178,11 +182,11 @@ fn an_answer_that_is_remembered_is_not_lost_with_the_session_that_asks_for_it() 
     let Attached { export, files, .. } = first.attached().unwrap();
     let root = NodeRef::bare(export.reach().root());
     let done = Response::plain(Ok(Reply::Done));
-    first.leave_answers().unwrap().note(name.sequence, done.clone(), files);
+    first.take_replies().unwrap().note(name.sequence, done.clone(), files);
     server.forget(&first, End::Forgotten);
     let (second, _theirs) = back(&server, dir.path());
     // Another thread is discarding the session, unknown to the reader.
-    second.leave_answers().unwrap();
+    second.take_replies().unwrap();
     let call = Call::Mkdir { dir: root, name: Name::new(b"once").unwrap(), mode: 0o700, umask: 0 };
     server.request(&second, CallId(9), Request { name: Some(name), ..asking(call) }, true);
     server.forget(&second, End::Forgotten);

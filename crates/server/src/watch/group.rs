@@ -6,11 +6,11 @@ use super::fanotify::{self, Scope};
 use super::keys::{Hint, MASK, OWN_DELETE_SELF, is_of_attributes};
 use super::local::{has_fine_times, is_local, kernel_release};
 use crate::error::{Fault, Result};
+use crate::fd_location::{Location, mount_root, told_place};
 use crate::filesystem::Filesystem;
 use crate::handle::{FileHandle, Opener};
 use crate::leases::Leases;
 use crate::stat::{self, Stat};
-use crate::whereabouts::{Told, mount_root, told_place};
 use lru::LruCache;
 use nigh_native::lease::Object;
 use nigh_types::{Errno, Name, Timestamp};
@@ -423,7 +423,7 @@ fn unless_gone<T>(looked: Result<T>) -> Result<Option<T>> {
 /// builds cause often, nothing is recalled, since that would have to be everything: docs/semantics.md, S9.)
 fn home(root: &OwnedFd, fd: &OwnedFd, stat: &Stat) -> Result<Option<(Object, Name)>> {
     match told_place(root, fd, stat)? {
-        Told::There(dir, name) => Ok(Some((stat::of_fd(&dir)?.object(false), name))),
-        Told::Elsewhere => Ok(None),
+        Location::There(dir, name) => Ok(Some((stat::of_fd(&dir)?.object(false), name))),
+        Location::Elsewhere => Ok(None),
     }
 }

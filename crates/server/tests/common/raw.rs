@@ -46,7 +46,7 @@ impl Raw {
         raw
     }
 
-    /// Sets how long [`Raw::hear`] waits.
+    /// Sets how long [`Raw::handle_bytes`] waits.
     pub fn waits(&mut self, patience: Duration) {
         self.stream.set_read_timeout(Some(patience)).unwrap();
     }

@@ -1,11 +1,11 @@
 //! Dispatch of client messages: decodes the bytes of a link and routes each event to its handler.
 
 use crate::connection::Ended;
-use crate::intake;
 use crate::ops::ahead::{Ahead, Begun};
 use crate::pool::Job;
 use crate::server::Server;
 use crate::session::{Session, now};
+use crate::validate_ids;
 use nigh_native::{ProtocolError, ServerEvent};
 use nigh_types::{Call, CallId, Errno, Request, Response, WriteFlags};
 use std::sync::Arc;
@@ -15,19 +15,19 @@ const RETURNED_AT_A_TIME: usize = 4_096;
 
 impl Server {
     /// Handles bytes from a link. Links of one session take turns.
-    pub(crate) fn hear(&self, session: &Arc<Session>, link: u64, bytes: &[u8]) -> Option<Ended> {
-        session.intake(link, || self.take_in(session, bytes)).unwrap_or(Some(Ended::Replaced))
+    pub(crate) fn handle_bytes(&self, session: &Arc<Session>, link: u64, bytes: &[u8]) -> Option<Ended> {
+        session.intake(link, || self.decode(session, bytes)).unwrap_or(Some(Ended::Replaced))
     }
 
     /// Handles bytes from a link without waiting. Returns `None` while another thread handles bytes of this session.
     pub(crate) fn hear_now(&self, session: &Arc<Session>, link: u64, bytes: &[u8]) -> Option<Option<Ended>> {
-        let heard = session.intake_now(link, || self.take_in(session, bytes))?;
+        let heard = session.intake_now(link, || self.decode(session, bytes))?;
         Some(heard.unwrap_or(Some(Ended::Replaced)))
     }
 
     /// Decodes and handles messages of a client. They are answered only while they renew its lease: a client that
     /// owes acknowledgements for too long gets no other replies until it has sent them.
-    fn take_in(&self, session: &Arc<Session>, mut bytes: &[u8]) -> Option<Ended> {
+    fn decode(&self, session: &Arc<Session>, mut bytes: &[u8]) -> Option<Ended> {
         let is_heard = || self.leases.is_heard(session.holder());
         let heard = is_heard();
         loop {
@@ -63,11 +63,11 @@ impl Server {
     }
 
     fn take_all(&self, session: &Arc<Session>, events: Vec<ServerEvent>) -> Option<Ended> {
-        events.into_iter().find_map(|event| self.take(session, event))
+        events.into_iter().find_map(|event| self.handle_event(session, event))
     }
 
     /// Handles one event. Returns how the session ended, if the event ended it.
-    pub(crate) fn take(&self, session: &Arc<Session>, event: ServerEvent) -> Option<Ended> {
+    pub(crate) fn handle_event(&self, session: &Arc<Session>, event: ServerEvent) -> Option<Ended> {
         match event {
             // ATTACH is handled before a session exists.
             ServerEvent::Attach { .. } => return Some(Ended::Broken),
@@ -101,7 +101,7 @@ impl Server {
             forget_grant(&mut request.call);
         }
         let attached = session.attached()?;
-        if let Err(broken) = intake::check(&attached.export, &request) {
+        if let Err(broken) = validate_ids::check(&attached.export, &request) {
             session.end(&broken.to_string());
             return Some(Ended::Broken);
         }

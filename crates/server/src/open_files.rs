@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Open-file table of all sessions. No other lock is taken under its lock, which is held for a moment.
 #[derive(Default)]
-pub(crate) struct Homes {
+pub(crate) struct OpenFileTable {
     files: Mutex<FxHashMap<Object, File>>,
     strays: AtomicU64,
     orphans: AtomicU64,
@@ -36,8 +36,8 @@ struct File {
 }
 
 /// Guard of a file that is about to lose a name. Dropping it ends the removal.
-pub(crate) struct Leaving<'a> {
-    homes: &'a Homes,
+pub(crate) struct UnlinkGuard<'a> {
+    homes: &'a OpenFileTable,
     object: Object,
     /// Whether a session has the file open. An open that starts later waits for the inode lock and checks its name
     /// again.
@@ -45,19 +45,19 @@ pub(crate) struct Leaving<'a> {
 }
 
 /// Counted reference to an open file. Dropping it releases the reference.
-pub(crate) struct Counted {
-    homes: Arc<Homes>,
+pub(crate) struct OpenRef {
+    homes: Arc<OpenFileTable>,
     object: Object,
     #[allow(dead_code, reason = "held, not looked at")]
     opened: Option<Opened>,
 }
 
-impl Homes {
+impl OpenFileTable {
     /// Counts a file as open. Afterwards the caller must check that the name by which it reached the file still
     /// exists. `opened`: the file's share in the descriptor limit of its origin.
-    pub(crate) fn count(self: &Arc<Homes>, object: Object, opened: Option<Opened>) -> Counted {
+    pub(crate) fn count(self: &Arc<OpenFileTable>, object: Object, opened: Option<Opened>) -> OpenRef {
         self.files.lock().entry(object).or_default().open += 1;
-        Counted { homes: Arc::clone(self), object, opened }
+        OpenRef { homes: Arc::clone(self), object, opened }
     }
 
     /// Whether a session has the file open.
@@ -66,13 +66,13 @@ impl Homes {
     }
 
     /// Marks a file that is about to lose a name. The caller holds its inode lock exclusively.
-    pub(crate) fn leaves(&self, object: Object) -> Leaving<'_> {
+    pub(crate) fn leaves(&self, object: Object) -> UnlinkGuard<'_> {
         self.leaving.lock().insert(object);
         self.departures.fetch_add(1, Ordering::SeqCst);
-        Leaving { homes: self, object, is_open: self.is_open(object) }
+        UnlinkGuard { homes: self, object, is_open: self.is_open(object) }
     }
 
-    /// Whether a removal of the file's name may be under way. Must be called after [`Homes::count`].
+    /// Whether a removal of the file's name may be under way. Must be called after [`OpenFileTable::count`].
     pub(crate) fn is_leaving(&self, object: Object) -> bool {
         self.leaving.lock().contains(&object)
     }
@@ -166,7 +166,7 @@ impl File {
     }
 }
 
-impl Drop for Counted {
+impl Drop for OpenRef {
     fn drop(&mut self) {
         let mut files = self.homes.files.lock();
         let Some(file) = files.get_mut(&self.object) else { return };
@@ -184,7 +184,7 @@ impl Drop for Counted {
     }
 }
 
-impl Leaving<'_> {
+impl UnlinkGuard<'_> {
     /// Cancels the removal: the file kept its name and needs none in the orphan folder.
     pub(crate) fn take_back(&self) {
         let orphan = self.homes.files.lock().get_mut(&self.object).and_then(|file| file.orphan.take());
@@ -195,14 +195,14 @@ impl Leaving<'_> {
     }
 }
 
-impl Drop for Leaving<'_> {
+impl Drop for UnlinkGuard<'_> {
     fn drop(&mut self) {
         self.homes.departures.fetch_add(1, Ordering::SeqCst);
         self.homes.leaving.lock().remove(&self.object);
     }
 }
 
-impl std::fmt::Debug for Counted {
+impl std::fmt::Debug for OpenRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.object.fmt(f)
     }
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn homes_are_known_as_long_as_the_file_is_open() {
         let object = |ino| Object { filesystem: 1, ino, birth: 2 };
-        let homes = Arc::new(Homes::default());
+        let homes = Arc::new(OpenFileTable::default());
         homes.lost_a_name(object(1));
         assert!(!homes.is_stray(object(1)), "nobody has it open");
         let (first, second) = (homes.count(object(1), None), homes.count(object(1), None));

@@ -1,7 +1,7 @@
 //! Resolution of a bare descriptor to the directory and name of its file.
 
 use crate::error::{Fault, Result};
-use crate::reach::link;
+use crate::node_resolver::link;
 use crate::stat::{self, Stat};
 use nigh_types::Name;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
@@ -29,7 +29,7 @@ pub(crate) fn mount_root(dir: &OwnedFd) -> Result<OwnedFd> {
 }
 
 /// Location of a file according to the kernel.
-pub(crate) enum Told {
+pub(crate) enum Location {
     /// The file is a name of this directory.
     There(OwnedFd, Name),
     /// The file is no longer at the kernel's path, or that path is not visible on its mount, or the kernel has no
@@ -39,12 +39,12 @@ pub(crate) enum Told {
 
 /// Resolves a descriptor below the root of its mount. The lookup enters no other mount, which any user may have
 /// placed over a directory, so it waits only for the mount's own disk.
-pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<Told> {
+pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<Location> {
     // The path is too long for readlink(2) on /proc/self/fd.
-    let (Some(base), Some(path)) = (link(root), link(fd)) else { return Ok(Told::Elsewhere) };
+    let (Some(base), Some(path)) = (link(root), link(fd)) else { return Ok(Location::Elsewhere) };
     let base = if base == b"/" { &base[..0] } else { &base[..] };
     let below = path.strip_prefix(base).and_then(|path| path.strip_prefix(b"/"));
-    let Some(below) = below.filter(|below| !below.is_empty()) else { return Ok(Told::Elsewhere) };
+    let Some(below) = below.filter(|below| !below.is_empty()) else { return Ok(Location::Elsewhere) };
     let (parent, name) = match below.iter().rposition(|&byte| byte == b'/') {
         Some(slash) => (&below[..slash], &below[slash + 1..]),
         None => (&b"."[..], below),
@@ -59,12 +59,12 @@ pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<T
             Err(errno) => Err(Fault::from(errno)),
         }
     };
-    let Some(dir) = look(root, parent)? else { return Ok(Told::Elsewhere) };
-    let Some(there) = look(&dir, name)? else { return Ok(Told::Elsewhere) };
+    let Some(dir) = look(root, parent)? else { return Ok(Location::Elsewhere) };
+    let Some(there) = look(&dir, name)? else { return Ok(Location::Elsewhere) };
     let is_it = stat::of_fd(there)?.is_same(stat);
     match Name::new(name) {
-        Ok(name) if is_it => Ok(Told::There(dir, name)),
-        _ => Ok(Told::Elsewhere),
+        Ok(name) if is_it => Ok(Location::There(dir, name)),
+        _ => Ok(Location::Elsewhere),
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
         };
         let (root, fd) = (mount_root(&open(dir.path())).unwrap(), open(&a.join("f")));
         let stat = stat::of_fd(&fd).unwrap();
-        let is_there = || matches!(told_place(&root, &fd, &stat).unwrap(), Told::There(_, name) if name.as_bytes() == b"f");
+        let is_there = || matches!(told_place(&root, &fd, &stat).unwrap(), Location::There(_, name) if name.as_bytes() == b"f");
         assert!(is_there());
         let run = |program: &str, args: &[&std::path::Path]| {
             std::process::Command::new(program).args(args).output().is_ok_and(|done| done.status.success())
@@ -103,12 +103,12 @@ mod tests {
         if run("mount", &[std::path::Path::new("--bind"), &a, &a]) {
             let covered = told_place(&root, &fd, &stat);
             assert!(run("umount", &[&a]));
-            assert!(matches!(covered, Ok(Told::Elsewhere)), "something else could be mounted there");
+            assert!(matches!(covered, Ok(Location::Elsewhere)), "something else could be mounted there");
         }
         assert!(is_there());
         std::fs::hard_link(a.join("f"), dir.path().join("g")).unwrap();
         std::fs::remove_file(a.join("f")).unwrap();
-        assert!(matches!(told_place(&root, &fd, &stat), Ok(Told::Elsewhere)));
+        assert!(matches!(told_place(&root, &fd, &stat), Ok(Location::Elsewhere)));
     }
     #[test]
     fn a_removed_file_with_a_long_name_is_elsewhere() {
@@ -121,6 +121,6 @@ mod tests {
         let (root, fd) = (mount_root(&open(dir.path())).unwrap(), open(&path));
         std::fs::remove_file(&path).unwrap();
         let told = told_place(&root, &fd, &stat::of_fd(&fd).unwrap());
-        assert!(matches!(told, Ok(Told::Elsewhere)), "it is gone, and nothing failed");
+        assert!(matches!(told, Ok(Location::Elsewhere)), "it is gone, and nothing failed");
     }
 }

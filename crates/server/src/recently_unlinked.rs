@@ -5,7 +5,7 @@
 
 use crate::descriptors::{Cached, Descriptors};
 use crate::export::Kept;
-use crate::reach::Node;
+use crate::node_resolver::Node;
 use nigh_types::NodeId;
 use parking_lot::Mutex;
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 //! Socket activation: listening sockets passed by a service manager, sd_listen_fds(3).
 
 use crate::listeners::Socket;
-use crate::places::Places;
+use crate::server_dirs::Places;
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::io;

@@ -28,13 +28,13 @@ pub(crate) enum Back {
 /// The idle connections, whose threads sleep.
 pub(crate) struct Quiet {
     epoll: OwnedFd,
-    seats: Mutex<FxHashMap<u64, Arc<Seat>>>,
+    seats: Mutex<FxHashMap<u64, Arc<IdleConnection>>>,
     last: AtomicU64,
     /// Eventfd, readable when the server stops.
     stop: OwnedFd,
 }
 
-struct Seat {
+struct IdleConnection {
     session: Arc<Session>,
     /// The session's number of the link.
     number: u64,
@@ -81,7 +81,7 @@ impl Quiet {
     /// ([`Link::read_now`]).
     pub(crate) fn wait(&self, session: &Arc<Session>, number: u64, link: &Link) -> Back {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let seat = Arc::new(Seat {
+        let seat = Arc::new(IdleConnection {
             session: Arc::clone(session),
             number,
             link: link.clone(),
@@ -144,7 +144,7 @@ impl Quiet {
         seats.into_iter().for_each(|(id, seat)| self.give_back(id, &seat, Back::Said(Vec::new())));
     }
 
-    fn give_back(&self, id: u64, seat: &Seat, back: Back) {
+    fn give_back(&self, id: u64, seat: &IdleConnection, back: Back) {
         // The link was added to the epoll set by [`Quiet::wait`].
         let _ = epoll::delete(&self.epoll, &seat.link);
         self.seats.lock().remove(&id);
@@ -153,7 +153,7 @@ impl Quiet {
     }
 }
 
-impl Seat {
+impl IdleConnection {
     /// Handles input that needs no reply. Otherwise returns why the connection's own thread resumes.
     fn hear(&self, server: &Server, buffer: &mut [u8]) -> Option<Back> {
         // Reads until nothing is left: bytes buffered by TLS make no descriptor readable.

@@ -1,7 +1,7 @@
 //! One session's access to the lease table, and its pending changes.
 
+use crate::change_result::ChangeProbe;
 use crate::leases::Leases;
-use crate::told::Tell;
 use nigh_native::lease::{
     Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, MergeBase, Reading, WroteBack,
 };
@@ -9,20 +9,20 @@ use nigh_types::{GrantId, LeaseScope, NodeId, Span, Term};
 use std::sync::Arc;
 
 /// A pending change in the lease table. Dropping it ends the change.
-pub(crate) struct OpenChange {
+pub(crate) struct PendingChange {
     leases: Arc<Leases>,
     pub(crate) id: ChangeId,
     is_over: bool,
 }
 
-impl OpenChange {
+impl PendingChange {
     /// Whether another holder has suspended the facts that this change affects.
     pub(crate) fn is_awaited(&self) -> bool {
         self.leases.is_awaited(self.id)
     }
 
     /// Ends the change after its effect.
-    pub(crate) fn done(mut self, tells: &[Tell]) {
+    pub(crate) fn done(mut self, tells: &[ChangeProbe]) {
         self.is_over = true;
         self.leases.done(self.id, tells);
     }
@@ -30,7 +30,7 @@ impl OpenChange {
     /// Ends a change of data after its effect and grants the written data to the writer.
     pub(crate) fn written(
         mut self,
-        tells: &[Tell],
+        tells: &[ChangeProbe],
         seat: (Holder, LeaseKey),
         node: NodeId,
     ) -> Option<Granted> {
@@ -59,7 +59,7 @@ impl OpenChange {
     }
 }
 
-impl Drop for OpenChange {
+impl Drop for PendingChange {
     fn drop(&mut self) {
         if !self.is_over {
             self.leases.end(self.id);
@@ -69,22 +69,22 @@ impl Drop for OpenChange {
 
 /// One session's leases in the lease table.
 #[derive(Clone)]
-pub(crate) struct Holding {
+pub(crate) struct SessionLeases {
     pub(crate) leases: Arc<Leases>,
     pub(crate) holder: Holder,
 }
 
-impl Holding {
+impl SessionLeases {
     /// A session with its own lease table.
-    pub(crate) fn alone(term: Term) -> Holding {
+    pub(crate) fn alone(term: Term) -> SessionLeases {
         let leases = Leases::new(LeaseConfig { term: Span(u64::MAX / 2), ..LeaseConfig::default() }, None);
         let holder = Holder(1);
         leases.attach_alone(holder, term);
-        Holding { leases, holder }
+        SessionLeases { leases, holder }
     }
 
     /// Begins a change, or extends `open`. Returns true if the change may be applied now.
-    pub(crate) fn change(&self, open: &mut Option<OpenChange>, changes: &[Change], flush: bool) -> bool {
+    pub(crate) fn change(&self, open: &mut Option<PendingChange>, changes: &[Change], flush: bool) -> bool {
         let begun = open.as_ref().map(|change| change.id);
         let (id, ready) = self.leases.change(self.holder, begun, changes, flush);
         open.get_or_insert_with(|| self.opened(id));
@@ -94,7 +94,7 @@ impl Holding {
     /// Registers a data grant for a read. `Err`: the read waits until `open` is ready, and then calls this again.
     pub(crate) fn read(
         &self,
-        open: &mut Option<OpenChange>,
+        open: &mut Option<PendingChange>,
         key: LeaseKey,
         node: NodeId,
     ) -> Result<Option<Granted>, ()> {
@@ -112,7 +112,7 @@ impl Holding {
     }
 
     /// Waits until other holders have returned the recalled leases. Returns true if they have.
-    pub(crate) fn settle(&self, open: &mut Option<OpenChange>, key: LeaseKey) -> bool {
+    pub(crate) fn settle(&self, open: &mut Option<PendingChange>, key: LeaseKey) -> bool {
         let id = match open {
             Some(open) => open.id,
             None => self.leases.settle(self.holder, key),
@@ -121,12 +121,12 @@ impl Holding {
         self.leases.is_ready(id)
     }
 
-    fn opened(&self, id: ChangeId) -> OpenChange {
-        OpenChange { leases: Arc::clone(&self.leases), id, is_over: false }
+    fn opened(&self, id: ChangeId) -> PendingChange {
+        PendingChange { leases: Arc::clone(&self.leases), id, is_over: false }
     }
 }
 
-impl std::fmt::Debug for Holding {
+impl std::fmt::Debug for SessionLeases {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.holder.fmt(f)
     }

@@ -1,7 +1,7 @@
 //! Validation of the ids in a request, before any of it is executed.
 
-use crate::claims::Admission;
 use crate::export::Export;
+use crate::squash::CredentialPolicy;
 use crate::users;
 use nigh_native::{ID_NAMES, Session};
 use nigh_types::{Call, NodeId, NodeRef, Request};
@@ -17,7 +17,7 @@ pub(crate) enum Broken {
 
 /// Tells a client its effective ids, whether its kernel's permission checks are trusted, and on request the server's
 /// user names.
-pub(crate) fn introduce(session: &mut Session, export: &Export, admission: &Admission, features: u64) {
+pub(crate) fn introduce(session: &mut Session, export: &Export, admission: &CredentialPolicy, features: u64) {
     if export.acts() {
         session.acts_as = admission.acts_as(session.acts_as);
         session.takes_privileges = admission.vouches();

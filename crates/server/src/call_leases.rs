@@ -1,34 +1,34 @@
 //! The grants and the lease change of one call while it is executed.
 
+use crate::change_result::ChangeProbe;
 use crate::files::SessionFiles;
-use crate::holding::{Holding, OpenChange};
-use crate::told::Tell;
+use crate::session_leases::{PendingChange, SessionLeases};
 use nigh_native::lease::{Change, Granted, LeaseKey, MergeBase, Object, WroteBack};
 use nigh_types::{Grant, GrantId, LeaseScope, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;
 use std::cell::{Cell, RefCell};
 
 /// Grants registered for one call, and its pending change.
-pub(crate) struct Stake<'a> {
-    holding: &'a Holding,
+pub(crate) struct CallLeases<'a> {
+    holding: &'a SessionLeases,
     term: Term,
     registered: RefCell<Vec<GrantId>>,
-    change: RefCell<Option<OpenChange>>,
+    change: RefCell<Option<PendingChange>>,
     /// Probes that read the changed facts after the change.
-    tells: RefCell<Vec<Tell>>,
+    tells: RefCell<Vec<ChangeProbe>>,
     makes_folder: Cell<bool>,
     /// The client resends the call, which it first sent in a session that the server has discarded.
     pub(crate) again: bool,
-    /// [`Stake::wrote_back`] was called.
+    /// [`CallLeases::wrote_back`] was called.
     wrote_back: Cell<bool>,
-    /// A data grant registered by [`Stake::begin_read`], before the call was executed.
+    /// A data grant registered by [`CallLeases::begin_read`], before the call was executed.
     given: Cell<Option<(LeaseKey, Granted)>>,
 }
 
-impl<'a> Stake<'a> {
+impl<'a> CallLeases<'a> {
     /// `change`: the pending change that an earlier attempt of this call began.
-    pub(crate) fn new(files: &'a SessionFiles, change: Option<OpenChange>, again: bool) -> Stake<'a> {
-        Stake {
+    pub(crate) fn new(files: &'a SessionFiles, change: Option<PendingChange>, again: bool) -> CallLeases<'a> {
+        CallLeases {
             holding: files.holding(),
             term: files.term(),
             registered: RefCell::default(),
@@ -128,10 +128,10 @@ impl<'a> Stake<'a> {
 
     /// Whether another client may still have to merge its pages with the data that this call writes back.
     pub(crate) fn overtakes(&self) -> bool {
-        self.change.borrow().as_ref().is_some_and(OpenChange::overtakes)
+        self.change.borrow().as_ref().is_some_and(PendingChange::overtakes)
     }
 
-    /// Records applied write-back. Must be called before [`Stake::written`].
+    /// Records applied write-back. Must be called before [`CallLeases::written`].
     pub(crate) fn wrote_back(&self, wrote: WroteBack<'_>) {
         self.wrote_back.set(true);
         self.change.borrow().iter().for_each(|change| change.wrote_back(wrote));
@@ -161,7 +161,7 @@ impl<'a> Stake<'a> {
 
     /// Handles a grant on this key whose facts were read only in part: removes it from `grants`, or recalls it if an
     /// earlier part of the reply carried it already.
-    pub(crate) fn forsake(&self, grants: &mut Vec<Grant>, object: Object, covers: LeaseScope) {
+    pub(crate) fn revoke_partial(&self, grants: &mut Vec<Grant>, object: Object, covers: LeaseScope) {
         let before = grants.len();
         grants.retain(|grant| grant.covers != covers);
         if grants.len() == before {
@@ -187,9 +187,9 @@ impl<'a> Stake<'a> {
     }
 
     /// Installs the probes. The change may be applied now, and other holders wait for its result.
-    pub(crate) fn tell(&self, mut tells: Vec<Tell>) {
-        if self.change.borrow().as_ref().is_some_and(OpenChange::is_awaited) {
-            tells.iter_mut().for_each(Tell::hold);
+    pub(crate) fn tell(&self, mut tells: Vec<ChangeProbe>) {
+        if self.change.borrow().as_ref().is_some_and(PendingChange::is_awaited) {
+            tells.iter_mut().for_each(ChangeProbe::hold);
             *self.tells.borrow_mut() = tells;
         }
     }
@@ -214,12 +214,12 @@ impl<'a> Stake<'a> {
     }
 
     /// Takes the pending change out of a call that is being parked.
-    pub(crate) fn take_change(&self) -> Option<OpenChange> {
+    pub(crate) fn take_change(&self) -> Option<PendingChange> {
         self.change.take()
     }
 }
 
-impl Drop for Stake<'_> {
+impl Drop for CallLeases<'_> {
     fn drop(&mut self) {
         self.holding.leases.withdraw(self.holding.holder, self.registered.get_mut());
     }

@@ -2,7 +2,7 @@
 //! answered from here, so that it takes effect once (docs/decisions/0009-sessions-over-connections.md).
 
 use crate::files::{OpenFile, SessionFiles};
-use crate::room;
+use crate::quotas;
 use crate::session::{Attached, Session};
 use nigh_link::Peer;
 use nigh_types::{Errno, Handle, MutationId, Reply, Response};
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The reply cache of all discarded sessions.
 #[derive(Default)]
-pub(crate) struct Memory {
+pub(crate) struct ReplyCache {
     /// Oldest first.
     left: Mutex<VecDeque<Left>>,
 }
@@ -84,7 +84,7 @@ impl Answers {
     }
 }
 
-impl Memory {
+impl ReplyCache {
     /// Stores the replies of a discarded session; calls that are still executing add theirs later. Returns evicted
     /// entries, which the caller drops without holding a lock.
     #[must_use]
@@ -164,7 +164,7 @@ fn make_way(all: &mut VecDeque<Left>) -> Option<Left> {
     }
     let client = |left: &Left| (left.peer.origin(), left.who.0);
     let shares = all.iter().zip(0..).map(|(left, at)| (client(left), 1 + left.answers.count() as u64, at));
-    let most = room::most(shares)?;
+    let most = quotas::most(shares)?;
     let at = all.iter().position(|left| client(left) == most)?;
     all.remove(at)
 }

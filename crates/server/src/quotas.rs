@@ -15,7 +15,7 @@ use std::time::Instant;
 
 /// Limits of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bounds {
+pub struct ServerLimits {
     /// Number of sessions, courtesy sessions included.
     pub sessions: u64,
     /// Sessions of one origin ([`nigh_link::Origin`]).
@@ -26,9 +26,9 @@ pub struct Bounds {
     pub bytes: u64,
 }
 
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds {
+impl Default for ServerLimits {
+    fn default() -> ServerLimits {
+        ServerLimits {
             sessions: 8_192,
             sessions_per_origin: 2_048,
             dormant_per_client: 256,
@@ -37,7 +37,7 @@ impl Default for Bounds {
     }
 }
 
-impl Bounds {
+impl ServerLimits {
     /// Limits that a client is told to keep: sixteen clients that write with the largest window fit into memory.
     pub(crate) fn limits(&self) -> Limits {
         let max_bytes = (self.bytes / 16).clamp(16 << 20, MAX_UNANSWERED_BYTES);
@@ -160,7 +160,7 @@ impl Server {
             let Some(first) = first_to_go(shares.map(|(bytes, session)| (session, bytes)).collect()) else {
                 return;
             };
-            first.doom("too much is kept for its client");
+            first.expire("too much is kept for its client");
             self.forget(&first, End::Forgotten);
         }
     }

@@ -1,6 +1,6 @@
 //! Credential policy: the ids that a peer may claim. See docs/decisions/0010-transports-and-identity.md.
 
-use crate::acting::can_act;
+use crate::impersonate::can_act;
 use nigh_link::{Claims, Peer, Squash};
 use nigh_types::Credentials;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ pub const ANONYMOUS: u32 = 65_534;
 /// Credential policy of one session: maps requested credentials to those with which a call is executed. A claim that
 /// the peer may not make is replaced, not refused, and counted.
 #[derive(Debug)]
-pub struct Admission {
+pub struct CredentialPolicy {
     claims: Claims,
     squash: Squash,
     replaced: AtomicU64,
@@ -19,14 +19,14 @@ pub struct Admission {
     was_root: AtomicBool,
 }
 
-impl Admission {
+impl CredentialPolicy {
     #[must_use]
-    pub fn new(claims: Claims, squash: Squash) -> Admission {
-        Admission { claims, squash, replaced: AtomicU64::new(0), was_root: AtomicBool::new(false) }
+    pub fn new(claims: Claims, squash: Squash) -> CredentialPolicy {
+        CredentialPolicy { claims, squash, replaced: AtomicU64::new(0), was_root: AtomicBool::new(false) }
     }
 
-    pub(crate) fn of(peer: &Peer) -> Admission {
-        Admission::new(peer.claims().clone(), peer.squash())
+    pub(crate) fn of(peer: &Peer) -> CredentialPolicy {
+        CredentialPolicy::new(peer.claims().clone(), peer.squash())
     }
 
     /// Returns the credentials with which a call asked for by `asked` is executed.
@@ -35,7 +35,7 @@ impl Admission {
         self.admit_saying(asked).0
     }
 
-    /// Like [`Admission::admit`]; also returns whether uid 0 was replaced for the first time.
+    /// Like [`CredentialPolicy::admit`]; also returns whether uid 0 was replaced for the first time.
     pub(crate) fn admit_saying(&self, asked: Credentials) -> (Credentials, bool) {
         let claims_root = asked.uid == 0;
         let (admitted, honest) = match (&self.claims, self.squash) {
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_peer_that_may_claim_only_itself_is_always_itself() {
         let own = who(1000, 100, &[4, 24]);
-        let admission = Admission::new(Claims::Only(own.clone()), Squash::None);
+        let admission = CredentialPolicy::new(Claims::Only(own.clone()), Squash::None);
         for honest in [who(1000, 100, &[4, 24]), who(1000, 100, &[]), who(1000, 100, &[24])] {
             assert_eq!(admission.admit(honest), own);
         }
@@ -163,23 +163,23 @@ mod tests {
 
     #[test]
     fn squashing_takes_root_or_everybody() {
-        let any = Admission::new(Claims::Any, Squash::None);
+        let any = CredentialPolicy::new(Claims::Any, Squash::None);
         assert_eq!(any.admit(who(0, 0, &[0])), who(0, 0, &[0]));
         assert!(any.vouches());
         assert_eq!(any.acts_as((0, 0)), (0, 0));
-        let root = Admission::new(Claims::Any, Squash::Root);
+        let root = CredentialPolicy::new(Claims::Any, Squash::Root);
         assert_eq!(root.admit(who(0, 0, &[0])), who(ANONYMOUS, ANONYMOUS, &[]));
         assert_eq!(root.admit(who(5, 6, &[7])), who(5, 6, &[7]));
         assert_eq!(root.acts_as((0, 0)), (ANONYMOUS, ANONYMOUS));
         assert!(!root.vouches());
         for claims in [Claims::Any, Claims::Only(who(5, 6, &[]))] {
-            let all = Admission::new(claims, Squash::All);
+            let all = CredentialPolicy::new(claims, Squash::All);
             let (one, two) = (all.admit(who(0, 0, &[])), all.admit(who(9, 9, &[9])));
             assert!(one == two && one.uid != 0 && one.gid != 0);
             assert!(!all.vouches());
         }
         // A token names its user, root included.
-        let token = Admission::new(Claims::Only(who(0, 0, &[])), Squash::Root);
+        let token = CredentialPolicy::new(Claims::Only(who(0, 0, &[])), Squash::Root);
         assert_eq!(token.admit(who(1000, 1000, &[])), who(0, 0, &[]));
     }
 

@@ -1,15 +1,15 @@
 //! Resolution of inodes by inode number alone. See docs/decisions/0035-file-handles.md.
 
-use super::{Node, Reach, Under, absent_if_stale, hides, link};
+use super::{Node, NodeResolver, Under, absent_if_stale, hides, link};
 use crate::error::{Fault, Result};
+use crate::fd_location::{Location, told_place};
 use crate::stat::{self, Stat};
-use crate::whereabouts::{Told, told_place};
 use nigh_types::{Errno, Name, NodeId};
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
-impl Reach {
+impl NodeResolver {
     /// Whether inodes of the root's filesystem can be resolved by number.
     pub(crate) fn finds_numbers(&self) -> bool {
         self.mount_root.is_some() && self.opener.as_ref().is_some_and(|opener| opener.opens_numbers())
@@ -31,7 +31,7 @@ impl Reach {
             return Err(Fault::STALE);
         }
         let root = self.mount_root(&found.stat).ok_or(Fault::STALE)?;
-        if let Told::There(dir, name) = told_place(root, &found.fd, &found.stat)? {
+        if let Location::There(dir, name) = told_place(root, &found.fd, &found.stat)? {
             match absent_if_stale(self.placed(&found, dir, &name))? {
                 Some(placed) => return Ok(placed),
                 // The kernel's path shows its only name, so no directory is searched for another one.
@@ -60,7 +60,7 @@ impl Reach {
         if found.id == id { Ok(found) } else { Err(Fault::STALE) }
     }
 
-    /// Records a file's parent directory for [`Reach::by_number`], which needs it once the server's kernel has
+    /// Records a file's parent directory for [`NodeResolver::by_number`], which needs it once the server's kernel has
     /// dropped the dentries.
     pub(crate) fn note_parent(&self, id: NodeId, stat: &Stat, dir: &Stat) {
         if !stat.attr.is_dir()
@@ -104,7 +104,8 @@ fn is_seen(root: &OwnedFd, dir: &OwnedFd) -> Result<bool> {
     let stat = stat::of_fd(dir)?;
     // The number may belong to a file by now.
     Ok(stat.attr.is_dir()
-        && (stat.is_same(&stat::of_fd(root)?) || matches!(told_place(root, dir, &stat)?, Told::There(..))))
+        && (stat.is_same(&stat::of_fd(root)?)
+            || matches!(told_place(root, dir, &stat)?, Location::There(..))))
 }
 
 /// Opens a name of a directory. Fails if another mount covers it, since that mount may hang.

@@ -4,9 +4,9 @@
 use crate::error::{Fault, Result};
 use crate::export::Export;
 use crate::files::OpenFile;
-use crate::homes::Homes;
+use crate::node_resolver::{Node, hides, open_beneath};
+use crate::open_files::OpenFileTable;
 use crate::ops::entry;
-use crate::reach::{Node, hides, open_beneath};
 use crate::stat;
 use nigh_native::lease::{LeaseKey, ObservedAt, UpdatedKey};
 use nigh_types::{Attr, Entry, Errno, LeaseScope, Name, RecallId, UpdateCommit, UpdatedFact};
@@ -14,14 +14,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// One fact that a call changes, and where to read it after the change.
-pub(crate) struct Tell {
+pub(crate) struct ChangeProbe {
     key: LeaseKey,
     name: Option<Name>,
-    at: At,
+    at: ProbeTarget,
 }
 
 /// Where a changed fact is read.
-pub(crate) enum At {
+pub(crate) enum ProbeTarget {
     /// The inode or directory of this descriptor.
     Node(Arc<OwnedFd>),
     File(Arc<OpenFile>),
@@ -39,24 +39,24 @@ enum Became {
 type Facts = Vec<(LeaseKey, Option<Name>, Became)>;
 
 /// The facts observed at one moment, in the terms of each export whose sessions are to receive them.
-pub(crate) struct Seen {
+pub(crate) struct ObservedFacts {
     pub(crate) looked: ObservedAt,
     exports: Vec<(Arc<Export>, Facts)>,
 }
 
-impl At {
+impl ProbeTarget {
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            At::Node(fd) => Some(fd.as_fd()),
-            At::File(file) => Some(file.fd.as_fd()),
-            At::Before(..) => None,
+            ProbeTarget::Node(fd) => Some(fd.as_fd()),
+            ProbeTarget::File(file) => Some(file.fd.as_fd()),
+            ProbeTarget::Before(..) => None,
         }
     }
 }
 
-impl Tell {
-    pub(crate) fn new(key: LeaseKey, name: Option<&Name>, at: At) -> Tell {
-        Tell { key, name: name.cloned(), at }
+impl ChangeProbe {
+    pub(crate) fn new(key: LeaseKey, name: Option<&Name>, at: ProbeTarget) -> ChangeProbe {
+        ChangeProbe { key, name: name.cloned(), at }
     }
 
     pub(crate) fn is_of(&self, key: LeaseKey, name: Option<&Name>) -> bool {
@@ -65,14 +65,14 @@ impl Tell {
 
     /// Opens the inode behind a pre-change name, because a holder needs the result of the change.
     pub(crate) fn hold(&mut self) {
-        if let At::Before(dir, name) = &self.at
+        if let ProbeTarget::Before(dir, name) = &self.at
             && let Ok(fd) = open_beneath(dir, name.as_bytes())
         {
-            self.at = At::Node(Arc::new(fd));
+            self.at = ProbeTarget::Node(Arc::new(fd));
         }
     }
 
-    fn look(&self, export: &Export, homes: &Homes) -> Option<Became> {
+    fn look(&self, export: &Export, homes: &OpenFileTable) -> Option<Became> {
         let fd = self.at.fd()?;
         match (self.key.covers, &self.name) {
             // A directory that was moved out of the export has no holders in it any more.
@@ -91,7 +91,12 @@ impl Tell {
 }
 
 /// Looks a name up as a LOOKUP through this export would.
-fn look_up(export: &Export, homes: &Homes, dir: BorrowedFd<'_>, name: &Name) -> Result<Option<Entry>> {
+fn look_up(
+    export: &Export,
+    homes: &OpenFileTable,
+    dir: BorrowedFd<'_>,
+    name: &Name,
+) -> Result<Option<Entry>> {
     if hides(name.as_bytes()) {
         return Ok(None);
     }
@@ -106,9 +111,14 @@ fn look_up(export: &Export, homes: &Homes, dir: BorrowedFd<'_>, name: &Name) -> 
     entry(&Node { stat, ..node }).map(Some)
 }
 
-impl Seen {
+impl ObservedFacts {
     /// Reads all probed facts, once for each export.
-    pub(crate) fn look(looked: ObservedAt, exports: Vec<Arc<Export>>, tells: &[Tell], homes: &Homes) -> Seen {
+    pub(crate) fn look(
+        looked: ObservedAt,
+        exports: Vec<Arc<Export>>,
+        tells: &[ChangeProbe],
+        homes: &OpenFileTable,
+    ) -> ObservedFacts {
         let look = |export: Arc<Export>| {
             let became = tells
                 .iter()
@@ -116,7 +126,7 @@ impl Seen {
                 .collect();
             (export, became)
         };
-        Seen { looked, exports: exports.into_iter().map(look).collect() }
+        ObservedFacts { looked, exports: exports.into_iter().map(look).collect() }
     }
 
     /// Builds the commit of an update for a session of this export.

@@ -5,15 +5,15 @@
 //! file needs the directory that the file lies in. The inode locks taken here keep that answer true until the call is
 //! answered.
 
+use crate::change_result::{ChangeProbe, ProbeTarget};
 use crate::error::Fault;
+use crate::fd_location::{Location, by_path, told_place};
+use crate::inode_locks::{HeldPlaces, LockMode};
+use crate::node_resolver::{Found, Node, There};
 use crate::ops::Context;
 use crate::ops::open::for_reading;
 use crate::ops::rename::Names;
-use crate::place_locks::{Grip, HeldPlaces};
-use crate::reach::{Found, Node, There};
 use crate::stat::{self, Stat};
-use crate::told::{At, Tell};
-use crate::whereabouts::{Told, by_path, told_place};
 use nigh_native::lease::{Change, LeaseKey, Object};
 use nigh_types::{Call, Errno, Handle, Kind, LeaseScope, Name, NodeRef, SetAttr};
 use rustix::fs::{Access, AtFlags};
@@ -37,7 +37,8 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut HeldPlaces<'_>)
     }
     let flush = call.is_flush();
     loop {
-        let mut look = Look { cx, places, changes: Vec::new(), tells: Vec::new(), departing: Vec::new() };
+        let mut look =
+            ConflictScan { cx, places, changes: Vec::new(), tells: Vec::new(), departing: Vec::new() };
         match look.at(call) {
             Ok(()) => {
                 let ready = cx.stake.begin(&look.changes, flush);
@@ -80,17 +81,17 @@ impl From<Fault> for Halt {
 
 type Looked<T> = Result<T, Halt>;
 
-struct Look<'c, 'p, 'l> {
+struct ConflictScan<'c, 'p, 'l> {
     cx: Context<'c>,
     places: &'p mut HeldPlaces<'l>,
     changes: Vec<Change>,
     /// Probes that read the changed facts after the change.
-    tells: Vec<Tell>,
+    tells: Vec<ChangeProbe>,
     /// Files about to lose a name, kept open for calls that other clients have just resolved to them.
     departing: Vec<Node>,
 }
 
-impl Look<'_, '_, '_> {
+impl ConflictScan<'_, '_, '_> {
     fn at(&mut self, call: &Call) -> Looked<()> {
         match call {
             Call::Create { dir, name, exclusive, access, .. } => self.create(dir, name, *exclusive, *access),
@@ -108,7 +109,7 @@ impl Look<'_, '_, '_> {
             Call::Unlink { dir, name, .. } | Call::Rmdir { dir, name } => {
                 let dir = self.directory(dir)?;
                 if let Some(victim) = self.there(&dir, name, Errno::BUSY)? {
-                    self.take(victim.object, Grip::Exclusive)?;
+                    self.take(victim.object, LockMode::Exclusive)?;
                     self.name(&dir, name);
                     if self.cx.files.holding().leases.are_several() {
                         self.departs(&dir, name, &victim);
@@ -123,20 +124,20 @@ impl Look<'_, '_, '_> {
             // chown(2) to the same owner and group may take set-user-ID bits and capabilities away.
             Call::SetAttr { set, .. } if set.is_empty() && *set != SetAttr::chown_to_same() => Ok(()),
             Call::SetAttr { node, handle, set } => {
-                self.inode(node, *handle, (set.size.is_some(), Grip::Shared))
+                self.inode(node, *handle, (set.size.is_some(), LockMode::Shared))
             }
             Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } => {
-                self.inode(node, None, (false, Grip::Shared))
+                self.inode(node, None, (false, LockMode::Shared))
             }
-            Call::Open { node, .. } => self.inode(node, None, (true, Grip::Shared)),
+            Call::Open { node, .. } => self.inode(node, None, (true, LockMode::Shared)),
             Call::Write { node, handle, flags, .. } => {
                 // The exclusive lock keeps other changes out between the comparison with the file's state and the
                 // write (rule 12).
-                let grip = if flags.flush { Grip::Exclusive } else { Grip::Shared };
+                let grip = if flags.flush { LockMode::Exclusive } else { LockMode::Shared };
                 self.inode(node, *handle, (true, grip))
             }
             Call::Fallocate { node, handle, .. } | Call::CopyRange { to: node, to_handle: handle, .. } => {
-                self.inode(node, *handle, (true, Grip::Shared))
+                self.inode(node, *handle, (true, LockMode::Shared))
             }
             // An unnamed file changes no leased fact, and a sync call changes no file.
             _ => Ok(()),
@@ -162,7 +163,7 @@ impl Look<'_, '_, '_> {
             return Ok(());
         }
         let homes = &self.cx.files.holding().leases.homes;
-        self.take_file(there.object, Grip::Shared)?;
+        self.take_file(there.object, LockMode::Shared)?;
         if homes.is_stray(there.object) {
             homes.shown(there.object, dir.object);
         }
@@ -171,10 +172,15 @@ impl Look<'_, '_, '_> {
                 there.object,
                 LeaseScope::Attributes,
                 None,
-                At::Before(Arc::clone(&dir.fd), name.clone()),
+                ProbeTarget::Before(Arc::clone(&dir.fd), name.clone()),
             );
             self.push_written(there.object);
-            self.push_told(dir.object, LeaseScope::Directory, Some(name), At::Node(Arc::clone(&dir.fd)));
+            self.push_told(
+                dir.object,
+                LeaseScope::Directory,
+                Some(name),
+                ProbeTarget::Node(Arc::clone(&dir.fd)),
+            );
         }
         Ok(())
     }
@@ -185,9 +191,9 @@ impl Look<'_, '_, '_> {
         if node.stat.attr.is_dir() || self.there(&dir, name, Errno::EXIST)?.is_some() {
             return Ok(());
         }
-        self.take(node.object, Grip::Exclusive)?;
+        self.take(node.object, LockMode::Exclusive)?;
         self.name(&dir, name);
-        self.attributes(place, At::Node(node.fd), node.object)
+        self.attributes(place, ProbeTarget::Node(node.fd), node.object)
     }
 
     fn rename(&mut self, names: &Names<'_>, no_replace: bool, exchange: bool) -> Looked<()> {
@@ -203,14 +209,14 @@ impl Look<'_, '_, '_> {
             None if exchange => return Ok(()),
             _ => {}
         }
-        self.take(moved.object, Grip::Exclusive)?;
+        self.take(moved.object, LockMode::Exclusive)?;
         self.name(&from, names.name);
         self.name(&to, names.new_name);
-        let at = |dir: &Node, name: &Name| At::Before(Arc::clone(&dir.fd), name.clone());
+        let at = |dir: &Node, name: &Name| ProbeTarget::Before(Arc::clone(&dir.fd), name.clone());
         self.push_told(moved.object, LeaseScope::Attributes, None, at(&from, names.name));
         self.moves(&from, names.name, &moved);
         if let Some(there) = there {
-            self.take(there.object, Grip::Exclusive)?;
+            self.take(there.object, LockMode::Exclusive)?;
             if exchange {
                 self.push_told(there.object, LeaseScope::Attributes, None, at(&to, names.new_name));
                 self.moves(&to, names.new_name, &there);
@@ -223,7 +229,12 @@ impl Look<'_, '_, '_> {
     }
 
     /// Collects a change of an inode itself: its attributes, and with `data` its contents.
-    fn inode(&mut self, place: &NodeRef, handle: Option<Handle>, (data, grip): (bool, Grip)) -> Looked<()> {
+    fn inode(
+        &mut self,
+        place: &NodeRef,
+        handle: Option<Handle>,
+        (data, grip): (bool, LockMode),
+    ) -> Looked<()> {
         let open = self.cx.files.find_told(handle, place.node)?;
         let object = match open {
             Some(file) => {
@@ -232,7 +243,7 @@ impl Look<'_, '_, '_> {
                     self.cx.watch(file.object, &file.fd);
                 }
                 let object = file.object;
-                self.attributes(place, At::File(file), object)?;
+                self.attributes(place, ProbeTarget::File(file), object)?;
                 object
             }
             None => {
@@ -241,7 +252,7 @@ impl Look<'_, '_, '_> {
                 if data {
                     self.cx.watch(node.object, &node.fd);
                 }
-                self.attributes(place, At::Node(node.fd), node.object)?;
+                self.attributes(place, ProbeTarget::Node(node.fd), node.object)?;
                 node.object
             }
         };
@@ -252,7 +263,7 @@ impl Look<'_, '_, '_> {
     }
 
     /// Collects a change of the attributes of an inode that is locked here.
-    fn attributes(&mut self, place: &NodeRef, at: At, object: Object) -> Looked<()> {
+    fn attributes(&mut self, place: &NodeRef, at: ProbeTarget, object: Object) -> Looked<()> {
         let fd = at.fd().ok_or(Fault(Errno::IO))?;
         let stat = stat::of_fd(fd)?;
         let covered = stat.attr.covered_by_parent();
@@ -267,9 +278,9 @@ impl Look<'_, '_, '_> {
             if homes.is_stray(object) {
                 homes.shown(object, dir);
             }
-            self.push_told(dir, LeaseScope::Directory, Some(&name), At::Node(fd));
+            self.push_told(dir, LeaseScope::Directory, Some(&name), ProbeTarget::Node(fd));
         } else if let Some((dir, name, fd)) = told {
-            self.push_told(dir, LeaseScope::Directory, Some(&name), At::Node(fd));
+            self.push_told(dir, LeaseScope::Directory, Some(&name), ProbeTarget::Node(fd));
         } else {
             for dir in homes.of(object) {
                 self.push(dir, LeaseScope::Directory, None);
@@ -291,8 +302,8 @@ impl Look<'_, '_, '_> {
     fn told_home(&self, fd: BorrowedFd<'_>, stat: &Stat) -> Option<(Object, Name, Arc<OwnedFd>)> {
         let (dir, name) = match self.cx.reach().mount_root(stat) {
             Some(root) => match told_place(root, fd, stat).ok()? {
-                Told::There(dir, name) => (dir, name),
-                Told::Elsewhere => return None,
+                Location::There(dir, name) => (dir, name),
+                Location::Elsewhere => return None,
             },
             None => by_path(fd, stat)?,
         };
@@ -303,15 +314,15 @@ impl Look<'_, '_, '_> {
 
     /// Collects the creation or removal of a name, which also changes the directory's times.
     fn name(&mut self, dir: &Node, name: &Name) {
-        self.push_told(dir.object, LeaseScope::Directory, Some(name), At::Node(Arc::clone(&dir.fd)));
-        self.push_told(dir.object, LeaseScope::Attributes, None, At::Node(Arc::clone(&dir.fd)));
+        self.push_told(dir.object, LeaseScope::Directory, Some(name), ProbeTarget::Node(Arc::clone(&dir.fd)));
+        self.push_told(dir.object, LeaseScope::Attributes, None, ProbeTarget::Node(Arc::clone(&dir.fd)));
     }
 
     /// Collects the loss of a name of an inode that is locked here. If it was the last name, a new inode may get the
     /// inode number; without birth times the two would be confused.
     fn removed(&mut self, dir: &Node, name: &Name, victim: Found) {
         if victim.stat.attr.nlink > 1 && !victim.stat.attr.is_dir() {
-            let at = At::Before(Arc::clone(&dir.fd), name.clone());
+            let at = ProbeTarget::Before(Arc::clone(&dir.fd), name.clone());
             self.push_told(victim.object, LeaseScope::Attributes, None, at);
         } else {
             self.push(victim.object, LeaseScope::Attributes, None);
@@ -355,7 +366,7 @@ impl Look<'_, '_, '_> {
     /// Resolves and locks the directory in which a name is to be changed.
     fn directory(&mut self, place: &NodeRef) -> Looked<Node> {
         let dir = self.cx.reach().directory(place, self.cx.files)?;
-        self.take(dir.object, Grip::Exclusive)?;
+        self.take(dir.object, LockMode::Exclusive)?;
         Ok(dir)
     }
 
@@ -376,15 +387,15 @@ impl Look<'_, '_, '_> {
 
     /// Locks a file. With a shared lock other calls may change the file too; a moved hard link needs the exclusive
     /// lock, because its directories are recorded.
-    fn take_file(&mut self, object: Object, grip: Grip) -> Looked<()> {
+    fn take_file(&mut self, object: Object, grip: LockMode) -> Looked<()> {
         self.take(object, grip)?;
         if self.cx.files.holding().leases.homes.is_stray(object) {
-            self.take(object, Grip::Exclusive)?;
+            self.take(object, LockMode::Exclusive)?;
         }
         Ok(())
     }
 
-    fn take(&mut self, object: Object, grip: Grip) -> Looked<()> {
+    fn take(&mut self, object: Object, grip: LockMode) -> Looked<()> {
         if self.places.take(object, grip) { Ok(()) } else { Err(Halt::Again) }
     }
 
@@ -395,12 +406,12 @@ impl Look<'_, '_, '_> {
     }
 
     /// Adds a change whose result is probed at `at` and sent to the other holders.
-    fn push_told(&mut self, object: Object, covers: LeaseScope, name: Option<&Name>, at: At) {
+    fn push_told(&mut self, object: Object, covers: LeaseScope, name: Option<&Name>, at: ProbeTarget) {
         let key = LeaseKey { object, covers };
         let names = name.into_iter().cloned().collect();
         self.changes.push(Change { key, names, writes: false, told: true });
         if !self.tells.iter().any(|tell| tell.is_of(key, name)) {
-            self.tells.push(Tell::new(key, name, at));
+            self.tells.push(ChangeProbe::new(key, name, at));
         }
     }
 

@@ -30,7 +30,7 @@ const STRIPE_BITS: u32 = 10;
 const FILESYSTEMS: u32 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Grip {
+pub(crate) enum LockMode {
     Shared,
     Exclusive,
 }
@@ -38,7 +38,7 @@ pub(crate) enum Grip {
 /// The inode locks of one call, released when dropped.
 pub(crate) struct HeldPlaces<'a> {
     locks: &'a PlaceLocks,
-    wanted: BTreeMap<u32, Grip>,
+    wanted: BTreeMap<u32, LockMode>,
     held: BTreeMap<u32, Guard<'a>>,
     filesystem: Option<u64>,
 }
@@ -85,20 +85,20 @@ impl HeldPlaces<'_> {
     /// Locks an object without waiting. Where it is not free, returns false: the caller then discards what it has
     /// read, calls [`HeldPlaces::wait`] and starts again.
     #[must_use]
-    pub(crate) fn take(&mut self, object: Object, grip: Grip) -> bool {
+    pub(crate) fn take(&mut self, object: Object, grip: LockMode) -> bool {
         self.filesystem.get_or_insert(object.filesystem);
         let stripe = self.locks.stripe(object);
         let wanted = self.wanted.entry(stripe).or_insert(grip);
         *wanted = grip.max(*wanted);
         match (self.held.get(&stripe), *wanted) {
-            (Some(Guard::Exclusive(_)), _) | (Some(Guard::Shared(_)), Grip::Shared) => return true,
-            (Some(Guard::Shared(_)), Grip::Exclusive) => return false,
+            (Some(Guard::Exclusive(_)), _) | (Some(Guard::Shared(_)), LockMode::Shared) => return true,
+            (Some(Guard::Shared(_)), LockMode::Exclusive) => return false,
             (None, _) => {}
         }
         let lock = self.locks.lock(stripe);
         let guard = match *wanted {
-            Grip::Shared => lock.try_read().map(Guard::Shared),
-            Grip::Exclusive => lock.try_write().map(Guard::Exclusive),
+            LockMode::Shared => lock.try_read().map(Guard::Shared),
+            LockMode::Exclusive => lock.try_write().map(Guard::Exclusive),
         };
         guard.map(|guard| self.held.insert(stripe, guard)).is_some()
     }
@@ -119,8 +119,8 @@ impl HeldPlaces<'_> {
         for (&stripe, grip) in &self.wanted {
             let lock = self.locks.lock(stripe);
             let guard = match grip {
-                Grip::Shared => Guard::Shared(lock.read()),
-                Grip::Exclusive => Guard::Exclusive(lock.write()),
+                LockMode::Shared => Guard::Shared(lock.read()),
+                LockMode::Exclusive => Guard::Exclusive(lock.write()),
             };
             self.held.insert(stripe, guard);
         }
@@ -151,12 +151,12 @@ mod tests {
         let [first, other, _] = three();
         let locks = PlaceLocks::new();
         let (mut a, mut b) = (locks.none_held(), locks.none_held());
-        assert!(a.take(first, Grip::Shared) && b.take(first, Grip::Shared));
-        assert!(b.take(other, Grip::Exclusive));
-        assert!(!a.take(other, Grip::Shared));
+        assert!(a.take(first, LockMode::Shared) && b.take(first, LockMode::Shared));
+        assert!(b.take(other, LockMode::Exclusive));
+        assert!(!a.take(other, LockMode::Shared));
         drop(b);
         a.wait();
-        assert!(a.take(first, Grip::Shared) && a.take(other, Grip::Shared));
+        assert!(a.take(first, LockMode::Shared) && a.take(other, LockMode::Shared));
     }
 
     #[test]
@@ -164,10 +164,10 @@ mod tests {
         let [first, _, same] = three();
         let locks = PlaceLocks::new();
         let mut held = locks.none_held();
-        assert!(held.take(first, Grip::Shared));
-        assert!(!held.take(same, Grip::Exclusive), "it is held shared: begin anew");
+        assert!(held.take(first, LockMode::Shared));
+        assert!(!held.take(same, LockMode::Exclusive), "it is held shared: begin anew");
         held.wait();
-        assert!(held.take(first, Grip::Shared) && held.take(same, Grip::Exclusive));
+        assert!(held.take(first, LockMode::Shared) && held.take(same, LockMode::Exclusive));
     }
 
     #[test]
@@ -175,13 +175,15 @@ mod tests {
         let locks = PlaceLocks::new();
         let mut held = locks.none_held();
         assert!((0..5_000).map(object).all(|object| {
-            held.take(object, Grip::Exclusive) || {
+            held.take(object, LockMode::Exclusive) || {
                 held.wait();
-                held.take(object, Grip::Exclusive)
+                held.take(object, LockMode::Exclusive)
             }
         }));
         let mut other = locks.none_held();
-        assert!((0..5_000).all(|ino| other.take(Object { filesystem: 2, ..object(ino) }, Grip::Exclusive)));
+        assert!(
+            (0..5_000).all(|ino| other.take(Object { filesystem: 2, ..object(ino) }, LockMode::Exclusive))
+        );
         let many = |filesystem| Object { filesystem, ..object(1) };
         let shared: std::collections::BTreeSet<u32> =
             (10..1_000).map(|n| locks.stripe(many(n)) >> STRIPE_BITS).collect();
@@ -200,7 +202,7 @@ mod tests {
                         let mut wanted = [object(1), object(2), object(3)];
                         wanted.rotate_left(usize::try_from((number + round) % 3).unwrap());
                         let mut held = locks.none_held();
-                        while !wanted.iter().all(|o| held.take(*o, Grip::Exclusive)) {
+                        while !wanted.iter().all(|o| held.take(*o, LockMode::Exclusive)) {
                             held.wait();
                         }
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);

@@ -1,16 +1,16 @@
 //! Resolution of node ids to inodes, confined to the export. See docs/decisions/0001-node-ids.md.
 
-use crate::departed::Departed;
 use crate::descriptors::{Cached, Descriptors};
 use crate::error::{Fault, Result};
+use crate::fd_location;
 use crate::files::SessionFiles;
 use crate::handle::{FileHandle, Opener};
 use crate::ids::Ids;
 use crate::orphans::{FOLDER, Orphans};
+use crate::recently_unlinked::Departed;
 use crate::removed::Removed;
 use crate::spelling::{self, Directory, Spellings};
 use crate::stat::{self, Dev, Stat};
-use crate::whereabouts;
 use lru::LruCache;
 use nigh_native::lease::Object;
 use nigh_types::{Errno, Kind, Name, NodeId, NodeRef};
@@ -71,7 +71,7 @@ pub(crate) enum There {
 /// All three are bounded caches that may drop any entry; the client then resolves the path again. None of their locks
 /// is held during a system call.
 #[derive(Debug)]
-pub(crate) struct Reach {
+pub(crate) struct NodeResolver {
     root: Node,
     /// Root of the export's mount, if the server may open it.
     mount_root: Option<OwnedFd>,
@@ -102,7 +102,7 @@ struct Held {
 /// costs 4 µs.)
 const TRUSTED: Duration = Duration::from_millis(100);
 
-/// Cache sizes of [`Reach`].
+/// Cache sizes of [`NodeResolver`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) places: NonZeroUsize,
@@ -121,18 +121,18 @@ const PATH_CHUNK: usize = 3500;
 /// A path of more levels is taken for a cycle of outdated entries.
 const MAX_DEPTH: u32 = 1 << 20;
 
-impl Reach {
+impl NodeResolver {
     pub(crate) fn new(
         root: OwnedFd,
         root_stat: Stat,
         ids: Arc<Ids>,
         opener: Option<Opener>,
         (bounds, descriptors): (Bounds, Arc<Descriptors>),
-    ) -> Result<Reach> {
+    ) -> Result<NodeResolver> {
         let id = ids.node(&root_stat, || Err(Fault(Errno::IO)))?;
         let (object, checked) = (ids.object(&root_stat), Instant::now());
-        Ok(Reach {
-            mount_root: whereabouts::mount_root(&root).ok(),
+        Ok(NodeResolver {
+            mount_root: fd_location::mount_root(&root).ok(),
             root: Node { id, fd: Arc::new(root), stat: root_stat, object, under: None, checked },
             ids,
             orphans: Orphans::default(),
@@ -221,7 +221,7 @@ impl Reach {
         self.adopt(dir, name, self.open_child(dir, name)?)
     }
 
-    /// First half of [`Reach::child`], which may run with a caller's credentials.
+    /// First half of [`NodeResolver::child`], which may run with a caller's credentials.
     pub(crate) fn open_child(&self, dir: &Node, name: &Name) -> Result<OwnedFd> {
         if hides(name.as_bytes()) {
             return Err(Fault(Errno::NOENT));
@@ -229,7 +229,7 @@ impl Reach {
         open_beneath(&dir.fd, name.as_bytes())
     }
 
-    /// Second half of [`Reach::child`], which must run with the server's own credentials.
+    /// Second half of [`NodeResolver::child`], which must run with the server's own credentials.
     pub(crate) fn adopt(&self, dir: &Node, name: &Name, fd: OwnedFd) -> Result<Node> {
         let mut found = self.opened(fd)?;
         (found.under, found.checked) = (Some(Under::new(dir, name)), dir.checked);

@@ -1,8 +1,8 @@
 //! Sessions with locks left to be reclaimed (docs/decisions/0011-locks.md): discarded sessions, and their successors
 //! that have not completed their reclaim.
 
-use crate::register::Who;
-use crate::room;
+use crate::quotas;
+use crate::session_registry::Who;
 use nigh_link::Peer;
 use std::collections::VecDeque;
 
@@ -49,7 +49,7 @@ impl Claimants {
         }
         let client = |claimant: &Claimant| (claimant.peer.origin(), claimant.who.0);
         let shares = self.0.iter().map(|c| (client(c), 1 + ranges(c.session), c.session));
-        let most = room::most(shares)?;
+        let most = quotas::most(shares)?;
         let at = self.0.iter().position(|claimant| client(claimant) == most)?;
         self.0.remove(at).map(|claimant| claimant.session)
     }

@@ -48,7 +48,7 @@ impl Standing {
         self.0.compare_exchange(DORMANT, DOOMED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    pub(crate) fn doom(&self) {
+    pub(crate) fn expire(&self) {
         self.0.store(DOOMED, Ordering::SeqCst);
     }
 }
@@ -120,14 +120,14 @@ impl Keeper {
 }
 
 /// Memory account of one session, also counted in the server's total.
-pub(crate) struct Tally {
+pub(crate) struct MemoryAccount {
     keeper: Arc<Keeper>,
     bytes: AtomicU64,
 }
 
-impl Tally {
-    pub(crate) fn new(keeper: &Arc<Keeper>) -> Arc<Tally> {
-        Arc::new(Tally { keeper: Arc::clone(keeper), bytes: AtomicU64::new(0) })
+impl MemoryAccount {
+    pub(crate) fn new(keeper: &Arc<Keeper>) -> Arc<MemoryAccount> {
+        Arc::new(MemoryAccount { keeper: Arc::clone(keeper), bytes: AtomicU64::new(0) })
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -136,14 +136,14 @@ impl Tally {
 }
 
 /// A charge on a memory account, released when dropped.
-pub(crate) struct Held {
-    tally: Arc<Tally>,
+pub(crate) struct Charge {
+    tally: Arc<MemoryAccount>,
     bytes: u64,
 }
 
-impl Held {
-    pub(crate) fn new(tally: &Arc<Tally>, bytes: u64) -> Held {
-        let mut held = Held { tally: Arc::clone(tally), bytes: 0 };
+impl Charge {
+    pub(crate) fn new(tally: &Arc<MemoryAccount>, bytes: u64) -> Charge {
+        let mut held = Charge { tally: Arc::clone(tally), bytes: 0 };
         held.set(bytes);
         held
     }
@@ -156,7 +156,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for Charge {
     fn drop(&mut self) {
         self.set(0);
     }
@@ -169,10 +169,10 @@ mod tests {
     #[test]
     fn what_is_kept_for_a_session_is_the_sum_of_its_parts() {
         let keeper = Arc::new(Keeper::new(10));
-        let (tally, other) = (Tally::new(&keeper), Tally::new(&keeper));
-        let mut first = Held::new(&tally, 5);
-        let second = Held::new(&tally, 4);
-        let third = Held::new(&other, 2);
+        let (tally, other) = (MemoryAccount::new(&keeper), MemoryAccount::new(&keeper));
+        let mut first = Charge::new(&tally, 5);
+        let second = Charge::new(&tally, 4);
+        let third = Charge::new(&other, 2);
         assert_eq!((tally.bytes(), other.bytes(), keeper.held_bytes()), (9, 2, 11));
         assert!(keeper.is_crowded());
         first.set(1);
