@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::{licences, process, root, tidy};
 
 #[derive(clap::Args)]

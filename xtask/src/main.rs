@@ -2,21 +2,21 @@
 //! a machine can show, `cargo xtask bench` and `cargo xtask matrix` by hand.
 
 mod bench;
+mod build9p;
 mod check;
 mod checker;
-mod crowd;
+mod explore;
 mod host;
-mod hunt;
 mod licences;
 mod link;
 mod listing;
 mod load;
 mod matrix;
-mod nine;
 mod process;
 mod race;
+mod report;
 mod root;
-mod tally;
+mod scale;
 mod test;
 mod tidy;
 
@@ -46,17 +46,17 @@ enum Chore {
     /// The POSIX table in every combination of user, notification level, protocol and features.
     Matrix(matrix::Options),
     /// Seeded histories in virtual time.
-    Sim(hunt::Sim),
+    Sim(explore::Sim),
     /// The fuzz targets, from the kept seeds.
-    Fuzz(hunt::Fuzz),
+    Fuzz(explore::Fuzz),
     /// Many simulated clients on one server: memory, times and order.
-    Crowd(crowd::Options),
+    Crowd(scale::Options),
     /// One writer and many readers of one directory: that nobody lists it again, and what a change takes.
-    Readers(crowd::readers::Options),
+    Readers(scale::readers::Options),
     /// How many lines of the pure crates their tests run.
     Coverage,
     /// Builds hostapd and wpa_supplicant on a mount of a 9P server: times, and messages on the wire.
-    Build9p(nine::Options),
+    Build9p(build9p::Options),
     /// Relays a socket with a round trip time and a bandwidth, and counts what passes.
     LinkEmulator(link::Options),
     /// Runs one workload in a directory and prints its time.
@@ -109,12 +109,12 @@ fn main() -> ExitCode {
         Chore::Clean => test::clean::run(),
         Chore::Bench(options) => bench::run(&options),
         Chore::Matrix(options) => matrix::run(&options),
-        Chore::Sim(options) => hunt::sim(&options),
-        Chore::Fuzz(options) => hunt::fuzz(&options),
-        Chore::Crowd(options) => crowd::run(&options),
-        Chore::Readers(options) => crowd::readers::run(&options),
-        Chore::Coverage => hunt::coverage(),
-        Chore::Build9p(options) => nine::run(&options),
+        Chore::Sim(options) => explore::sim(&options),
+        Chore::Fuzz(options) => explore::fuzz(&options),
+        Chore::Crowd(options) => scale::run(&options),
+        Chore::Readers(options) => scale::readers::run(&options),
+        Chore::Coverage => explore::coverage(),
+        Chore::Build9p(options) => build9p::run(&options),
         Chore::LinkEmulator(options) => link::run(&options),
         Chore::Workload(options) => bench::workload::run(&options),
         Chore::Directory(options) => bench::directory::run(&options),

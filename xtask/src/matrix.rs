@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use serde_json::Value;
 
 use crate::process;
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::table::{self, Table, Verdict, Verdicts};
 use crate::test::world::{As, Length, World};

@@ -16,15 +16,15 @@
 //! | `text`, `read` | the text form of a history |
 
 mod cells;
-mod judge;
+mod linearizability;
 mod names;
-mod pieces;
+mod partition;
 mod read;
 mod registers;
 mod search;
 mod text;
 
-pub use judge::{Report, Violation, judge, judge_mounted};
+pub use linearizability::{Report, Violation, judge, judge_mounted};
 pub use read::{BadLine, parse};
 
 use nigh_types::Errno;

@@ -1,6 +1,6 @@
 //! Model of one mount's dentry cache and inode attributes.
 
-use crate::kept::Kept;
+use crate::page_cache::Kept;
 use nigh_cache::{Answer, KernelInvalidation, Node, Op, Page};
 use nigh_types::{Attr, Name, NodeId, OpId, Span, Time, WriteFlags};
 use std::collections::BTreeMap;

@@ -12,12 +12,12 @@
 //! | `mirror` | differential test: one client beside a reference tree that executes each request directly |
 //! | `history` | linearizability checker for calls recorded on several mounts |
 
+pub mod differential;
 pub mod history;
-pub mod kept;
 pub mod kernel;
-pub mod mirror;
 pub mod native;
 pub mod orders;
+pub mod page_cache;
 pub mod random;
 pub mod scan;
 pub mod script;

@@ -2,11 +2,11 @@
 
 mod backend;
 mod facts;
+mod notifier_model;
 mod own;
 mod stores;
 mod taken;
-mod telling;
-mod words;
+mod trace_text;
 
 use crate::kernel::Kernel;
 pub use backend::Backend;
@@ -16,13 +16,13 @@ use nigh_remote::fake::FakeServer;
 use nigh_remote::model_fs::TreeConfig;
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
 use nigh_types::{Attr, Name, OpId, Span, Time, WriteFlags};
+use notifier_model::Telling;
 use own::{Effect, names_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 use stores::Stored;
-use telling::Telling;
-use words::{away_line, became_line, held_line, words};
-pub use words::{given_up, name_of, short};
+use trace_text::{away_line, became_line, held_line, words};
+pub use trace_text::{given_up, name_of, short};
 
 /// The inodes of a name over time, each with the tick from which it was so.
 pub type Past = Vec<(u64, Option<u64>)>;

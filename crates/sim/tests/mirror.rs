@@ -1,6 +1,6 @@
 //! Random requests of every kind: the cache replies as the tree behind it does.
 
-use nigh_sim::mirror::{Plan, run};
+use nigh_sim::differential::{Plan, run};
 
 #[test]
 fn a_cache_answers_as_the_tree_behind_it_does() {

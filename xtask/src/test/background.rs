@@ -11,7 +11,7 @@ use anyhow::Result;
 use super::ending;
 use super::groups::Group;
 use crate::process;
-use crate::tally::Tally;
+use crate::report::Tally;
 
 /// Mounted groups mostly wait for disks, links and timers, and some of them have time limits: they have precedence.
 const NICE: libc::c_int = 10;

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::tally::Tally;
+use crate::report::Tally;
 use background::Background;
 use world::World;
 

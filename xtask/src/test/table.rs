@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use super::mount::{How, Mount, no_orphans};
 use super::world::{As, World};
 use crate::process::Ended;
-use crate::tally::Tally;
+use crate::report::Tally;
 
 const LIMIT: Duration = Duration::from_secs(600);
 

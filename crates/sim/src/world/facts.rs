@@ -2,7 +2,7 @@
 
 use super::own::changed_inode;
 use super::{Backend, World, name_of};
-use crate::kept::Written;
+use crate::page_cache::Written;
 use nigh_cache::{NotifyLevel, Op};
 use nigh_remote::model_fs::Tree;
 use nigh_types::{Attr, Call, NodeId, NodeRef, OpId, Reply, Time, WriteFlags};

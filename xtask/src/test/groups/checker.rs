@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::checker;
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 use crate::test::sample;
 use crate::test::world::World;
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::bench::places::Distant;
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::mount::Mount;
 use crate::test::over::Over;
 use crate::test::world::{As, World};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::world::{As, World};
 
 pub fn run(world: &World, tally: &mut Tally) {

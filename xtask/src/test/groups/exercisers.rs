@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::packages;
 use crate::test::world::{As, TESTER, World};

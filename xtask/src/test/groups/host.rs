@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::restart::end_server;
 use crate::process;
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
 

@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::filesystems::{self, Disk};
 use super::restart::signal_server;
 use crate::process;
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
 

@@ -1,7 +1,7 @@
 //! The POSIX table and the changes of others, as an ordinary user, at each notification level and negotiated
 //! down to the oldest protocol.
 
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::mount::How;
 use crate::test::table;
 use crate::test::world::World;

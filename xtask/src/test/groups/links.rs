@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::two;
 use crate::bench::places::Distant;
 use crate::process;
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::over::Over;
 use crate::test::pulse::Pulse;

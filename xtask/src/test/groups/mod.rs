@@ -4,7 +4,6 @@ mod badinput;
 mod beside;
 mod checker;
 mod cold;
-mod crowd;
 mod demo;
 mod events;
 mod exercisers;
@@ -19,6 +18,7 @@ mod ninep;
 mod posix;
 mod reexport;
 mod restart;
+mod scale;
 mod scripts;
 mod signals;
 mod tools;
@@ -27,7 +27,7 @@ pub mod unit;
 
 use super::over::Over;
 use super::world::World;
-use crate::tally::Tally;
+use crate::report::Tally;
 
 /// A group: its name, what it is for people, about how long it takes on two cores.
 pub struct Group {
@@ -95,7 +95,7 @@ pub fn all() -> &'static [Group] {
             Run::Mounted(faults::run),
             true,
         ),
-        group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(crowd::run), true),
+        group("crowd", "a hundred clients on one server", "1 min", Run::Mounted(scale::run), true),
         group("links", "the same over unix://, nigh:// and ssh", "3 min", Run::Mounted(links::run), true),
         group("badinput", "mistakes are said in one line", "1 min", Run::Mounted(badinput::run), true),
         group("demo", "nigh demo", "1 min", Run::Mounted(demo::run), true),

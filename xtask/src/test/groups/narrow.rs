@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use crate::process::Ended;
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::table::{self, Table};
 use crate::test::world::{As, World};

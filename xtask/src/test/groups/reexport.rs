@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use crate::process;
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::over;
 use crate::test::world::{As, World};

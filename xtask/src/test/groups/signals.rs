@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::link::client::Emulator;
 use crate::process;
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
 

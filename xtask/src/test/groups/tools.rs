@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 
 use super::scripts::{SCRIPTS, Script};
 use super::{exercisers, filesystems};
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
 use crate::{process, root};

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 
 pub fn run(tally: &mut Tally) {
     let mut command = Command::new(root::cargo());

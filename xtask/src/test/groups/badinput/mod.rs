@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::Ended;
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 use crate::test::clean;
 use crate::test::mount::{How, Mount, device_of};
 use crate::test::world::{As, PREFIX, World};

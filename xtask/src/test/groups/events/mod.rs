@@ -14,8 +14,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::restart::{kill_server, signal_server};
 use crate::process;
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
 

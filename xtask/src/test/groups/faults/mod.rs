@@ -15,7 +15,7 @@ mod unwatched;
 
 use std::time::Instant;
 
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::world::World;
 
 pub fn run(world: &World, tally: &mut Tally) {

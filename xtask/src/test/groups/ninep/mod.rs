@@ -11,7 +11,7 @@ mod wire;
 
 use std::time::Instant;
 
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::world::World;
 
 pub fn run(world: &World, tally: &mut Tally) {

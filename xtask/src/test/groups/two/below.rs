@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{ALL, Deadline, Mounts};
 use crate::process;
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 use crate::test::groups::filesystems::Disk;
 use crate::test::world::{As, World};
 

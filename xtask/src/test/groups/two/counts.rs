@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::{ALL, Deadline, Mounts};
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::world::{As, World};
 
 const LIMIT: Duration = Duration::from_secs(20);

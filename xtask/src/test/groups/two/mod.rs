@@ -19,8 +19,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::process::{self, Ended};
+use crate::report::Tally;
 use crate::root;
-use crate::tally::Tally;
 use crate::test::mount::{How, Mount, no_orphans};
 use crate::test::world::{As, World};
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{ALL, Deadline, Mounts};
 use crate::process;
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::world::{As, World};
 
 const LIMIT: Duration = Duration::from_secs(90);

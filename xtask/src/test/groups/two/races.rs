@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{ALL, Deadline, Kind, Mounts, NO_EPOCH, NONE, OLD};
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::world::{As, World};
 
 /// A call of this duration has waited for a silent client's lease to expire.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{ALL, Deadline, Mounts};
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::world::{As, World};
 
 /// Limit of all scans of a run.

@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::{ALL, Deadline, Mounts};
 use crate::process;
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::world::{As, World};
 
 /// The time until a client that owes an acknowledgement is suspect, until its lease expires on the server's clock, and

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use super::{ALL, Deadline, Kind, Mounts, NO_EPOCH, NONE, OLD, users};
 use crate::process::{self, Ended};
-use crate::tally::Tally;
+use crate::report::Tally;
 use crate::test::table::{self, Verdict, Verdicts};
 use crate::test::world::{As, World};
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::cells;
 use super::names::Names;
-use super::pieces::{Pieces, divide};
+use super::partition::{Pieces, divide};
 use super::registers::{Contents, Register};
 use super::search::{Object, Piece, Refusal, search};
 use super::{Answer, Call, History, Record};

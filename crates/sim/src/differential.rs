@@ -2,8 +2,8 @@
 //! must equal the tree's, and a repeated request must not reach the remote again.
 
 mod acts;
+pub mod reference;
 pub mod said;
-pub mod twin;
 
 use crate::random::Dice;
 use crate::world::World;
@@ -11,9 +11,9 @@ use acts::Acts;
 use nigh_cache::{Answer, Config, Fh, NotifyLevel, Op};
 use nigh_remote::model_fs::TreeConfig;
 use nigh_types::{Cookie, Errno, LeaseScope, Name, Span, Term};
+use reference::Twin;
 use said::Said;
 use std::collections::BTreeMap;
-use twin::Twin;
 
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]

@@ -2,20 +2,20 @@
 
 use std::time::Instant;
 
-use crate::crowd;
-use crate::tally::Tally;
+use crate::report::Tally;
+use crate::scale;
 use crate::test::world::World;
 
 pub fn run(world: &World, tally: &mut Tally) {
     let start = Instant::now();
-    let result = crowd::check(world);
+    let result = scale::check(world);
     tally.record(
         "100 clients: who holds is asked once, and nobody waits for another's silence",
         start.elapsed(),
         result,
     );
     let start = Instant::now();
-    let result = crowd::readers::check(world);
+    let result = scale::readers::check(world);
     tally.record(
         "5 readers of 2,000 files: told of each change before its answer, nothing recalled or listed again",
         start.elapsed(),
