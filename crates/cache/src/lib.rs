@@ -8,18 +8,18 @@
 //! | --- | --- |
 //! | `cache` | the type, its inputs and outputs |
 //! | `op`, `config`, `counters` | types of its interface |
-//! | `state`, `rows`, `singles`, `grants` | records |
-//! | `facts`, `names`, `replace` | finding, applying, replacing and dropping facts |
-//! | `places`, `numbers`, `buried`, `forgotten` | node references and FUSE node ids |
-//! | `flight`, `overlay` | calls in flight, mutations among them |
-//! | `lookup`, `files`, `mutate`, `removed`, `targets`, `xattr`, `space`, `locks` | one module per kind of request |
-//! | `readdir`, `listing`, `snapshots`, `dirents`, `oversized`, `readers`, `short` | reading directories |
-//! | `ahead` | prefetch of directories |
-//! | `away`, `claim`, `keep`, `limits` | session state, reclaim, pins of open files, request deadlines |
-//! | `push`, `events` | updates in place, remote changes for inotify watchers |
-//! | `recall`, `behind`, `kernel`, `rights` | end of grants, invalidation queue, kernel timeouts |
-//! | `stores`, `ungranted`, `whole`, `overtaken`, `locked` | the kernel's pages, write-back of mmap stores |
-//! | `evict`, `idle`, `prune` | memory budget, memory pressure, the kernel's inodes |
+//! | `state`, `dir_entries`, `dentry_leases`, `grants` | records |
+//! | `attributes`, `directory_lease`, `directory_merge` | finding, applying, replacing and dropping facts |
+//! | `node_ref`, `nodeid_map`, `dead_dentries`, `forgotten` | node references and FUSE node ids |
+//! | `calls`, `pending_mutations` | calls in flight, mutations among them |
+//! | `lookup`, `files`, `mutate`, `removed`, `targets`, `xattr`, `statfs`, `locks` | one module per kind of request |
+//! | `readdir`, `listing`, `listing_snapshots`, `names_only_listing`, `oversized`, `readdirplus_heuristic`, `cookies32` | reading directories |
+//! | `prefetch` | prefetch of directories |
+//! | `session_state`, `reclaim`, `open_pins`, `request_deadlines` | session state, reclaim, pins of open files, request deadlines |
+//! | `updates`, `inotify` | updates in place, remote changes for inotify watchers |
+//! | `recall`, `invalidation_queue`, `kernel`, `rights` | end of grants, invalidation queue, kernel timeouts |
+//! | `mmap_writeback`, `ungranted`, `full_pages`, `read_after_write`, `kernel_locks` | the kernel's pages, write-back of mmap stores |
+//! | `evict`, `memory_pressure`, `prune` | memory budget, memory pressure, the kernel's inodes |
 
 mod attributes;
 mod cache;

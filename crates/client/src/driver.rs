@@ -111,7 +111,7 @@ struct Pending {
     held: Option<(Answer, Vec<OpId>)>,
 }
 
-/// How the calling thread applies the reply when it runs again (`readers.rs`).
+/// How the calling thread applies the reply when it runs again (`reply_barrier.rs`).
 #[derive(Clone, Copy)]
 enum Role {
     /// GETATTR before a read: the thread may use the file size that the kernel then has cached.

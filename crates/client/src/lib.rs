@@ -5,18 +5,18 @@
 //! | `mount` | start of a mount, its threads, its end |
 //! | `link` | the mount's link: handshake, reads and writes, reconnection |
 //! | `adapter` | translation of a FUSE request into an operation |
-//! | `answers` | encoding of a reply for FUSE |
+//! | `reply` | encoding of a reply for FUSE |
 //! | `driver` | carries outputs between cache, remote, kernel and link |
-//! | `clock`, `alarm` | time (`CLOCK_BOOTTIME`, which includes suspend) and the timer |
+//! | `clock`, `timer` | time (`CLOCK_BOOTTIME`, which includes suspend) and the timer |
 //! | `notifier` | sends invalidations to the kernel, without delay to other threads |
 //! | `worker` | threads for notifications that may block in the kernel |
 //! | `watchdog` | a child process that aborts the FUSE connection if the daemon is killed |
 //! | `stopper` | unmount by the daemon itself |
-//! | `below` | mounts below the mount |
+//! | `submounts` | mounts below the mount |
 //! | `events` | inotify(7) events for changes by other clients |
 //! | `pressure` | memory pressure events |
 //! | `interrupts` | detection of fatal signals |
-//! | `lengths` | notification of an open file's size |
+//! | `size_notify` | notification of an open file's size |
 //! | `credentials` | groups and capabilities of a caller |
 //! | `idmap` | mapping between ids of this machine and of the server |
 //! | `status`, `control` | the contents of `nigh status`, and its socket |

@@ -1,7 +1,7 @@
 //! Sends invalidations to the kernel. See "Recall → invalidate → acknowledge" in docs/semantics.md.
 //!
 //! Invalidation of a dentry can wait for an unanswered request in its directory, and invalidation of pages for reads
-//! and writes of them. So worker threads send both; a worker may block, and is then abandoned (`teller.rs`).
+//! and writes of them. So worker threads send both; a worker may block, and is then abandoned (`thread.rs`).
 //!
 //! Invalidations for the end of all grants are urgent and go first. They wait for no request, since the server may be
 //! unreachable. An invalidation that blocks at that time is left to its worker and repeated behind the urgent one. So

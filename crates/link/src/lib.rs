@@ -7,8 +7,8 @@
 //! | `socket`, `tls`, `process` | its parts: a socket, TLS on it, a child process behind it |
 //! | `peer`, `user` | the identity of the peer, and which caller ids it may claim |
 //! | `token`, `preamble` | a shared secret, and how both ends of a TCP connection prove that they have it |
-//! | `identity`, `known` | the server's key, and the keys that a client has accepted |
-//! | `tcp`, `lobby` | connections over TCP; the limit on unauthenticated connections |
+//! | `identity`, `known_servers` | the server's key, and the keys that a client has accepted |
+//! | `tcp`, `unauthenticated_limit` | connections over TCP; the limit on unauthenticated connections |
 //! | `ssh` | connections by the user's own ssh |
 //! | `unix` | connections on this machine |
 //! | `address` | host and port syntax |

@@ -228,7 +228,7 @@ mod tests {
             assert!(!can_act());
             return;
         }
-        let this = "acting::tests::server_whose_user_namespace_forbids_setgroups_does_not_act_as_others";
+        let this = "impersonate::tests::server_whose_user_namespace_forbids_setgroups_does_not_act_as_others";
         let mut unshare = std::process::Command::new("unshare");
         let tests = std::env::current_exe().unwrap();
         let ran = unshare.arg("-Ur").arg(tests).args(["--exact", this]).env(CHILD, "1").output();

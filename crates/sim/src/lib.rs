@@ -2,14 +2,14 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | `kernel`, `kept` | models of the kernel's dentry and inode caches, its page cache and its cached listings |
+//! | `kernel`, `page_cache` | models of the kernel's dentry and inode caches, its page cache and its cached listings |
 //! | `world` | clients of one fake server, stepped by hand; every step compares kernels with the server's tree |
 //! | `script` | races as readable text files, in `testdata` |
 //! | `native` | the native protocol's state machines instead of the fake server, with byte streams between them |
 //! | `random` | seeded histories |
 //! | `orders` | exhaustive exploration of all orders in which a few calls can interleave |
 //! | `scan` | scans of a directory that another client changes |
-//! | `mirror` | differential test: one client beside a reference tree that executes each request directly |
+//! | `differential` | differential test: one client beside a reference tree that executes each request directly |
 //! | `history` | linearizability checker for calls recorded on several mounts |
 
 pub mod differential;

@@ -201,7 +201,7 @@ fn each_reply_to_each_request_is_one_answer() {
             assert_eq!(answers.len(), 1, "{what:?}: {reply:?} is {answers:?}");
             let (op, answer) = &answers[0];
             assert_eq!(*op, OpId(10));
-            // The protocol session checks small replies kind by kind (`native/expect.rs`).
+            // The protocol session checks small replies kind by kind (`native/reply_validator.rs`).
             let small = plain.contains(&at) && plain.contains(&fitting(&what));
             if !fits && !small {
                 assert_eq!(*answer, Answer::Failed(Errno::PROTO), "{what:?}: {reply:?}");

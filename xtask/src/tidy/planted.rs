@@ -3,16 +3,16 @@
 use super::code::Code;
 use super::{Problem, Source, line_of};
 
-/// Each bug (`crates/types/src/planted.rs`), and the one file that may ask for it.
+/// Each bug (`crates/types/src/fault_injection.rs`), and the one file that may ask for it.
 const PLACES: &[(&str, &str)] = &[
-    ("KeepsUngranted", "crates/cache/src/names.rs"),
+    ("KeepsUngranted", "crates/cache/src/directory_lease.rs"),
     ("OutlivesGrant", "crates/cache/src/kernel.rs"),
     ("AcknowledgesFirst", "crates/cache/src/recall.rs"),
-    ("ForgetsRecalls", "crates/cache/src/flight.rs"),
-    ("CarriesWhatEnded", "crates/native/src/lease/desk.rs"),
-    ("WaitsForName", "crates/client/src/notifier/teller.rs"),
-    ("WaitsForItself", "crates/native/src/lease/turns.rs"),
-    ("FencesEarly", "crates/native/src/lease/words.rs"),
+    ("ForgetsRecalls", "crates/cache/src/calls.rs"),
+    ("CarriesWhatEnded", "crates/native/src/lease/sequencer.rs"),
+    ("WaitsForName", "crates/client/src/notifier/thread.rs"),
+    ("WaitsForItself", "crates/native/src/lease/write_queue.rs"),
+    ("FencesEarly", "crates/native/src/lease/types.rs"),
     ("TakesAnyName", "crates/types/src/name.rs"),
 ];
 
@@ -22,7 +22,7 @@ const HOME: &str = "crates/types/";
 /// In shipped Rust code.
 pub fn check_code(source: &Source, code: &Code) -> Vec<Problem> {
     let mut found = Vec::new();
-    if source.is_test() || source.path == "crates/types/src/planted.rs" {
+    if source.is_test() || source.path == "crates/types/src/fault_injection.rs" {
         return found;
     }
     for (at, call) in code.shipped.match_indices("planted(") {
@@ -67,7 +67,7 @@ mod tests {
     fn bugs_are_planted_in_their_places_alone() {
         let text = "fn f() { if planted(Bug::OutlivesGrant) { g(); } }";
         assert_eq!(in_code("crates/cache/src/kernel.rs", text), 0);
-        assert_eq!(in_code("crates/cache/src/names.rs", text), 1);
+        assert_eq!(in_code("crates/cache/src/directory_lease.rs", text), 1);
         assert_eq!(in_code("crates/cache/src/kernel.rs", "fn f() { planted(Bug::New) || planted(any) }"), 2);
         assert_eq!(in_code("crates/cache/src/kernel.rs", "fn f() { un_planted(Bug::New) }"), 0);
     }

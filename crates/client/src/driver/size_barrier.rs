@@ -1,6 +1,6 @@
 //! Replies with a file size that wait for other replies (the size barrier).
 //!
-//! Before a reply reports the size of an open file, the driver notifies the kernel of the size (`lengths.rs`), which
+//! Before a reply reports the size of an open file, the driver notifies the kernel of the size (`size_notify.rs`), which
 //! waits for a page lock of the file. If the daemon dies while a read or write of its own holds the page lock, the
 //! notifying thread could never be freed. So the reply with the size waits until these reads and writes have their
 //! replies.

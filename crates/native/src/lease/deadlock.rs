@@ -5,7 +5,7 @@
 //! cycle, over files that share only their directory: the directory lease of each is recalled because the other writes
 //! a file back, and each writes back before it acknowledges.
 //!
-//! Where one file is written, the write-back of the recalled holder goes first (`turns.rs`). In a cycle, a write-back
+//! Where one file is written, the write-back of the recalled holder goes first (`write_queue.rs`). In a cycle, a write-back
 //! goes on once it has waited for a holder for a quarter of `patience`. By then that holder has dropped names and
 //! attributes, which are dropped before pages, and only its own write-backs are missing. Before that time the cycle may
 //! not be real: only holders are compared, not what was recalled from them, and an acknowledgement may wait for earlier
