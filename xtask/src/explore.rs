@@ -75,7 +75,7 @@ fn tests(names: &[&str]) -> Command {
 
 /// Bug 5 is beyond histories: a test of the client's notifier must pass without it, and fail with it.
 fn by_the_client() -> Result<bool> {
-    const TEST: &str = "notifier::tests::names_of_a_locked_directory_hold_up_no_others";
+    const TEST: &str = "notifier::tests::names_of_a_locked_directory_do_not_delay_other_invalidations";
     let test = |bug: &str| {
         let mut command = Command::new(root::cargo());
         command.current_dir(root::checkout()).args([

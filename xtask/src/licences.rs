@@ -57,7 +57,7 @@ mod tests {
     use super::allows;
 
     #[test]
-    fn a_choice_is_enough() {
+    fn licence_expression_with_one_allowed_choice_is_allowed() {
         assert!(allows("MIT"));
         assert!(allows("GPL-3.0 OR MIT"));
         assert!(allows("MIT/Apache-2.0"));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duty_is_not() {
+    fn licence_expression_with_one_disallowed_part_is_refused() {
         assert!(!allows("GPL-3.0"));
         assert!(!allows("MIT AND GPL-2.0-only"));
         assert!(!allows("APSL-2.0"));

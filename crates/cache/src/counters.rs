@@ -65,7 +65,7 @@ mod tests {
     use nigh_types::Event;
 
     #[test]
-    fn all_names_are_dropped_once_when_all_grants_end() {
+    fn epoch_is_counted_once_when_all_grants_end() {
         let mut cache = cache(Config::default());
         cache.handle_event(T0, Event::Lapsed { why: String::new() });
         assert_eq!(cache.counters().epoch_planned, 1);

@@ -146,7 +146,7 @@ mod tests {
 
     /// Another mount renames `t` to `u` and makes another `t` while this mount removes `t`.
     #[test]
-    fn a_directory_that_another_mount_moved_away_while_its_name_was_removed_is_no_dead_one() {
+    fn directory_moved_remotely_during_rmdir_gets_another_node_id() {
         let mut cache = cache(Config::default());
         assert_eq!(looks(&mut cache, "t", OLD), 7);
         removes(&mut cache, NEW);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_another_mount_moved_away_while_its_name_was_replaced_is_no_dead_one() {
+    fn directory_moved_remotely_during_rename_over_gets_another_node_id() {
         for replaced in [None, Some(NEW)] {
             let mut cache = cache(Config::default());
             assert_eq!(looks(&mut cache, "t", OLD), 7);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_known_by_another_name_stays_what_it_is() {
+    fn directory_known_by_another_name_keeps_its_node_id() {
         let mut cache = cache(Config::default());
         assert_eq!(looks(&mut cache, "t", OLD), 7);
         assert_eq!(looks(&mut cache, "u", OLD), 7);

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn each_name_ends_by_itself() {
+    fn dentry_lease_ends_at_its_own_deadline() {
         let mut singles = DentryTable::default();
         let name = |text: &str| Name::new(text.as_bytes()).unwrap();
         singles.put(at(0), &name("a"), (None, held(1)));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_have_ended_do_not_pile_up() {
+    fn expired_dentry_leases_are_swept() {
         let mut singles = DentryTable::default();
         for n in 0..10_000u64 {
             let name = Name::new(format!("name-{n}").as_bytes()).unwrap();

@@ -411,7 +411,7 @@ mod tests {
 
     /// In one large directory, and in many small ones.
     #[test]
-    fn an_idle_row_costs_at_most_150_bytes() {
+    fn idle_directory_entry_takes_at_most_150_bytes() {
         for (each, most) in [(10_000u64, 140), (1_000, 140), (100, 145), (10, 150)] {
             let mut rows = DirEntries::default();
             for n in 0..each {

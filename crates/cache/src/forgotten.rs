@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn number_that_was_never_told_is_stale() {
+    fn unknown_inode_number_is_stale() {
         let mut cache = forgotten();
         let answer = cache.handle_op(T0, OpId(1), Caller::default(), Op::LookupSelf { ino: 99 });
         assert_eq!(answer, Some(Answer::Failed(Errno::STALE)));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn inode_of_an_earlier_mount_is_found_by_its_number_and_reached_by_the_place_told() {
+    fn inode_of_an_earlier_mount_is_found_by_number_and_reached_by_its_hint() {
         let mut cache = finding();
         let (call, asked) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
         assert_eq!(asked, Call::LookupNumber { ino: FILE.ino });
@@ -286,7 +286,7 @@ mod tests {
 
     /// As the kernel does to connect a directory with the root (`reconnect_path`).
     #[test]
-    fn directories_above_one_that_was_found_by_its_number_are_found_so_too() {
+    fn parents_of_a_directory_found_by_number_are_found_by_number_too() {
         let mut cache = finding();
         let (call, _) = asks(&mut cache, Op::LookupSelf { ino: DIRECTORY.ino });
         let above = NodeId { ino: 5, generation: 15 };
@@ -320,7 +320,7 @@ mod tests {
 
     /// An earlier mount gave the number to an inode whose own number another inode had.
     #[test]
-    fn number_of_our_own_range_is_stale_and_not_asked_for() {
+    fn node_id_of_our_own_range_is_stale_without_a_call() {
         let mut cache = finding();
         for ino in [0, (1 << 63) - 1, (1 << 63) - (1 << 49) + 1] {
             let said = cache.handle_op(T0, OpId(1), Caller::default(), Op::LookupSelf { ino });

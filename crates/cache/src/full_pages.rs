@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_are_pages_that_are_covered_in_part() {
+    fn partial_page_ranges_are_pages_covered_in_part() {
         assert!(
             has_whole_page((0, PAGE)) && has_whole_page((7, 2 * PAGE)) && !has_whole_page((7, 2 * PAGE - 8))
         );
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_while_all_was_dropped_may_be_there() {
+    fn read_during_a_full_invalidation_may_leave_full_pages() {
         let mut whole = FullPageTracker::none();
         assert!(!whole.may_be());
         whole.make();

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_locked_while_it_is_changed_or_written_out() {
+    fn directory_counts_as_locked_during_xattr_changes_and_fsync() {
         let (value, flags) = (b"1".to_vec(), 0);
         let set = Op::SetXattr { ino: MET, name: b"user.x".to_vec(), value, flags, kill_sgid: false };
         let remove = Op::RemoveXattr { ino: MET, name: b"user.x".to_vec() };
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_locked_while_it_is_removed_replaced_or_moved() {
+    fn directory_counts_as_locked_during_rmdir_and_rename() {
         assert_eq!(locked(&Op::Rmdir { dir: 1, name: name(b"met") }), [true, true, false]);
         assert_eq!(locked(&rename(OTHER, b"x", 1, b"met")), [true, true, true]);
         assert_eq!(locked(&rename(1, b"met", OTHER, b"x")), [true, true, true]);

@@ -496,7 +496,7 @@ pub(crate) mod tests {
 
     /// The server restarts between two chunks; the session leaves out what has come before.
     #[test]
-    fn a_listing_over_a_restart_has_what_came_before_it() {
+    fn listing_over_a_server_restart_keeps_earlier_chunks() {
         let mut cache = cache(Config::default());
         let mut names = ["a", "b", "c", "d"];
         names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));
@@ -514,7 +514,7 @@ pub(crate) mod tests {
     /// A local directory is made after the listing was sent and before the reader came; then the directory lease is
     /// recalled.
     #[test]
-    fn who_came_after_an_own_change_is_not_told_a_listing_from_before_it() {
+    fn reader_after_a_local_change_gets_no_listing_from_before_it() {
         let mut cache = cache(Config::default());
         let mut names = ["a", "b", "c"];
         names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));

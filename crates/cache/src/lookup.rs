@@ -342,7 +342,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_asks_what_a_killed_caller_asked_is_not_told_that_it_was_interrupted() {
+    fn request_after_an_interrupted_one_is_not_answered_eintr() {
         let name = || Name::new(b"x").unwrap();
         let asked: [fn(Name) -> Op; 3] = [
             |name| Op::Lookup { dir: 1, name },
@@ -366,7 +366,7 @@ pub(crate) mod tests {
 
     /// The server knows its grant by its latest id, under which it was returned.
     #[test]
-    fn a_grant_that_was_given_back_is_not_begun_by_an_answer_that_was_on_its_way() {
+    fn late_reply_does_not_begin_a_returned_grant() {
         let mut cache = cache(Config::default());
         let node = NodeId { ino: 1, generation: 1 };
         let look = |cache: &mut Cache, id, name: &str| {
@@ -389,7 +389,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_nobody_is_asked_is_no_miss_and_is_joined_by_nobody() {
+    fn unsent_call_counts_no_miss_and_cannot_be_joined() {
         let mut cache = cache(Config { on_disconnect: OnDisconnect::Stale, ..Config::default() });
         cache.handle_event(T0, Event::Lapsed { why: String::new() });
         let name = Name::new(b"x").unwrap();

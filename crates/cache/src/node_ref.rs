@@ -330,7 +330,7 @@ mod numbers {
     /// A file is removed, and another file gets its number, while link(2) of the first file is on its way. The kernel
     /// sends the number alone, and cannot mean a file that no reply named.
     #[test]
-    fn who_means_an_inode_whose_number_another_has_taken_is_not_taken_to_mean_that() {
+    fn request_for_an_inode_with_a_reused_number_is_stale() {
         let mut cache = cache(Config::default());
         let mut op = 0;
         let mut ask = |cache: &mut Cache, what: Op| {
@@ -411,7 +411,7 @@ mod numbers {
     /// The server's own disk gives the inode number of one file to another file. The first file's entry lives on for a
     /// moment.
     #[test]
-    fn a_row_does_not_tell_of_a_file_whose_number_another_has_taken() {
+    fn directory_entry_of_an_inode_with_a_reused_number_is_not_served() {
         let mut cache = cache(Config::default());
         looks(&mut cache, b"first", FIRST);
         looks(&mut cache, b"next", NEXT);
@@ -427,7 +427,7 @@ mod numbers {
     /// A late reply says that a file is gone which other clients go on changing. The kernel hears of none of these
     /// changes.
     #[test]
-    fn the_kernel_keeps_nothing_of_a_file_whose_number_another_has_taken() {
+    fn inode_with_a_reused_number_is_invalidated_in_the_kernel() {
         let mut cache = cache(Config::default());
         looks(&mut cache, b"first", FIRST);
         let forgotten = looks(&mut cache, b"next", NEXT);
@@ -437,7 +437,7 @@ mod numbers {
     }
 
     #[test]
-    fn who_asks_for_what_has_a_number_now_joins_nobody_who_asked_for_what_had_it() {
+    fn request_for_a_new_inode_does_not_join_a_call_for_the_old_one() {
         let mut cache = cache(Config::default());
         finds_by(&mut cache, b"first", FIRST);
         let asks = |cache: &mut Cache, op: u64| {
@@ -464,7 +464,7 @@ mod numbers {
     }
 
     #[test]
-    fn locks_of_a_file_that_is_gone_are_not_those_of_what_has_its_number() {
+    fn unlock_of_a_gone_file_leaves_locks_of_the_inode_that_reuses_its_number() {
         let mut cache = cache(Config::default());
         finds_by(&mut cache, b"first", FIRST);
         finds_by(&mut cache, b"next", NEXT);

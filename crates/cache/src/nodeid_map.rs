@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_means_who_had_it_until_that_is_forgotten() {
+    fn node_id_means_the_old_inode_until_the_kernel_forgets_it() {
         let mut numbers = NodeIdMap::default();
         assert_eq!((numbers.begin(7), numbers.resolve(7)), (7, Ok(7)));
         numbers.pass(id(1), 2, None);
@@ -182,7 +182,7 @@ mod tests {
 
     /// A reply about the first inode comes after one about the second.
     #[test]
-    fn who_has_its_number_after_all_is_known_as_before() {
+    fn inode_reported_reused_by_a_late_reply_gets_its_node_id_back() {
         let mut numbers = NodeIdMap::default();
         numbers.pass(id(1), 2, None);
         assert_eq!(numbers.take_back(id(2)), 0);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_takes_for_removed_is_told_under_another_number_for_good() {
+    fn inode_that_the_kernel_marked_dead_gets_another_node_id() {
         let mut numbers = NodeIdMap::default();
         numbers.bury(id(1), 2, None);
         assert_eq!(numbers.take_back(id(1)), 0);

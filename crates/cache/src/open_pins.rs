@@ -178,7 +178,7 @@ mod tests {
     /// The open file had the number of a symlink that stands there now: the server was killed, and another client
     /// removed the file.
     #[test]
-    fn what_is_renamed_over_is_not_kept_for_who_had_another_inode_open() {
+    fn rename_over_an_inode_that_reuses_an_open_files_number_pins_nothing() {
         let mut cache = cache(Config::default());
         let name = |name: &[u8]| Name::new(name).unwrap();
         let look = |cache: &mut Cache, generation: u64, mode: u32| {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_file_is_not_given_back_while_a_call_goes_by_it() {
+    fn pin_is_not_released_while_a_call_uses_it() {
         let (mut cache, node, attr, pin) = pinned();
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
         let (set, call) = ask(&mut cache, Op::SetAttr { ino: 7, fh: None, set });
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_file_is_given_back_when_it_is_closed() {
+    fn pin_is_released_when_the_file_is_closed() {
         let (mut cache, _, _, pin) = pinned();
         cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });
         assert_eq!(released(&mut cache), [pin]);
@@ -268,7 +268,7 @@ mod tests {
 
     /// A kernel that looked the name up before may open it after: atomic replacement shows no open that fails.
     #[test]
-    fn what_keeps_a_replaced_file_stays_until_the_kernel_forgets_it() {
+    fn pin_of_a_replaced_file_stays_until_the_kernel_forgets_it() {
         let (mut cache, node, attr, pin) = pinned();
         let name = |name: &[u8]| Name::new(name).unwrap();
         let rename = Op::Rename {
@@ -302,7 +302,7 @@ mod tests {
 
     /// Other clients may change either file by its new name before the reply to the exchange comes.
     #[test]
-    fn of_what_is_exchanged_nothing_is_believed_while_that_is_out() {
+    fn exchange_in_flight_suspends_attributes_of_both_files() {
         let mut cache = cache(Config::default());
         let name = |name: &[u8]| Name::new(name).unwrap();
         let node = NodeId { ino: 1, generation: 1 };

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_lost_and_no_byte_is_wasted() {
+    fn packed_attr_round_trips_in_78_bytes() {
         let at = |secs| Timestamp { secs, nanos: 999_999_999 };
         let attr = Attr {
             size: u64::MAX,

@@ -553,7 +553,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_leave_out_what_is_in_flight() {
+    fn droppable_ranges_leave_out_pages_in_flight() {
         assert_eq!(gaps(vec![]), [(0, 0)]);
         assert_eq!(gaps(vec![(0, 10)]), [(PAGE, 0)]);
         assert_eq!(gaps(vec![(PAGE - 1, 2)]), [(2 * PAGE, 0)]);

@@ -212,7 +212,7 @@ mod tests {
 
     /// The record of the removed directory stays under its grant after its FORGET.
     #[test]
-    fn directory_that_has_the_id_of_a_forgotten_removed_one_is_not_taken_for_it() {
+    fn directory_with_the_id_of_a_forgotten_removed_one_is_not_treated_as_removed() {
         let mut cache = cache(Config::default());
         let grant = |id| Grant {
             id: GrantId(id),

@@ -447,7 +447,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_record_of_an_inode_that_the_kernel_was_just_told_of_is_small() {
+    fn inode_record_after_a_lookup_is_small() {
         assert!(size_of::<Inode>() <= 88, "{}", size_of::<Inode>());
         let mut inode = Inode::new(NodeId { ino: 7, generation: 1 }, 1);
         inode.forget_xattrs();

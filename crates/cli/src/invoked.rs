@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn subcommand_and_mistyped_subcommand_are_not_taken_for_a_source() {
+    fn subcommand_or_mistyped_subcommand_is_not_parsed_as_a_source() {
         for line in
             ["nigh status /mnt", "nigh demo", "nigh umount /mnt", "nigh stauts /mnt", "nigh --help", "nigh"]
         {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_of_nigh_mount_may_stand_in_options() {
+    fn every_option_of_nigh_mount_is_accepted_in_dash_o() {
         for (line, wanted) in [
             ("nigh mount /a /b -o ro,cache-size=1M,noac", "mount /a /b --cache-size=1M -o ro,noac"),
             ("nigh mount -oprefetch=off,token=/t -- /a /b", "mount --prefetch=off --token=/t -- /a /b"),

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_counts_and_unknown_ones_are_refused() {
+    fn last_option_wins_and_unknown_options_are_refused() {
         assert!(!parse("ro,rw").unwrap().read_only);
         assert!(parse("ro,noexec,defaults").unwrap().noexec);
         assert!(parse("compress").unwrap().compress && !parse("").unwrap().compress);

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_told_from_directories() {
+    fn host_sources_are_distinguished_from_directories() {
         let ssh = |source: &str| match parse(&[source]).unwrap().way {
             Way::Ssh(target) => target.destination,
             other => panic!("{other:?}"),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_have_ports_and_exports() {
+    fn tcp_and_unix_sources_have_ports_and_exports() {
         let tcp = |source: &str| match parse(&[source]).unwrap().way {
             Way::Tcp(target) => (target.host, target.port),
             other => panic!("{other:?}"),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_one_way_are_refused_on_another() {
+    fn options_of_one_transport_are_refused_for_another() {
         assert!(parse(&["host:/srv", "--plaintext"]).is_err());
         assert!(parse(&["nigh://host/x", "--install-server"]).is_err());
         assert!(parse(&["nigh://host/x", "--ca", "f", "--plaintext"]).is_err());

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_more_than_nothing_or_none() {
+    fn limit_is_greater_than_zero_or_unlimited() {
         assert_eq!(number("n", "16").unwrap(), Some(16));
         assert_eq!(number("n", "unlimited").unwrap(), None);
         assert!(number("n", "0").is_err() && number("n", "-1").is_err() && number("n", "many").is_err());
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_must_hold_something() {
+    fn sizes_below_the_minimum_are_refused() {
         assert_eq!(size("c", "64M").unwrap(), 64 << 20);
         assert_eq!(size("c", "1048576").unwrap(), 1 << 20);
         for bad in ["0", "0M", "1023K", "x", "", "1T", "99999999999999999999", "18446744073709551615G"] {

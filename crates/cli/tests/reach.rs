@@ -201,7 +201,7 @@ impl Client {
 }
 
 #[test]
-fn an_export_is_reached_by_its_name_and_nothing_else_is() {
+fn export_is_attached_by_name_and_other_paths_are_refused() {
     let house = House::new();
     let path = house.path("token").display().to_string();
     let house = house.serve(&["--token", &path]);
@@ -234,8 +234,8 @@ fn an_export_is_reached_by_its_name_and_nothing_else_is() {
 }
 
 #[test]
-fn calls_are_done_as_the_tokens_user_whoever_they_claim_to_be() {
-    if !needs_root("calls_are_done_as_the_tokens_user_whoever_they_claim_to_be") {
+fn calls_run_as_the_tokens_user_for_any_claimed_uid() {
+    if !needs_root("calls_run_as_the_tokens_user_for_any_claimed_uid") {
         return;
     }
     let house = House::new();
@@ -254,7 +254,7 @@ fn calls_are_done_as_the_tokens_user_whoever_they_claim_to_be() {
 }
 
 #[test]
-fn holders_of_the_token_that_say_no_hello_cost_little_and_keep_nobody_out() {
+fn authenticated_connections_without_hello_do_not_block_other_clients() {
     let house = House::new();
     let token = house.path("token").display().to_string();
     let house = house.serve(&["--token", &token]);
@@ -272,8 +272,8 @@ fn holders_of_the_token_that_say_no_hello_cost_little_and_keep_nobody_out() {
 }
 
 #[test]
-fn trusted_machines_say_who_calls_but_not_root() {
-    if !needs_root("trusted_machines_say_who_calls_but_not_root") {
+fn trusted_client_claims_any_uid_except_root() {
+    if !needs_root("trusted_client_claims_any_uid_except_root") {
         return;
     }
     let house = House::new().serve(&["--trust-client-ids", "--plaintext"]);
@@ -309,8 +309,8 @@ fn connect_as(uid: u32, socket: &Path) -> Link {
 }
 
 #[test]
-fn other_users_of_the_machine_are_themselves() {
-    if !needs_root("other_users_of_the_machine_are_themselves") {
+fn local_users_act_as_themselves_on_a_unix_socket() {
+    if !needs_root("local_users_act_as_themselves_on_a_unix_socket") {
         return;
     }
     let house = House::new();
@@ -349,8 +349,8 @@ fn forges(house: &House, log: &str, (mut client, session): (Client, Session), ui
 }
 
 #[test]
-fn a_forged_uid_0_is_one_line_of_the_log_over_each_transport() {
-    if !needs_root("a_forged_uid_0_is_one_line_of_the_log_over_each_transport") {
+fn forged_uid_0_is_logged_once_over_each_transport() {
+    if !needs_root("forged_uid_0_is_logged_once_over_each_transport") {
         return;
     }
     for plaintext in [false, true] {
@@ -384,8 +384,8 @@ fn relay_as(house: &House, uid: u32, run: &str, state: &str) -> (Child, UnixStre
 }
 
 #[test]
-fn a_relay_of_an_ordinary_user_gives_no_more_rights_than_that_users() {
-    if !needs_root("a_relay_of_an_ordinary_user_gives_no_more_rights_than_that_users") {
+fn relay_of_an_ordinary_user_gives_only_that_users_rights() {
+    if !needs_root("relay_of_an_ordinary_user_gives_only_that_users_rights") {
         return;
     }
     let house = House::new();
@@ -435,7 +435,7 @@ fn fake_ssh(house: &House, path: &str) -> PathBuf {
 }
 
 #[test]
-fn by_ssh_a_relay_leads_to_the_server_of_whoever_logged_in() {
+fn ssh_relay_leads_to_the_login_users_server() {
     let house = House::new();
     let bin = Path::new(NIGH).parent().unwrap().display().to_string();
     let command = fake_ssh(&house, &format!("{bin}:/usr/bin:/bin")).display().to_string();
@@ -489,7 +489,7 @@ fn at_terminal(command: &mut Command, program: &OwnedFd) {
 }
 
 #[test]
-fn ssh_may_ask_at_the_terminal_when_a_mount_begins_in_the_background() {
+fn ssh_may_prompt_at_the_terminal_for_a_background_mount() {
     let house = House::new();
     let ssh = house.path("ssh");
     fs::write(&ssh, "#!/bin/sh\nread word </dev/tty\necho \"heard $word\" >&2\nexit 255\n").unwrap();
@@ -508,7 +508,7 @@ fn ssh_may_ask_at_the_terminal_when_a_mount_begins_in_the_background() {
 
 /// The daemon gets the same arguments: it must get as far as the unreachable machine.
 #[test]
-fn words_behind_two_dashes_are_no_options_in_the_background_either() {
+fn arguments_after_two_dashes_are_no_options_for_a_background_mount() {
     let house = House::new();
     let ssh = fake_ssh(&house, "/usr/bin:/bin").display().to_string();
     let mount = house.path("mnt").display().to_string();
@@ -524,7 +524,7 @@ fn words_behind_two_dashes_are_no_options_in_the_background_either() {
 
 /// Ctrl-C at ssh's prompt ends mount, daemon and ssh.
 #[test]
-fn an_interrupt_at_the_terminal_ends_ssh_that_asks_there() {
+fn interrupt_at_the_terminal_ends_ssh_during_its_prompt() {
     let house = House::new();
     let ssh = house.path("ssh");
     let text = format!(
@@ -559,7 +559,7 @@ fn an_interrupt_at_the_terminal_ends_ssh_that_asks_there() {
 }
 
 #[test]
-fn what_is_wrong_with_a_machine_is_one_line() {
+fn errors_of_remote_sources_are_one_line() {
     let house = House::new();
     let command = fake_ssh(&house, "/usr/bin:/bin").display().to_string();
     let mount = house.path("mnt").display().to_string();

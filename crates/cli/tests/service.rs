@@ -212,7 +212,7 @@ fn one_who_waits(house: &House) -> (Client, Client) {
 }
 
 #[test]
-fn told_to_stop_it_ends_connections_and_leaves_nothing() {
+fn sigterm_ends_connections_and_removes_sockets() {
     let mut house = House::new().serve(&[]);
     let (mut client, _) = Client::attach(unix::connect(&house.path("s.sock")).unwrap(), "x", 1).unwrap();
     house.signal();
@@ -225,7 +225,7 @@ fn told_to_stop_it_ends_connections_and_leaves_nothing() {
 }
 
 #[test]
-fn what_was_taken_is_waited_for_and_a_second_signal_waits_for_nothing() {
+fn sigterm_waits_for_accepted_calls_and_second_signal_does_not() {
     let mut house = House::new().serve(&[]);
     let (mut holder, mut waiter) = one_who_waits(&house);
     house.signal();
@@ -276,7 +276,7 @@ fn activated(house: &House, fds: Vec<OwnedFd>, names: &str, words: &[&str]) -> C
 }
 
 #[test]
-fn a_service_manager_starts_it_hears_of_it_and_stops_it() {
+fn socket_activated_server_notifies_its_service_manager() {
     let mut house = House::new();
     fs::create_dir(house.path("run")).unwrap();
     fs::set_permissions(house.path("run"), fs::Permissions::from_mode(0o700)).unwrap();
@@ -320,7 +320,7 @@ fn a_service_manager_starts_it_hears_of_it_and_stops_it() {
 }
 
 #[test]
-fn what_a_service_manager_passes_wrongly_is_one_line() {
+fn unsuitable_activation_sockets_are_refused_in_one_line() {
     let house = House::new();
     let (export, token) = (house.text("x"), house.text("token"));
     let served = ["serve", "--export", export.as_str()];
@@ -375,7 +375,7 @@ fn ask(mut stream: UnixStream, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn only_root_and_the_servers_user_are_told_how_it_is() {
+fn only_root_and_the_servers_user_get_its_status() {
     let house = House::new().serve(&[]);
     let socket = house.path("s.sock");
     let connect = || UnixStream::connect(&socket).unwrap();
@@ -420,7 +420,7 @@ fn only_root_and_the_servers_user_are_told_how_it_is() {
     assert!(String::from_utf8(page.stdout).unwrap().contains("  export      x = "));
     let mounts = house.nigh(&["status"]).output().unwrap();
     assert!(String::from_utf8(mounts.stdout).unwrap().contains("your server (pid "));
-    if needs_root("only_root_and_the_servers_user_are_told_how_it_is") {
+    if needs_root("only_root_and_the_servers_user_get_its_status") {
         let said = ask(connect_as(SOMEBODY, &socket), b"nigh status 1\n");
         let said: Value = serde_json::from_slice(&said).unwrap();
         assert_eq!(said.as_object().unwrap().keys().collect::<Vec<_>>(), ["refused"]);
@@ -429,7 +429,7 @@ fn only_root_and_the_servers_user_are_told_how_it_is() {
 }
 
 #[test]
-fn each_event_of_a_session_is_one_line_without_secrets() {
+fn session_events_are_logged_in_one_line_without_secrets() {
     let token = House::new();
     let path = token.text("token");
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -457,7 +457,7 @@ fn each_event_of_a_session_is_one_line_without_secrets() {
 }
 
 #[test]
-fn strangers_do_not_fill_the_log() {
+fn refused_connections_do_not_fill_the_log() {
     let house = House::new().serve(&[]);
     for _ in 0..300 {
         let _ = ask(UnixStream::connect(house.path("s.sock")).unwrap(), &[0; 64]);
@@ -468,7 +468,7 @@ fn strangers_do_not_fill_the_log() {
 }
 
 #[test]
-fn what_keeps_it_from_serving_is_one_line() {
+fn startup_errors_are_one_line() {
     let house = House::new();
     let export = house.text("x");
     let mut command = house.nigh(&["serve", "--export", &export]);
@@ -496,8 +496,8 @@ fn what_keeps_it_from_serving_is_one_line() {
 }
 
 #[test]
-fn a_full_disk_is_one_line() {
-    if !needs_root("a_full_disk_is_one_line") {
+fn full_disk_at_startup_is_reported_in_one_line() {
+    if !needs_root("full_disk_at_startup_is_reported_in_one_line") {
         return;
     }
     let house = House::new();
@@ -523,7 +523,7 @@ fn guest(house: &House, export: &str, socket: &str) -> Child {
 }
 
 #[test]
-fn server_that_runs_takes_exports_and_listeners_of_another_serve_while_that_lives() {
+fn running_server_serves_exports_of_another_serve_while_it_lives() {
     let mut house = House::new();
     fs::create_dir_all(house.path("y/e")).unwrap();
     let alone = house.nigh(&["serve", "--listen", "user"]);

@@ -151,7 +151,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn who_asks_one_mount_does_not_wait_for_another_that_is_stopped() {
+    fn status_of_one_mount_does_not_wait_for_a_stopped_mount() {
         let runtime = tempfile::tempdir().unwrap();
         let dir = sockets_dir(runtime.path()).unwrap();
         let _stopped = UnixListener::bind(dir.join("1-stopped.sock")).unwrap();

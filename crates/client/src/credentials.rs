@@ -182,7 +182,7 @@ mod tests {
     const LOOK: Call = Call::Release { handles: Vec::new() };
 
     #[test]
-    fn idmapped_mount_sends_the_ids_of_what_is_made_and_else_nobody() {
+    fn idmapped_mount_sends_owner_ids_for_creations_and_the_overflow_id_otherwise() {
         let callers = Callers { namespace: Some((0, 0)), idmapped: true };
         let pid = std::process::id();
         let ask = |uid, gid, call: &Call| callers.credentials(Caller { uid, gid, pid, group: Some(7) }, call);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_cannot_be_seen_has_no_groups() {
+    fn invisible_thread_has_no_groups_ids_or_capabilities() {
         for pid in [0, u32::MAX] {
             let status = Status::of(pid);
             assert_eq!((status.groups(), status.filesystem_ids(), status.capabilities()), (vec![], None, 0));
@@ -235,12 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_told_only_to_servers_that_take_them() {
+    fn capabilities_are_sent_only_to_servers_that_accept_them() {
         assert_eq!(Callers::new(false).namespace, None);
     }
 
     #[test]
-    fn a_group_that_came_with_the_request_is_one_of_the_callers() {
+    fn group_sent_with_the_request_is_added_to_the_callers_groups() {
         let groups = |pid, group| {
             Callers::default().credentials(Caller { pid, group, ..Caller::default() }, &LOOK).groups
         };

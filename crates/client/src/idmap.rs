@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_mapped_both_ways_and_others_pass() {
+    fn paired_ids_are_mapped_both_ways_and_other_ids_pass_unchanged() {
         let map = map(PAIRS, false);
         assert_eq!(shown(&map, 2000, 200), (1000, 100));
         assert_eq!(shown(&map, 5, 6), (5, 6));
@@ -209,7 +209,7 @@ mod tests {
 
     /// An unpaired id must not be taken for an equal id of a pair.
     #[test]
-    fn nobody_becomes_one_of_a_pair_by_having_its_number() {
+    fn unpaired_id_equal_to_a_paired_id_is_not_mapped_to_it() {
         let map = map(PAIRS, false);
         assert_eq!(shown(&map, 1000, 100), (STRANGER, STRANGER));
         assert_eq!(map.asked((ReplyFormat::Natural, chown(Some(2000), None))), Err(Errno::INVAL));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_map_knows_its_pairs_only() {
+    fn closed_map_maps_only_its_pairs() {
         let map = map(PAIRS, true);
         assert_eq!(shown(&map, 2000, 5), (1000, STRANGER));
         assert_eq!(map.asked((ReplyFormat::Natural, chown(Some(5), None))), Err(Errno::INVAL));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn without_pairs_everything_is_as_it_was() {
+    fn empty_map_leaves_requests_and_replies_unchanged() {
         let map = IdMap::default();
         assert_eq!(shown(&map, 0, NOBODY), (0, NOBODY));
         let get = Op::GetXattr { ino: 1, name: b"system.posix_acl_access".to_vec(), size: 0 };
@@ -252,7 +252,7 @@ mod tests {
 
     /// An editor writes back the ids that it shows: a stranger must not become another user.
     #[test]
-    fn an_acl_or_owner_that_names_a_stranger_is_not_set_again() {
+    fn acl_or_owner_with_the_stranger_id_is_refused_when_set() {
         for map in [map(PAIRS, true), map(PAIRS, false)] {
             // In an open map, the two whose ids belong to others here.
             for (user, group) in [(1000, 200), (2000, 100), (1000, 100)] {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn acls_are_mapped_on_their_way_in_and_out_and_nothing_else_is() {
+    fn acl_xattrs_are_mapped_in_requests_and_replies_and_other_xattrs_are_not() {
         let map = map(PAIRS, false);
         for name in acl::NAMES {
             let name = name.as_bytes().to_vec();

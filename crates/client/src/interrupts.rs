@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_ends_a_process_is_fatal() {
+    fn only_signals_that_end_the_process_are_fatal() {
         let alarm = 1 << 13;
         let quit = 1 << 2;
         assert!(!is_fatal(&status(0, alarm, 0, 0, alarm)));

@@ -71,7 +71,7 @@ mod tests {
     use nigh_types::{Access, Attr, Errno, NodeId, NodeRef};
 
     #[test]
-    fn a_file_is_opened_again_with_the_rights_with_which_it_was_opened() {
+    fn reopen_uses_the_credentials_of_the_original_open() {
         let access =
             Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
         let node = NodeRef::bare(NodeId { ino: 2, generation: 1 });
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_claimed_again_speaks_for_no_other_file() {
+    fn unreclaimed_handle_does_not_lend_its_credentials_to_another_file() {
         let access =
             Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
         let node = NodeRef::bare(NodeId { ino: 2, generation: 1 });

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn trigger_without_the_stalls_that_it_is_for_does_not_count() {
+    fn pressure_trigger_without_sufficient_stalls_is_ignored() {
         let mut stalls = Stalls::new(SHORT, &pressure(1_917_529)).unwrap();
         assert!(!stalls.have_grown(&pressure(1_917_532)), "3 microseconds after seconds since boot");
         assert!(stalls.have_grown(&pressure(2_117_532)));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_freed_is_given_back_once_where_it_is_much() {
+    fn large_freed_heap_is_returned_once_to_the_system() {
         let mut freed = Freed::begin();
         assert!(!freed.is_worth(7 << 20, 20 << 20), "it is little");
         assert!(freed.is_worth(9 << 20, 20 << 20));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_group_of_ones_own_is_asked() {
+    fn pressure_uses_only_the_process_own_cgroup() {
         assert_eq!(own_group("0::/user.slice/session-1.scope\n"), Some("user.slice/session-1.scope"));
         assert_eq!(own_group("9:name=systemd:/\n4:memory:/a\n0::/\n"), None);
         assert_eq!(own_group("0::/../../other\n"), None);

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn privileged_xattr_names_are_left_out_wherever_they_stand() {
+    fn privileged_xattr_names_are_omitted_at_any_position_of_the_list() {
         let names = |text: &str| without_privileged(text.as_bytes());
         assert_eq!(names("trusted.a\0user.b\0trusted.c\0"), b"user.b\0");
         assert_eq!(names("user.trusted.a\0"), b"user.trusted.a\0");

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_or_runs_or_is_gone_has_taken_it_in() {
+    fn thread_that_sleeps_runs_or_has_ended_counts_as_having_applied_its_reply() {
         let readers = Readers::default();
         let (say, told) = mpsc::channel::<u32>();
         let (end, ended) = mpsc::channel::<()>();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn of_whom_nothing_is_known_is_waited_for_blindly_and_once() {
+    fn invisible_thread_is_waited_for_once_for_a_fixed_time() {
         let readers = Readers::default();
         readers.note(7, 0);
         assert!(waited(&readers, 8) < BLINDLY);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_a_name_away_waits_for_those_of_all_files() {
+    fn unlink_waits_for_unapplied_replies_of_all_files() {
         let readers = Readers::default();
         readers.note(7, 0);
         readers.note(8, 0);

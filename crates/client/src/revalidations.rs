@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn reply_to_a_thread_of_which_nothing_is_known_is_not_applied_at_once() {
+    fn reply_to_an_invisible_thread_does_not_count_as_applied_at_once() {
         let replies = Revalidations::default();
         assert!(replies.are_applied(soon(), |_| true));
         replies.note(key(1, "a"), 7, 0);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn reply_that_had_to_make_room_counts_as_not_applied() {
+    fn reply_dropped_to_make_room_counts_as_not_applied() {
         let replies = Revalidations::default();
         (0..=MOST as u64).for_each(|ino| replies.note(key(1, "a"), ino, 0));
         assert!(!replies.are_applied(soon(), |reply| reply.ino == 1_000_000));

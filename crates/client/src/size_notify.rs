@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_tells_one_after_the_other_and_nothing_of_what_is_empty() {
+    fn one_thread_sends_size_notifications_in_turn_and_none_for_empty_files() {
         let memory = Arc::new(MemoryTransport::new(Level::All));
         let transport: Arc<dyn Transport> = Arc::<MemoryTransport>::clone(&memory);
         let lengths = Lengths::default();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_waits_for_a_page_is_left_behind() {
+    fn size_notification_blocked_on_a_page_lock_is_abandoned() {
         let (transport, gate) = gated();
         let lengths = Lengths::default();
         let since = Instant::now();
@@ -175,7 +175,7 @@ mod tests {
 
     /// Otherwise the kernel would keep the old size.
     #[test]
-    fn who_makes_a_file_shorter_waits_for_who_was_answered_before_and_for_no_other() {
+    fn truncation_reply_waits_for_earlier_size_notifications_only() {
         let lengths = Lengths::default();
         let waited = |turn: Turn| {
             let since = Instant::now();

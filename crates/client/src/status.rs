@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn page_with_escape_codes_of_a_server_stays_in_its_lines() {
+    fn status_page_shows_server_text_without_escape_codes() {
         let page = page(&json!({
             "source": "/a\u{1b}[2J\nb", "mountpoint": "/m\rn",
             "remote": { "connected": false, "problem": "no\nnigh: done \u{1b}]0;x\u{7}" },
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_says_why_there_is_no_connection() {
+    fn status_page_shows_why_there_is_no_connection() {
         let server = |connected: bool, problem: Value| {
             let page = page(&json!({ "remote": { "connected": connected, "problem": problem } }));
             page.lines().nth(1).unwrap_or_default().trim().to_owned()

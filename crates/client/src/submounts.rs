@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_to_a_mount_is_told_from_what_does_not() {
+    fn path_to_a_submount_is_distinguished_from_other_paths() {
         let mounts = vec![vec![b"a".to_vec(), b"b".to_vec()]];
         let below = Below { table: None, own: None, mounts, has_layer: false };
         for (names, wanted) in [
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_when_the_other_can_be_read() {
+    fn submount_wait_ends_when_the_other_descriptor_is_readable() {
         let wake = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         Below::new(None).wait(std::os::fd::AsFd::as_fd(&wake));
         Below::new(Some(PathBuf::from("/"))).wait(std::os::fd::AsFd::as_fd(&wake));

@@ -44,7 +44,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn an_alarm_is_set_for_earlier_while_somebody_waits() {
+    fn timer_set_to_an_earlier_time_wakes_a_waiting_thread() {
         let alarm = Arc::new(Alarm::new().unwrap());
         alarm.set(boot_time().after(Span::from_secs(60)));
         let waiting = Arc::clone(&alarm);
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_that_has_passed_has_come_and_never_never_does() {
+    fn timer_set_to_a_past_time_expires_at_once_and_to_far_never() {
         let alarm = Arc::new(Alarm::new().unwrap());
         alarm.set(Time(0));
         alarm.wait();

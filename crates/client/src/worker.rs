@@ -162,7 +162,7 @@ mod tests {
 
     /// Simulates a limit on processes.
     #[test]
-    fn where_no_thread_is_to_be_had_there_is_no_worker_and_no_harm() {
+    fn failed_thread_creation_gives_no_worker_and_is_not_counted() {
         let with = Arc::new(());
         let crew = WorkerPool { stack_bytes: 1 << 60, ..WorkerPool::default() };
         assert!(crew.start(WorkerPool::ALL, &with, |(), ()| ()).is_none());
@@ -176,7 +176,7 @@ mod tests {
 
     /// A `CLONE_VFORK` parent sleeps like a thread that waits for a kernel lock; a thread in nanosleep does not.
     #[test]
-    fn who_sleeps_in_the_kernel_is_known_from_who_is_merely_slow() {
+    fn thread_blocked_in_the_kernel_is_distinguished_from_a_slow_one() {
         let crew = WorkerPool::default();
         let worker = crew.start(9, &Arc::new(()), |(), ()| thread::sleep(Duration::from_millis(50))).unwrap();
         worker.give(());

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_exceeds_what_was_asked_for() {
+    fn directory_buffer_never_exceeds_the_requested_size() {
         for plus in [false, true] {
             let (one, dirent) = (dirent_len(3, plus), Dirent { ino: 1, cookie: 1, kind: 0, name: b"abc" });
             assert_eq!(one, if plus { 160 } else { 32 });

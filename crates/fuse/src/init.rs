@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smaller_minor_version_is_agreed_and_its_features_only() {
+    fn handshake_negotiates_the_smaller_minor_version_with_its_features_only() {
         for offered in [31, 33, 36, 38, 45, 60] {
             for max_minor in [31, 38, 45, 99] {
                 let wanted = Wanted { max_minor, ..Wanted::default() };
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_wanted_is_never_set() {
+    fn unwanted_init_flags_are_never_set() {
         let (agreed, reply) = negotiate(3, &kernel(45), &Wanted::default()).unwrap();
         for never in [
             init::WRITEBACK_CACHE,
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_answers_init_and_nothing_else() {
+    fn handshake_replies_to_init_and_fails_on_other_requests() {
         let header = Header { unique: 2, nodeid: 0, uid: 0, gid: 0, pid: 0, resent: false };
         let transport = MemoryTransport::new(Level::All);
         transport.queue(encode(&header, &Operation::Init(kernel(45)), &Negotiated::default()));

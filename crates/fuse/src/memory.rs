@@ -131,7 +131,7 @@ mod tests {
     use crate::Reply;
 
     #[test]
-    fn requests_go_in_answers_and_notifications_come_out() {
+    fn memory_transport_delivers_requests_and_records_replies_and_notifications() {
         let transport = MemoryTransport::new(Level::NoEpoch).judging(|notification| match notification {
             Notification::InvalInode { ino: 9, .. } => Ok(NotifyOutcome::Unknown),
             _ => Ok(NotifyOutcome::Done),

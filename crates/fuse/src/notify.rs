@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_is_a_store_of_the_last_byte_which_is_not_there() {
+    fn size_notification_is_a_store_of_the_last_byte_without_data() {
         let bytes = Notification::Lengthen { ino: 7, size: 9 }.encode();
         let (header, rest) = OutHeader::read_from_prefix(&bytes).unwrap();
         let out = abi::NotifyStoreOut::read_from_bytes(rest).unwrap();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_terminated_and_flags_stand_in_their_place() {
+    fn notification_encodes_terminated_names_and_flags() {
         let expire = Notification::InvalEntry { parent: 9, name: b"ab".as_slice().into(), expire_only: true };
         let bytes = expire.encode();
         let (out, name) = abi::NotifyInvalEntryOut::read_from_prefix(&bytes[16..]).unwrap();

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_has_the_size_that_the_kernel_expects() {
+    fn each_reply_has_the_size_that_the_kernel_expects() {
         let (entry, attr, second) = (Entry::default(), Attr::default(), Duration::from_secs(1));
         for (reply, size) in [
             (Reply::empty(1), 0),
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_always_one_that_the_kernel_takes() {
+    fn error_reply_always_has_an_errno_that_the_kernel_accepts() {
         for (said, sent) in [(2, -2), (95, -95), (511, -511), (512, -5), (0, -5), (-2, -5), (i32::MIN, -5)] {
             let (header, rest) = header(&Reply::error(7, said));
             assert_eq!((header.error, rest.len()), (sent, 0));
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn values_stand_where_the_kernel_reads_them() {
+    fn reply_fields_are_at_the_offsets_that_the_kernel_reads() {
         let attr = Attr {
             ino: 1 << 62,
             size: 5,
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_is_sent_from_where_it_lies() {
+    fn reply_payload_is_sent_without_a_copy() {
         let data = [7; 100];
         Reply::data(1, &data).with_parts(|parts| {
             assert_eq!(parts.len(), 2);

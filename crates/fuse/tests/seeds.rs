@@ -64,7 +64,7 @@ fn requests_of_a_real_kernel_are_understood() {
 }
 
 #[test]
-fn offers_of_a_kernel_are_agreed_to() {
+fn init_requests_of_real_kernels_are_negotiated() {
     for (name, seed) in seeds("fuse_init") {
         let (kernel, rest) = InitIn::read_from_prefix(&seed).unwrap();
         let (flags, rest) = u64::read_from_prefix(rest).unwrap();

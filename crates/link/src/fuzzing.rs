@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_strangers_said_to_the_fuzzers_is_answered_by_the_rules() {
+    fn fuzz_seeds_of_preamble_and_banner_pass() {
         replay("link_preamble", super::preamble);
         replay("link_banner", super::banner);
     }

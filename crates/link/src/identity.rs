@@ -77,7 +77,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn the_key_is_made_once_and_is_the_servers_alone() {
+    fn server_key_is_created_once_and_unreadable_for_others() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         let first = Identity::of_server(&state).unwrap();

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_last_newline_is_gone_on_with() {
+    fn known_servers_without_final_newline_is_appended_to() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("known");
         std::fs::write(&path, format!("# ours\na:1 {}", shown(&[1; 32]))).unwrap();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_line_is_named_where_it_matters() {
+    fn damaged_line_is_reported_only_for_its_server() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("known");
         std::fs::write(&path, "a:1 sha256:12\n\u{1}\n").unwrap();

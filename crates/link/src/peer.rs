@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_has_one_address_of_a_network_has_no_more_shares_by_its_others() {
+    fn addresses_of_one_network_have_one_origin() {
         let of = |host: &str| {
             let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![], privileges: None });
             Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap()).origin()

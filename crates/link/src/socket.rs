@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_over_many_small_reads() {
+    fn time_limit_holds_over_many_small_reads() {
         let (ours, theirs) = pair();
         let begun = Instant::now();
         ours.bound(Some(Bounds { until: begun + Duration::from_millis(200), bytes: 1 << 20 })).unwrap();

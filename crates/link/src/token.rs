@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_somebody_else_is_refused() {
+    fn token_owned_by_another_user_is_refused() {
         if !rustix::process::geteuid().is_root() {
             println!("SKIPPED: needs root");
             return;
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_holds_for_one_role_channel_and_talk_only() {
+    fn proof_is_valid_for_one_role_channel_and_transcript_only() {
         let ours = token(&"ab".repeat(32));
         let other = token(&"ac".repeat(32));
         let exporter = Some([3; 32]);

@@ -94,7 +94,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn who_proves_something_makes_room_and_counts_where_it_waits_then() {
+    fn authenticated_connection_frees_its_slot_and_counts_in_the_next_limit() {
         let (first, second) = (Lobby::new(1), Lobby::new(1));
         let (one, _one) = UnixStream::pair().unwrap();
         let (two, _two) = UnixStream::pair().unwrap();

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_who_is_at_the_other_end() {
+    fn unix_peer_credentials_come_from_the_kernel() {
         let (one, _two) = UnixStream::pair().unwrap();
         let mut found = credentials(&one).unwrap();
         let mut own = crate::own_credentials();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_not_there_is_named() {
+    fn error_for_missing_socket_names_its_path() {
         let error = connect(Path::new("/nonexistent/s.sock")).unwrap_err().to_string();
         assert!(error.contains("unix:///nonexistent/s.sock") && error.lines().count() == 1, "{error}");
     }

@@ -53,7 +53,7 @@ fn ready() -> String {
 }
 
 #[test]
-fn what_login_scripts_print_is_no_part_of_the_stream() {
+fn output_of_login_scripts_is_not_part_of_the_stream() {
     let nigh = format!("[ \"$*\" = 'serve --listen stdio' ] || exit 9\n{}; exec cat", ready());
     let machine = Machine::new("echo Welcome; printf '\\000nigh'").with_nigh(".cargo/bin/nigh", &nigh);
     let link = machine.target().connect(Asking::Never).unwrap();
@@ -76,7 +76,7 @@ fn what_login_scripts_print_is_no_part_of_the_stream() {
 }
 
 #[test]
-fn a_machine_without_nigh_is_told_from_one_that_is_not_reached() {
+fn errors_distinguish_machine_without_nigh_from_unreachable_machine() {
     let error = Machine::new("").target().connect(Asking::Never).unwrap_err();
     assert!(matches!(&error, LinkError::NoServer { .. }), "{error}");
     assert!(error.to_string().contains("--install-server"));
@@ -92,7 +92,7 @@ fn a_machine_without_nigh_is_told_from_one_that_is_not_reached() {
 }
 
 #[test]
-fn a_login_that_prints_for_ever_is_given_up() {
+fn login_that_prints_without_end_is_aborted() {
     let machine = Machine::new("yes; exit 1");
     let begun = Instant::now();
     assert!(machine.target().connect(Asking::Never).is_err());
@@ -100,7 +100,7 @@ fn a_login_that_prints_for_ever_is_given_up() {
 }
 
 #[test]
-fn a_program_that_does_not_end_is_ended() {
+fn process_that_outlives_its_stream_is_killed() {
     let stays = format!("{}; exec sleep 1000", ready());
     let machine = Machine::new("echo $$ > \"$HOME/../pid\"").with_nigh(".cache/nigh/bin/nigh", &stays);
     let link = machine.target().connect(Asking::Never).unwrap();
@@ -122,7 +122,7 @@ fn signal(pid: i32, signal: libc::c_int) {
 
 /// Ctrl-C in a script that has mounted signals the terminal's whole foreground group.
 #[test]
-fn what_the_terminal_says_does_not_end_a_link() {
+fn terminal_signals_do_not_end_an_ssh_link() {
     let stays = format!("{}; exec cat", ready());
     let machine = Machine::new("echo $$ > \"$HOME/../pid\"").with_nigh(".cache/nigh/bin/nigh", &stays);
     for asking in [Asking::Never, Asking::Allowed] {
@@ -144,7 +144,7 @@ fn what_the_terminal_says_does_not_end_a_link() {
 }
 
 #[test]
-fn a_program_is_copied_and_then_used() {
+fn installed_program_is_copied_and_then_used() {
     let machine = Machine::new("");
     let program = machine.path("program");
     let says = format!("[ \"$1\" = --version ] && exec echo nigh 9\n{}; exec cat", ready());

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packed_frame_says_the_same_however_the_stream_is_cut() {
+    fn compressed_frame_decodes_alike_for_any_stream_split() {
         let plain = data(b"every file and directory ".repeat(400));
         let packed = pack(&plain).unwrap();
         assert!(packed.len() < plain.len() / 10 && pack(&packed).is_none());
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_be_shorter_or_does_not_count_goes_as_it_is() {
+    fn incompressible_or_uncounted_frame_is_not_compressed() {
         let mut random = 1_u64;
         let mut noise = || {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_not_agreed_on_or_lies_about_its_length_is_refused() {
+    fn compressed_frame_not_agreed_on_or_with_false_length_is_refused() {
         let packed = pack(&data(vec![0; 10_000])).unwrap();
         assert!(matches!(read(MAX_BODY, false, &packed), Err(ProtocolError::Malformed(_))));
         assert!(matches!(read(9_000, true, &packed), Err(ProtocolError::FrameTooLong { .. })));

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_out_alike_however_the_stream_is_cut() {
+    fn frames_decode_alike_for_any_stream_split() {
         let stream = [frame(10, 0, b"one"), frame(99, MAY_IGNORE, b"skip"), frame(11, 0, b"")].concat();
         let expected = vec![(7, b"one".to_vec()), (7, Vec::new())];
         for first in 0..=stream.len() {
@@ -373,13 +373,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_frame_is_skipped_only_if_it_says_so() {
+    fn unknown_frame_is_skipped_only_with_ignore_flag() {
         assert_eq!(cut(&[&frame(99, 0, b"x")]), Err(ProtocolError::UnknownType(99)));
         assert_eq!(cut(&[&frame(99, MAY_IGNORE, b"x")]), Ok(Vec::new()));
     }
 
     #[test]
-    fn a_long_frame_is_refused_by_its_header() {
+    fn overlong_frame_is_refused_by_its_header() {
         let mut bytes = frame(10, 0, b"");
         bytes[..4].copy_from_slice(&101_u32.to_le_bytes());
         assert_eq!(cut(&[&bytes]), Err(ProtocolError::FrameTooLong { length: 101, limit: 100 }));

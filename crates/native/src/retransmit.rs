@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_confirmed_is_put_out_again_on_the_next_connection() {
+    fn unconfirmed_frames_are_sent_again_on_next_connection() {
         let mut outgoing = Outgoing::default();
         (0..5).for_each(|n| outgoing.push(frame(n)));
         assert_eq!(put(&mut outgoing), 5);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_cannot_be_are_refused() {
+    fn impossible_confirmation_counts_are_refused() {
         let mut outgoing = Outgoing::default();
         (0..3).for_each(|_| outgoing.push(frame(1)));
         outgoing.poll().unwrap();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_put_out_than_the_window_holds() {
+    fn frames_beyond_window_wait_for_confirmation() {
         let mut outgoing = Outgoing::default();
         (0..5).for_each(|_| outgoing.push(frame(3 << 20)));
         assert_eq!(put(&mut outgoing), 3);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_end_is_told_after_64_frames_or_a_mebibyte() {
+    fn confirmation_is_due_after_64_frames_or_one_mebibyte() {
         let mut incoming = Incoming::default();
         (0..63).for_each(|_| incoming.take(10));
         assert!(!incoming.is_due());

@@ -44,7 +44,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// Puts huge numbers over every four bytes of every sample.
 #[test]
-fn huge_counts_allocate_nothing() {
+fn huge_announced_counts_cause_no_allocation() {
     let _alone = ALONE.lock().unwrap();
     for (group, messages) in samples::all() {
         for (name, message) in messages {
@@ -66,7 +66,7 @@ fn huge_counts_allocate_nothing() {
 
 /// However the stream is cut: the buffer is no larger than the bytes that arrived, or twice that as it grows.
 #[test]
-fn a_long_frame_that_is_announced_allocates_nothing() {
+fn announced_long_frame_causes_no_allocation() {
     let _alone = ALONE.lock().unwrap();
     let mut bytes = MAX_BODY.to_le_bytes().to_vec();
     bytes.extend([4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
@@ -96,7 +96,7 @@ fn a_long_frame_that_is_announced_allocates_nothing() {
 
 /// Neither its lists, which are too long, nor the decompressed body stay in memory.
 #[test]
-fn a_packed_frame_takes_what_it_says_once_and_gives_it_back() {
+fn compressed_frame_memory_is_bounded_and_released() {
     let _alone = ALONE.lock().unwrap();
     // Its count precedes so many names, each with a length and a byte.
     let names = 1_500_000_u32;

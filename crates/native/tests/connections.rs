@@ -13,7 +13,7 @@ use nigh_types::*;
 /// Calls, replies in one chunk and in several, cancellations, recalls, acknowledgements and returns, with occasional
 /// cuts at any byte of either direction, also before the welcome of a resumption arrived.
 #[test]
-fn cut_anywhere_each_frame_takes_effect_once_and_in_order() {
+fn random_connection_cuts_keep_frames_exactly_once_in_order() {
     let (mut cancels, mut parts) = (0, 0);
     for seed in 0..200 {
         let mut dice = Dice(seed);
@@ -58,7 +58,7 @@ fn cut_anywhere_each_frame_takes_effect_once_and_in_order() {
 
 /// One exchange, cut after each of its bytes in either direction.
 #[test]
-fn cut_at_every_byte_nothing_is_lost_and_nothing_comes_twice() {
+fn connection_cut_at_every_byte_loses_and_repeats_nothing() {
     let script = |world: &mut World| {
         world.call(3);
         world.call(5);
@@ -109,7 +109,7 @@ fn cut_at_every_byte_nothing_is_lost_and_nothing_comes_twice() {
 }
 
 #[test]
-fn a_window_that_is_full_goes_on_over_another_connection() {
+fn full_window_is_sent_again_over_next_connection() {
     let mut world = World::new();
     for _ in 0..30 {
         world.call(1 << 20);
@@ -147,7 +147,7 @@ fn look(client: &mut ClientSession, now: Time, id: u64) {
 }
 
 #[test]
-fn a_lapsed_client_comes_again_and_believes_nothing_that_was_granted_before() {
+fn lapsed_client_reconnects_and_drops_earlier_grants() {
     let mut client = attached();
     look(&mut client, T0, 1);
     client.handle_disconnect(later(1_000), "cut");
@@ -172,7 +172,7 @@ fn a_lapsed_client_comes_again_and_believes_nothing_that_was_granted_before() {
 }
 
 #[test]
-fn a_server_that_does_not_greet_is_waited_for_less_where_a_session_stood() {
+fn handshake_timeout_is_shorter_on_reconnect() {
     let mut first = client(T0);
     assert_eq!(drain(&mut first).2, (later(30_000), Reason::SessionEnd));
     let mut again = attached();
@@ -186,7 +186,7 @@ fn a_server_that_does_not_greet_is_waited_for_less_where_a_session_stood() {
 }
 
 #[test]
-fn a_server_that_knows_nothing_is_asked_for_everything_anew_but_only_after_the_claims() {
+fn calls_are_resent_to_forgetful_server_only_after_reclaim() {
     let mut client = attached();
     let mkdir = Call::Mkdir { dir: samples::dir(), name: samples::name("x"), mode: 0, umask: 0 };
     client.handle_call(T0, CallId(1), samples::request(mkdir.clone()));
@@ -233,7 +233,7 @@ fn a_server_that_knows_nothing_is_asked_for_everything_anew_but_only_after_the_c
 }
 
 #[test]
-fn a_listing_that_begins_anew_goes_on_where_it_was() {
+fn restarted_listing_omits_entries_already_delivered() {
     let key = samples::session().cookie_key;
     let mut names = ["a", "b", "c", "d"];
     names.sort_by_key(|leaf| key.cookie(leaf.as_bytes()));
@@ -264,7 +264,7 @@ fn a_listing_that_begins_anew_goes_on_where_it_was() {
 
 /// Their reader has a full listing on its way; and the server that comes back may not support them.
 #[test]
-fn names_alone_do_not_go_on_in_another_session() {
+fn names_only_listing_ends_with_its_session() {
     let mut client = attached();
     let after = samples::session().cookie_key.cookie(b"a");
     client.handle_call(T0, CallId(1), samples::request(Call::ListNames { dir: samples::dir(), after }));
@@ -280,7 +280,7 @@ fn names_alone_do_not_go_on_in_another_session() {
 
 /// The server that comes back may be an older one, without support for the call.
 #[test]
-fn calls_by_number_go_on_only_at_a_server_that_finds_numbers() {
+fn lookup_by_number_is_resent_only_to_supporting_server() {
     for finds_numbers in [false, true] {
         let mut client = attached();
         client.handle_call(T0, CallId(1), samples::request(Call::LookupNumber { ino: 7 }));

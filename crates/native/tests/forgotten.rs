@@ -81,7 +81,7 @@ fn sent(messages: &[Message]) -> (Vec<u64>, Vec<u64>) {
 }
 
 #[test]
-fn what_was_cancelled_is_not_put_out_again() {
+fn cancelled_call_is_not_resent_in_new_session() {
     let mut client = attached();
     ask(&mut client, 1, mkdir("a"));
     ask(&mut client, 2, mkdir("b"));
@@ -101,7 +101,7 @@ fn what_was_cancelled_is_not_put_out_again() {
 }
 
 #[test]
-fn claims_of_a_session_that_was_forgotten_too_are_not_made_in_the_next() {
+fn reclaim_calls_of_forgotten_session_are_not_resent() {
     let mut client = attached();
     ask(&mut client, 1, mkdir("a"));
     drain(&mut client);
@@ -132,7 +132,7 @@ fn claims_of_a_session_that_was_forgotten_too_are_not_made_in_the_next() {
 }
 
 #[test]
-fn a_server_with_other_keys_is_told_no_ids_of_before() {
+fn calls_fail_when_server_changed_its_id_key() {
     let mut client = attached();
     ask(&mut client, 1, mkdir("a"));
     drain(&mut client);
@@ -169,7 +169,7 @@ fn a_server_with_other_keys_is_told_no_ids_of_before() {
 
 /// Others may rely on the lost session's grants until the client reports that it uses none of them.
 #[test]
-fn who_has_lost_a_session_claims_before_it_goes_on() {
+fn session_after_lost_one_reclaims_before_other_calls() {
     let config = ClientConfig { client: 1, incarnation: 2, attach: vec![], term: Term::Session, features: 0 };
     let mut client = ClientSession::after_lost(T0, config);
     let hello = drain(&mut client).0;

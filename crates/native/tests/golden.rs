@@ -29,7 +29,7 @@ fn bytes(hex: &str) -> Vec<u8> {
 }
 
 #[test]
-fn messages_are_as_they_were() {
+fn message_bytes_match_golden_files() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden");
     for (group, messages) in samples::all() {
         let path = folder.join(format!("{group}.hex"));
@@ -53,7 +53,7 @@ fn messages_are_as_they_were() {
 /// Compressed bodies must be readable for ever, but a later compressor need not produce these bytes: an existing file
 /// is only read.
 #[test]
-fn a_packed_frame_is_understood_as_it_was() {
+fn golden_compressed_frame_still_decodes() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden/packed.hex");
     let response = Response::plain(Ok(Reply::Data(b"every file and directory ".repeat(40))));
     if std::env::var_os("NIGH_REWRITE_GOLDEN").is_some() && !path.exists() {

@@ -20,7 +20,7 @@ fn sent(client: &mut ClientSession) -> Vec<Message> {
 }
 
 #[test]
-fn it_does_not_wait_behind_calls_that_wait_for_their_turn() {
+fn open_pin_is_sent_before_queued_calls() {
     let mut client = client(T0);
     client.handle_input(
         T0,
@@ -57,7 +57,7 @@ fn it_does_not_wait_behind_calls_that_wait_for_their_turn() {
 }
 
 #[test]
-fn a_muted_session_is_heard_about_it_and_renewed_by_nothing() {
+fn open_pin_of_muted_session_is_handled_without_renewal() {
     let mut server = ServerConnection::new(T0, ServerConfig::default());
     server.handle_input(T0, &Message::Hello(samples::hello()).encode()).unwrap();
     server.poll_event();
@@ -74,7 +74,7 @@ fn a_muted_session_is_heard_about_it_and_renewed_by_nothing() {
 }
 
 #[test]
-fn a_number_that_the_server_may_have_chosen_breaks_the_protocol() {
+fn open_pin_without_client_handle_bit_is_protocol_error() {
     for (handle, is_good) in
         [(OURS, true), (u64::MAX, true), (3, false), (Handle::CLIENT_ASSIGNED - 1, false)]
     {
@@ -84,7 +84,7 @@ fn a_number_that_the_server_may_have_chosen_breaks_the_protocol() {
 }
 
 #[test]
-fn without_a_connection_it_waits_for_the_next_one_before_the_acknowledgement() {
+fn open_pin_without_connection_precedes_acknowledgement_on_next_one() {
     let mut client = client(T0);
     let welcome = |resumed| {
         let (version, limits, session) = (MAX_VERSION, Limits::default(), samples::session());

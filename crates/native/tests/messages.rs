@@ -167,7 +167,7 @@ fn sample(group: &str) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn every_message_comes_back(message in messages()) {
+    fn every_message_round_trips(message in messages()) {
         let bytes = message.encode();
         prop_assert_eq!(decode(&bytes), Ok(Some(message)));
     }
@@ -260,7 +260,7 @@ proptest! {
     }
 
     #[test]
-    fn an_entrys_size_is_bounded_as_said(entry in entries(), name in names()) {
+    fn encoded_entry_size_is_within_documented_bound(entry in entries(), name in names()) {
         let bound = listed_bytes(&name, &entry);
         let response = |entries| Response { result: Ok(Reply::Listed(Entries { entries })), after: vec![], grants: vec![], last: true };
         let empty = encode_response(CallId(1), &response(vec![])).len();
@@ -270,7 +270,7 @@ proptest! {
 }
 
 #[test]
-fn values_that_lead_elsewhere_are_refused() {
+fn malformed_attributes_names_and_targets_are_refused() {
     let refused = |message: Message| match decode(&message.encode()) {
         Err(ProtocolError::Malformed(what)) => what,
         other => panic!("not refused: {other:?}"),
@@ -309,7 +309,7 @@ fn values_that_lead_elsewhere_are_refused() {
 }
 
 #[test]
-fn operation_names_stand_on_mutations_and_on_nothing_else() {
+fn operation_name_is_required_on_mutations_and_refused_elsewhere() {
     for call in samples::calls() {
         let mut request = samples::request(call);
         request.name = match request.name {
@@ -322,7 +322,7 @@ fn operation_names_stand_on_mutations_and_on_nothing_else() {
 }
 
 #[test]
-fn open_to_append_is_one_field_more_and_other_opens_are_as_before() {
+fn append_open_adds_one_field_and_other_opens_are_unchanged() {
     let request = |append| {
         let access = Access { append, ..samples::access() };
         let name = Name::new(b"x").unwrap();

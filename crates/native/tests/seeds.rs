@@ -88,7 +88,7 @@ fn of_messages() -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 #[test]
-fn seeds_that_are_messages_are_of_this_version() {
+fn message_seeds_match_current_protocol_version() {
     for (path, bytes) in of_messages() {
         let path = path.with_extension("hex");
         let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -101,7 +101,7 @@ fn seeds_that_are_messages_are_of_this_version() {
 }
 
 #[test]
-fn any_stream_says_the_same_however_it_is_cut() {
+fn fuzz_frame_stream_decodes_alike_for_any_split() {
     let understood: Vec<Message> = replay("native_codec", native::codec).concat();
     for (group, messages) in samples::all() {
         for (name, message) in messages {
@@ -113,7 +113,7 @@ fn any_stream_says_the_same_however_it_is_cut() {
 }
 
 #[test]
-fn a_client_hears_anything_and_answers_each_call_once() {
+fn fuzz_client_given_any_input_completes_each_call_once() {
     let all = [
         "attached",
         "answered",
@@ -129,19 +129,19 @@ fn a_client_hears_anything_and_answers_each_call_once() {
 }
 
 #[test]
-fn a_server_hears_anything_and_passes_on_what_the_rules_allow() {
+fn fuzz_server_given_any_input_emits_only_valid_events() {
     let all = ["attached", "answered", "resumed", "cancelled", "acknowledged", "called again", "packed"];
     come_to("native_server", native::server, &all, &["attached", "answered", "resumed", "acknowledged"]);
 }
 
 #[test]
-fn both_ends_find_no_fault_with_each_other_however_slow_the_pipe() {
+fn fuzz_client_and_server_agree_over_any_slow_pipe() {
     let all = ["attached", "answered", "resumed", "forgotten", "recalled", "lapsed", "called again"];
     come_to("native_pipe", native::pipe, &all, &["attached", "answered", "resumed", "recalled"]);
 }
 
 #[test]
-fn locks_exclude_and_waits_end_once_whatever_is_asked() {
+fn fuzz_locks_conflict_correctly_and_waits_end_once() {
     let all = ["granted", "waits", "refused", "waited and granted"];
     come_to("native_locks", native::locks, &all, &["granted"]);
 }

@@ -17,7 +17,7 @@ fn transmitted(server: &mut ServerConnection) -> Vec<Message> {
 }
 
 #[test]
-fn a_muted_session_is_answered_what_came_before_and_the_rest_when_it_is_heard_again() {
+fn muted_session_defers_later_messages_until_unmuted() {
     let (mut server, result) = told(Limits::default(), &[lookup(1)]);
     assert_eq!(result, Ok(()));
     assert!(matches!(server.poll_event(), Some(ServerEvent::Request { call: CallId(1), .. })));
@@ -53,7 +53,7 @@ fn a_muted_session_is_answered_what_came_before_and_the_rest_when_it_is_heard_ag
 }
 
 #[test]
-fn a_muted_session_cannot_pile_up_what_nobody_answers() {
+fn muted_session_bounds_unanswered_messages() {
     // A client that closes many files breaks no rule.
     let (mut server, _) = told(Limits { max_calls: 2, ..Limits::default() }, &[]);
     server.mute(true);
@@ -76,7 +76,7 @@ fn a_muted_session_cannot_pile_up_what_nobody_answers() {
 }
 
 #[test]
-fn calling_off_costs_the_same_however_much_is_outstanding_and_counts_once() {
+fn cancel_cost_is_constant_and_repeated_cancel_is_ignored() {
     let wait = |n| Message::Request(CallId(n), samples::request(lock(true))).encode();
     // Waiting lock calls, kept by a muted session, and each cancelled so often.
     let took = |locks: u64, times: u64, muted: bool| {
@@ -106,7 +106,7 @@ fn calling_off_costs_the_same_however_much_is_outstanding_and_counts_once() {
 }
 
 #[test]
-fn what_unpacks_to_much_is_taken_in_by_and_by() {
+fn large_decompressed_input_is_handled_in_rounds() {
     let mut server = ServerConnection::new(T0, ServerConfig::default());
     let hello = Hello { features: COMPRESSED, ..samples::hello() };
     server.handle_input(T0, &Message::Hello(hello).encode()).unwrap();
@@ -127,7 +127,7 @@ fn what_unpacks_to_much_is_taken_in_by_and_by() {
 }
 
 #[test]
-fn lists_are_bounded_and_those_of_a_server_are_not_heard() {
+fn lists_are_bounded_and_server_only_messages_are_refused() {
     let name = samples::name("a");
     let names = |count: u32| vec![name.clone(); count as usize];
     let handles = |count: u32| vec![Handle(1); count as usize];
@@ -165,7 +165,7 @@ fn lists_are_bounded_and_those_of_a_server_are_not_heard() {
 }
 
 #[test]
-fn a_name_that_is_waited_for_counts_as_what_it_takes() {
+fn queued_path_names_count_with_their_memory_cost() {
     let walk = Call::ResolvePath { node: samples::id(7), names: vec![samples::name("a"); 4_096] };
     let (mut server, _) = told(Limits::default(), &[]);
     let before = server.held_bytes();
@@ -179,7 +179,7 @@ fn a_name_that_is_waited_for_counts_as_what_it_takes() {
 
 /// An acknowledgement may wait for it; and neither end may take it for a renewal.
 #[test]
-fn stores_into_a_map_are_done_for_a_suspect_and_renew_nothing() {
+fn write_back_of_suspect_is_executed_without_renewal() {
     let write = |flush| {
         let flags = WriteFlags { flush, ..WriteFlags::default() };
         let data = b"page".to_vec();
@@ -210,7 +210,7 @@ fn stores_into_a_map_are_done_for_a_suspect_and_renew_nothing() {
 }
 
 #[test]
-fn features_that_both_sides_know_are_agreed_on() {
+fn features_known_to_both_sides_are_negotiated() {
     let mut server = ServerConnection::new(T0, ServerConfig::default());
     let hello = Hello { features: EXCLUSIVE_DIR_LEASES | 1 << 40, ..samples::hello() };
     server.handle_input(T0, &Message::Hello(hello).encode()).unwrap();
@@ -221,7 +221,7 @@ fn features_that_both_sides_know_are_agreed_on() {
 }
 
 #[test]
-fn a_server_takes_hello_first_and_once() {
+fn server_accepts_hello_only_first_and_once() {
     let mut server = ServerConnection::new(T0, ServerConfig::default());
     assert_eq!(server.handle_input(T0, &lookup(1).encode()), Err(ProtocolError::Unexpected(4)));
     assert_eq!(server.handle_input(T0, &lookup(1).encode()), Err(ProtocolError::Ended));
@@ -265,7 +265,7 @@ fn a_server_enforces_ids_counts_sizes_and_acknowledgements() {
 }
 
 #[test]
-fn a_server_passes_on_what_keeps_the_rules() {
+fn server_emits_event_for_each_valid_message() {
     let release = Call::Release { handles: vec![Handle(1)] };
     let messages = [
         lookup(1),
@@ -298,7 +298,7 @@ fn a_server_passes_on_what_keeps_the_rules() {
 }
 
 #[test]
-fn a_server_counts_waits_for_locks_by_themselves() {
+fn server_limits_waiting_lock_calls_separately() {
     let few = Limits { max_calls: 1, ..Limits::default() };
     let request = |id, wait| Message::Request(CallId(id), samples::request(lock(wait)));
     let waits: Vec<Message> = (1..=u64::from(MAX_LOCK_WAITS)).map(|id| request(id, true)).collect();
@@ -314,7 +314,7 @@ fn a_server_counts_waits_for_locks_by_themselves() {
 }
 
 #[test]
-fn only_what_lets_nothing_go_on_asks_for_nothing() {
+fn only_keepalives_and_acknowledgements_count_as_asking_nothing() {
     let (mut server, _) = told(Limits::default(), &[lookup(1)]);
     assert!(matches!(server.poll_event(), Some(ServerEvent::Request { .. })));
     let all = [

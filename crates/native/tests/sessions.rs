@@ -34,7 +34,7 @@ fn answered(call: Call, responses: &[Response]) -> Vec<Event> {
 }
 
 #[test]
-fn a_reply_that_does_not_fit_its_call_loses_the_session() {
+fn reply_of_wrong_kind_loses_session() {
     let calls = samples::calls();
     let mut fits = 0;
     for call in calls.into_iter().filter(Call::is_answered) {
@@ -53,7 +53,7 @@ fn a_reply_that_does_not_fit_its_call_loses_the_session() {
 }
 
 #[test]
-fn a_reply_about_something_else_loses_the_session() {
+fn reply_about_another_node_loses_session() {
     let place = samples::place();
     let wrong = |call: Call, reply| assert!(lost(&answered(call, &[ok(reply)])).contains("wrong answer"));
     let attr = samples::attr(0o100_644);
@@ -78,7 +78,7 @@ fn part(names: &[&str], last: bool) -> Response {
 }
 
 #[test]
-fn listings_are_in_cookie_order_or_the_session_is_lost() {
+fn listing_out_of_cookie_order_loses_session() {
     let key = samples::session().cookie_key;
     let mut names = ["a", "b", "c", "d"];
     names.sort_by_key(|leaf| key.cookie(leaf.as_bytes()));
@@ -109,7 +109,7 @@ fn alone(names: &[&str], last: bool) -> Response {
 }
 
 #[test]
-fn names_alone_are_in_cookie_order_and_behind_what_was_asked_or_the_session_is_lost() {
+fn names_only_listing_out_of_order_or_before_its_start_loses_session() {
     let key = samples::session().cookie_key;
     let mut names = ["a", "b", "c", "d"];
     names.sort_by_key(|leaf| key.cookie(leaf.as_bytes()));
@@ -135,7 +135,7 @@ fn names_alone_are_in_cookie_order_and_behind_what_was_asked_or_the_session_is_l
 }
 
 #[test]
-fn answers_that_nobody_waits_for_lose_the_session_and_nothing_follows() {
+fn unexpected_response_loses_session_and_ends_output() {
     let lookup = Call::Lookup { dir: samples::dir(), name: samples::name("x") };
     let events = answered(lookup, &[ok(Reply::Entry(None)), ok(Reply::Entry(None))]);
     assert!(lost(&events[1..]).contains("not outstanding"));
@@ -153,7 +153,7 @@ fn answers_that_nobody_waits_for_lose_the_session_and_nothing_follows() {
 }
 
 #[test]
-fn calls_wait_for_the_welcome_and_for_room() {
+fn calls_wait_for_welcome_and_for_free_call_slots() {
     let mut client = client(T0);
     for i in 1..=3 {
         client.handle_call(T0, CallId(i), samples::request(samples::queries().remove(0)));
@@ -175,7 +175,7 @@ fn calls_wait_for_the_welcome_and_for_room() {
 }
 
 #[test]
-fn what_no_server_takes_is_answered_here() {
+fn call_beyond_limits_fails_without_being_sent() {
     let mut client = attached(Limits { max_data: 100, ..Limits::default() });
     let (node, flags) = (samples::place(), WriteFlags::default());
     let refused = [
@@ -231,7 +231,7 @@ fn a_silent_server_loses_the_session_before_the_term_ends() {
 }
 
 #[test]
-fn a_process_that_slept_over_its_term_serves_nothing_more() {
+fn client_suspended_past_its_term_lapses_before_handling_input() {
     let mut client = attached(Limits::default());
     client.handle_timeout(later(20_000));
     let (messages, events, _) = drain(&mut client);
@@ -242,7 +242,7 @@ fn a_process_that_slept_over_its_term_serves_nothing_more() {
 }
 
 #[test]
-fn counters_count_what_they_say() {
+fn counters_match_sent_messages() {
     let mut server = Server::new(T0, u32::MAX);
     let mut client = client(T0);
     let mut now = T0;
@@ -324,7 +324,7 @@ fn recalls_and_acknowledgements_pass_through_a_client() {
 }
 
 #[test]
-fn who_waits_for_locks_keeps_nobody_from_calling() {
+fn waiting_lock_calls_do_not_use_up_call_limit() {
     let few = Limits { max_calls: 1, ..Limits::default() };
     let mut client = attached(few);
     for id in 1..=u64::from(MAX_LOCK_WAITS) {
@@ -359,7 +359,7 @@ fn write() -> Request {
 }
 
 #[test]
-fn requests_beyond_what_may_be_unanswered_wait_at_the_client_and_end_the_session_of_who_sends_them() {
+fn unanswered_byte_limit_queues_at_client_and_is_enforced_by_server() {
     let mut client = attached(Limits::default());
     let (mut sent, mut bytes) = (Vec::new(), 0);
     for id in 0..40 {
@@ -389,7 +389,7 @@ fn requests_beyond_what_may_be_unanswered_wait_at_the_client_and_end_the_session
 }
 
 #[test]
-fn a_client_keeps_to_the_bytes_that_a_small_server_names() {
+fn client_observes_byte_limit_of_small_server() {
     let limits = Limits { max_bytes: 9 << 20, ..Limits::default() };
     let mut keeps = attached(limits);
     (0..10).for_each(|id| keeps.handle_call(T0, CallId(id), write()));

@@ -73,7 +73,7 @@ mod tests {
     use crate::Rmessage;
 
     #[test]
-    fn messages_that_come_in_any_pieces_are_whole() {
+    fn ninep_messages_are_reassembled_from_any_pieces() {
         let stream: Vec<u8> = (0..20)
             .flat_map(|tag| Rmessage::Readlink { target: vec![b'x'; usize::from(tag)] }.encode(tag))
             .collect();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_be_are_refused_before_anything_is_kept_for_them() {
+    fn ninep_impossible_message_size_is_refused_before_buffering() {
         let mut reader = FrameReader::new(100);
         reader.take(&[6, 0, 0, 0]);
         assert_eq!(reader.poll_frame(), Err(ProtocolError::TooShort(6)));

@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_stand_one_behind_the_other() {
+    fn readdir_entries_decode_in_sequence() {
         let all = dirents(&encoded(&[(".", 1), ("a", 1 << 63), ("bc", 9)])).unwrap();
         let seen: Vec<_> = all.iter().map(|one| (one.name.as_slice(), one.offset, one.kind)).collect();
         assert_eq!(seen, [(&b"."[..], 1, 8), (b"a", 1 << 63, 8), (b"bc", 9, 8)]);
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_elsewhere_and_cut_entries_are_refused() {
+    fn readdir_names_with_slash_and_truncated_entries_are_refused() {
         for name in ["", "a/b", "/", "a\0"] {
             assert!(dirents(&encoded(&[("x", 1), (name, 2)])).is_err(), "{name:?}");
         }

@@ -88,11 +88,11 @@ fn served(is_old: bool) -> Served {
 }
 
 #[test]
-fn a_server_whose_fids_are_inodes_conforms() {
+fn ninep_server_with_inode_fids_conforms() {
     assert_conforms(&mut served(false));
 }
 
 #[test]
-fn a_server_without_renameat_and_unlinkat_conforms() {
+fn ninep_server_without_renameat_and_unlinkat_conforms() {
     assert_conforms(&mut served(true));
 }

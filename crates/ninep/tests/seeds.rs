@@ -71,7 +71,7 @@ fn come_to(target: &str, act: fn(&[u8]) -> Reached, all: &[&str]) {
 }
 
 #[test]
-fn seeds_are_what_they_were_made_of() {
+fn ninep_seeds_match_their_source() {
     for (target, name, seed) in seeds() {
         let path = folder(target).join(format!("{name}.hex"));
         let hex: String = seed.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -83,11 +83,11 @@ fn seeds_are_what_they_were_made_of() {
 }
 
 #[test]
-fn messages_are_read_and_written_as_they_were() {
+fn ninep_codec_seeds_reach_all_message_kinds() {
     come_to("ninep_codec", ninep::codec, &["an answer", "a request", "entries", "refused"]);
 }
 
 #[test]
-fn a_session_bears_any_server() {
+fn ninep_session_survives_any_server() {
     come_to("ninep_session", ninep::session, &["attached", "done", "failed", "restored", "lost"]);
 }

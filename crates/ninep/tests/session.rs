@@ -12,7 +12,7 @@ use nigh_types::{
 use stage::{Stage, config, name, read_write, written};
 
 #[test]
-fn no_fid_is_left_behind() {
+fn every_fid_is_clunked() {
     let mut stage = Stage::attached();
     let root = stage.root();
     stage.check_fids();
@@ -42,7 +42,7 @@ fn no_fid_is_left_behind() {
 
 /// Ten thousand files are known, and few of them have fids.
 #[test]
-fn fids_are_kept_for_those_used_last() {
+fn fids_are_kept_for_recently_used_nodes() {
     let mut stage = Stage::attached();
     let root = stage.root();
     for n in 0..5_000 {
@@ -57,7 +57,7 @@ fn fids_are_kept_for_those_used_last() {
 }
 
 #[test]
-fn who_was_not_asked_was_not_silent() {
+fn idle_server_is_not_counted_as_silent() {
     let mut stage = Stage::attached();
     let root = stage.root();
     stage.later(Span::from_secs(100));
@@ -70,7 +70,7 @@ fn who_was_not_asked_was_not_silent() {
 }
 
 #[test]
-fn a_server_that_says_nothing_is_asked_and_then_given_up() {
+fn silent_server_is_probed_and_then_disconnected() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let id = stage.call(Call::GetAttr { node: root });
@@ -95,7 +95,7 @@ fn a_server_that_says_nothing_is_asked_and_then_given_up() {
 }
 
 #[test]
-fn what_nobody_waits_for_is_called_off_and_its_fid_let_go() {
+fn cancelled_request_is_flushed_and_its_fid_clunked() {
     // The reply may come before the server handles the flush, or never.
     for answered in [true, false] {
         let mut stage = Stage::attached();
@@ -125,7 +125,7 @@ fn what_nobody_waits_for_is_called_off_and_its_fid_let_go() {
 }
 
 #[test]
-fn what_was_called_off_is_not_made_again_after_a_reconnect() {
+fn cancelled_call_is_not_repeated_after_reconnect() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let made = stage.call(Call::Mkdir { dir: root.clone(), name: name("d"), mode: 0o755, umask: 0 });
@@ -143,7 +143,7 @@ fn what_was_called_off_is_not_made_again_after_a_reconnect() {
 }
 
 #[test]
-fn a_file_is_appended_to_after_a_reconnect() {
+fn append_works_after_reconnect() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let dir = stage.mkdir(&root, "d");
@@ -165,7 +165,7 @@ fn a_file_is_appended_to_after_a_reconnect() {
 }
 
 #[test]
-fn more_messages_than_tags_wait_for_one() {
+fn messages_beyond_tag_limit_wait_for_free_tag() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let (file, handle) = stage.create(&root, "f");
@@ -193,7 +193,7 @@ fn more_messages_than_tags_wait_for_one() {
 
 /// Each uid is attached once, and reaches nodes by paths that other users found.
 #[test]
-fn each_user_has_a_root_of_its_own() {
+fn each_user_attaches_its_own_root() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let dir = stage.mkdir(&root, "d");
@@ -213,7 +213,7 @@ fn each_user_has_a_root_of_its_own() {
 }
 
 #[test]
-fn grants_are_times_and_say_of_what() {
+fn ninep_grants_carry_configured_terms_and_scopes() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let covers = |response: &Response| -> Vec<LeaseScope> {
@@ -237,7 +237,7 @@ fn grants_are_times_and_say_of_what() {
 
 /// A server that releases a lock while it is upgraded (flock(2)), and another machine that takes it.
 #[test]
-fn a_lock_that_cannot_be_made_stronger_is_held_as_before() {
+fn failed_lock_upgrade_keeps_old_lock_or_reports_its_loss() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let (file, _) = stage.create(&root, "f");
@@ -274,7 +274,7 @@ fn a_lock_that_cannot_be_made_stronger_is_held_as_before() {
 }
 
 #[test]
-fn who_waits_for_locks_keeps_nobody_from_unlocking() {
+fn waiting_lock_calls_do_not_block_unlock() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let (file, _) = stage.create(&root, "f");
@@ -299,7 +299,7 @@ fn who_waits_for_locks_keeps_nobody_from_unlocking() {
 }
 
 #[test]
-fn open_files_are_read_by_several_messages_in_flight() {
+fn large_read_uses_several_messages_in_flight() {
     let mut stage = Stage::attached();
     stage.server.most = 65_536;
     let root = stage.root();
@@ -317,7 +317,7 @@ fn open_files_are_read_by_several_messages_in_flight() {
 
 /// A file that is being kept open without a reply is released before it is open.
 #[test]
-fn what_is_released_while_it_is_kept_is_not_left_open() {
+fn file_released_while_being_pinned_is_closed() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let (file, handle) = stage.create(&root, "f");
@@ -333,7 +333,7 @@ fn what_is_released_while_it_is_kept_is_not_left_open() {
 
 /// A listing says of each name that it exists, and of all others that they do not.
 #[test]
-fn a_listing_is_believed_no_longer_than_either_of_the_things_it_says() {
+fn listing_term_is_minimum_of_name_and_absence_terms() {
     let (short, long) = (Term::Limited(Span::from_millis(300)), Term::Limited(Span::from_secs(7)));
     let none = Term::Limited(Span::ZERO);
     let times = [
@@ -361,7 +361,7 @@ fn a_listing_is_believed_no_longer_than_either_of_the_things_it_says() {
 
 /// The attributes of such a file come from its own fid, as long as that is still the file's.
 #[test]
-fn a_file_that_was_moved_and_removed_is_told_of_while_it_is_open() {
+fn renamed_and_unlinked_open_file_keeps_attributes() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let (file, handle) = stage.create(&root, "f");
@@ -391,7 +391,7 @@ fn a_file_that_was_moved_and_removed_is_told_of_while_it_is_open() {
 
 /// All tags may be in use, and messages in flight are flushed.
 #[test]
-fn what_calls_off_others_does_not_wait_for_their_tags() {
+fn flush_is_sent_without_waiting_for_free_tag() {
     let mut stage = Stage::attached();
     stage.server.most = 8_192;
     let root = stage.root();

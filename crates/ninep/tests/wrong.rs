@@ -10,7 +10,7 @@ use nigh_types::{Access, Call, Errno, Handle, LockKind, NodeId, NodeRef, Respons
 use stage::{Stage, config, name, written};
 
 #[test]
-fn nobody_there_is_one_error() {
+fn ninep_silent_server_at_handshake_gives_one_error() {
     let mut stage = Stage::silent();
     stage.later(Span::from_secs(30));
     let Some(Event::Lost { why }) = stage.events.pop_front() else { panic!("it is lost") };
@@ -20,7 +20,7 @@ fn nobody_there_is_one_error() {
 
 /// The reaction to each wrong handshake: one line that says why.
 #[test]
-fn servers_of_another_kind_are_refused_in_one_line() {
+fn ninep_handshake_of_wrong_server_fails_with_one_line() {
     let wrong: [(Rmessage, &str); 6] = [
         (Rmessage::Version { msize: 65_536, version: b"unknown".to_vec() }, "\"unknown\""),
         (Rmessage::Version { msize: 65_536, version: b"9P2000".to_vec() }, "\"9P2000\""),
@@ -40,7 +40,7 @@ fn servers_of_another_kind_are_refused_in_one_line() {
 }
 
 #[test]
-fn a_broken_rule_ends_the_session_with_one_line() {
+fn ninep_protocol_error_ends_session_with_one_line() {
     type Breaks = fn(&mut Stage, u16) -> Vec<u8>;
     let breaks: [(&str, Breaks); 8] = [
         ("tag 77", |_, _| Rmessage::Clunk {}.encode(77)),
@@ -77,7 +77,7 @@ fn a_broken_rule_ends_the_session_with_one_line() {
 }
 
 #[test]
-fn more_than_was_asked_for_is_no_answer() {
+fn ninep_reply_larger_than_request_ends_session() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let (file, handle) = stage.create(&root, "f");
@@ -168,7 +168,7 @@ fn each(root: &NodeRef, file: &NodeRef, dir: &NodeRef, handle: Handle) -> Vec<Ca
 
 /// A call of each kind to a server that fails everything: each gets a reply, and nothing else happens.
 #[test]
-fn errors_to_everything_are_answers() {
+fn ninep_server_failing_everything_yields_error_replies() {
     let mut stage = Stage::attached();
     let root = stage.root();
     let (file, handle) = stage.create(&root, "f");
@@ -216,14 +216,14 @@ fn list_without_end(stage: &mut Stage, next: impl Fn(u64) -> u64) -> Option<Resp
 }
 
 #[test]
-fn a_listing_that_does_not_go_on_ends_the_session() {
+fn ninep_listing_without_progress_ends_session() {
     let mut stage = Stage::attached();
     list_without_end(&mut stage, |_| 0);
     assert!(stage.session.is_lost());
 }
 
 #[test]
-fn a_listing_of_more_names_than_can_be_is_an_error() {
+fn ninep_listing_above_name_limit_fails() {
     let mut stage = Stage::attached_with(Config { most_names: 1_000, ..config() });
     // New offsets for ever, and repeated ones.
     for next in [|offset| offset + 1, |offset| (offset + 1) % 10] {

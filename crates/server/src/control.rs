@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_first_tells_a_question_from_a_session() {
+    fn first_bytes_distinguish_control_request_from_session() {
         let after = |said: &[u8]| {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             theirs.write_all(said).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_whether_it_is_served_goes_on_after_the_answer() {
+    fn session_continues_after_liveness_request() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || (purpose(&ours, Duration::from_secs(10)), ours));
         assert!(is_served(&theirs, Duration::from_secs(10)).unwrap());
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_reads_slowly_or_not_at_all_is_left_when_the_time_is_over() {
+    fn status_reply_to_slow_reader_is_abandoned_at_timeout() {
         let text = vec![b'x'; 8 << 20];
         for slowly in [false, true] {
             let (mut ours, mut theirs) = UnixStream::pair().unwrap();

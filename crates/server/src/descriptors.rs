@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn each_origin_leaves_as_many_descriptors_to_others_as_it_has() {
+    fn origin_holds_at_most_half_of_the_remaining_descriptors() {
         let origin = |uid| Origin { uid: Some(uid), host: None };
         let descriptors = Arc::new(Descriptors::new(2_000, true));
         let taken = [1, 2, 3, 4].map(|uid| take_all(&descriptors, origin(uid)));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn server_of_one_user_gives_one_origin_all_of_them() {
+    fn single_user_server_gives_all_descriptors_to_one_origin() {
         let descriptors = Arc::new(Descriptors::new(2_000, false));
         assert_eq!(take_all(&descriptors, Origin { uid: Some(1), host: None }).len(), 1_125);
     }

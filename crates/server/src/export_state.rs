@@ -150,7 +150,7 @@ mod tests {
     const KEY: Record = Record::Key { version: 1, key: [7; 16] };
 
     #[test]
-    fn records_are_there_again_and_the_first_key_wins() {
+    fn state_records_persist_and_first_key_wins() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ids");
         let added = [
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_record_is_cut_off_and_damage_is_refused() {
+    fn torn_state_record_is_cut_off_and_damage_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ids");
         let more = Record::Number { short: 1, index: 2, ino: 3 };

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_to_directories_and_nothing_leads_out() {
+    fn export_request_resolves_below_export_and_cannot_escape() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("a/sub/deep")).unwrap();
         fs::write(dir.path().join("a/file"), "").unwrap();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_is_reached_with_the_peers_rights() {
+    fn export_subdirectory_is_opened_with_rights_of_peer() {
         if !rustix::process::geteuid().is_root() {
             println!("SKIPPED: needs root");
             return;
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_said_or_the_folders_own() {
+    fn export_name_is_given_or_taken_from_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| {
             let path = dir.path().join(name);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn absolute_paths_are_for_peers_that_may_name_them() {
+    fn absolute_path_is_accepted_only_from_permitted_peers() {
         let dir = tempfile::tempdir().unwrap();
         let asked = dir.path().as_os_str().as_bytes();
         assert!(Exports::default().open(asked, &stranger()).is_err());

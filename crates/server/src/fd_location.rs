@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_looked_for_on_its_own_mount_alone() {
+    fn descriptor_is_located_only_on_its_own_mount() {
         let dir = tempfile::tempdir().unwrap();
         let a = dir.path().join("a");
         std::fs::create_dir(&a).unwrap();
@@ -111,7 +111,7 @@ mod tests {
         assert!(matches!(told_place(&root, &fd, &stat), Ok(Location::Elsewhere)));
     }
     #[test]
-    fn a_removed_file_with_a_long_name_is_elsewhere() {
+    fn removed_file_with_longest_name_is_not_located() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n".repeat(255));
         std::fs::write(&path, "").unwrap();

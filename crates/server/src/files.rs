@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claimed_number_is_nobody_elses() {
+    fn handle_taken_in_reopen_is_not_assigned_again() {
         let files = SessionFiles::new(5, Term::Session);
         let first = files.insert(file(&files, 1)).unwrap();
         assert_eq!(files.insert_again(first, file(&files, 2)), Err(Fault(Errno::INVAL)));

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filesystem_is_the_same_seen_from_any_of_its_inodes() {
+    fn filesystem_identity_is_equal_for_all_its_inodes() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("f"), "").unwrap();
         let open = |path: &std::path::Path| {

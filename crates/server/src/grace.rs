@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_has_what_was_anothers_before_the_next_server_would_know() {
+    fn grace_period_ends_only_after_lost_locks_are_recorded() {
         let grace = Grace::new([((1, 1), true), ((1, 2), true)].into(), Time(5));
         let unasked = || -> bool { panic!("somebody is waited for") };
         grace.returned((1, 2));

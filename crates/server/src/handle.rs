@@ -175,7 +175,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
-    fn a_number_that_is_given_out_again_just_now_is_no_shortage_of_memory() {
+    fn handle_of_inode_number_in_reuse_fails_with_stale_not_nomem() {
         let temp = tempfile::tempdir().unwrap();
         let dir = rustix::fs::open(temp.path(), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let Some(opener) = Opener::new(dir) else {

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_is_read_more_often_than_allowed_within_a_second_is_too_fast() {
+    fn connection_read_too_often_within_a_second_is_too_fast() {
         let mut pace = Pace { since: Instant::now(), reads: 0 };
         let fast = (0..Pace::MOST + 2).map(|_| pace.is_too_fast()).filter(|is_so| *is_so).count();
         assert_eq!(fast, 2);

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_the_main_filesystem_stay_and_large_ones_and_one_are_mapped() {
+    fn main_filesystem_inode_numbers_are_kept_except_one_and_large_ones() {
         let dir = tempfile::tempdir().unwrap();
         let ids = ids(&dir.path().join("ids"));
         let ino = |n| ids.node(&stat(1, n), refuse).unwrap().ino;
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn mapped_numbers_lead_back_after_a_restart_and_quickly_however_many_there_are() {
+    fn mapped_inode_numbers_resolve_after_restart_in_constant_time() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ids");
         let numbers = [1, DELEGATED, u64::MAX];
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_genuine_only_as_they_were_made_and_by_whom() {
+    fn altered_or_foreign_node_ids_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let ids = ids(&dir.path().join("ids"));
         let node = ids.node(&stat(1, 77), refuse).unwrap();
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_has_the_number_of_another_is_known_by_its_filesystem() {
+    fn mount_with_reused_id_is_identified_by_its_filesystem() {
         let dir = tempfile::tempdir().unwrap();
         let ids = ids(&dir.path().join("ids"));
         let of = |uuid| ids.meet((Dev(0, 7), 1, 0), &on(uuid)).unwrap().index;

@@ -173,7 +173,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn acting_gives_files_to_the_caller_and_ends_with_the_guard() {
+    fn impersonation_creates_files_of_the_caller_and_ends_with_its_guard() {
         if !can_act() {
             println!("SKIPPED: needs root");
             return;
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn acting_with_a_capability_has_that_one_and_gives_files_to_the_caller() {
+    fn impersonation_with_capabilities_has_exactly_these() {
         if !can_act() {
             println!("SKIPPED: needs root");
             return;
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mask_is_this_threads_own() {
+    fn umask_change_affects_only_its_thread() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_owned();
         std::thread::spawn(move || {

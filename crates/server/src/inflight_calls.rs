@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_taken_after_stopping_and_what_was_is_counted_to_its_end() {
+    fn no_call_is_accepted_after_stop_and_accepted_ones_stay_counted() {
         let work = Arc::new(Work::default());
         let (one, two) = (work.take().unwrap(), work.take().unwrap());
         work.stop();

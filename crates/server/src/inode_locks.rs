@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_holders_stand_together_and_an_exclusive_one_alone() {
+    fn inode_lock_admits_shared_holders_or_one_exclusive_holder() {
         let [first, other, _] = three();
         let locks = PlaceLocks::new();
         let (mut a, mut b) = (locks.none_held(), locks.none_held());
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn two_objects_under_one_lock_do_not_wait_for_each_other() {
+    fn objects_sharing_a_lock_stripe_do_not_deadlock() {
         let [first, _, same] = three();
         let locks = PlaceLocks::new();
         let mut held = locks.none_held();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_want_the_same_in_another_order_all_come_through() {
+    fn inode_locks_taken_in_different_orders_do_not_deadlock() {
         let locks = Arc::new(PlaceLocks::new());
         let inside = Arc::new(AtomicU64::new(0));
         let workers: Vec<_> = (0..4_u64)

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_to_listen_are_understood() {
+    fn listen_addresses_are_parsed() {
         let tcp = |host: &str, port| Some(Listen::Tcp { host: host.into(), port });
         assert_eq!(Listen::parse("tcp://0.0.0.0"), tcp("0.0.0.0", PORT));
         assert_eq!(Listen::parse("tcp://host:7"), tcp("host", 7));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_let_in_by_mistake() {
+    fn tcp_listener_without_token_or_export_is_refused() {
         let tcp = Listen::parse("tcp://localhost").unwrap();
         let mut serving = Serving { listens: vec![tcp], ..Serving::default() };
         assert!(serving.check().unwrap_err().contains("--token"));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_for_others_only_in_a_folder_that_is() {
+    fn socket_is_open_to_others_only_in_directory_open_to_others() {
         let dir = tempfile::tempdir().unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
         let own = dir.path().join("new/s.sock");

@@ -385,7 +385,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn whoever_is_last_learns_that_a_session_is_over() {
+    fn last_running_call_of_ended_session_releases_its_locks() {
         let running = Running::default();
         assert!(!running.is_settled(), "calls may come");
         assert!(running.enter() && running.enter());
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_much_to_claim_and_does_not_takes_from_itself() {
+    fn excess_unreclaimed_locks_are_dropped_from_the_client_with_most() {
         let locks = Locks::new(Arc::new(Grace::new(BTreeMap::new(), Time(0))));
         let object = Object { filesystem: 1, ino: 1, birth: 1 };
         let hold = |session, ranges: u64| {
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_of_an_object_that_thousands_hold_takes_no_time() {
+    fn lock_requests_on_object_with_thousands_of_locks_are_fast() {
         let mut table = LockTable::default();
         let owner = |session, owner| LockOwner { session, flock: true, owner };
         let claim = |owner, kind| Claim { object: 1, owner, kind, start: 0, end: u64::MAX, pid: 1 };

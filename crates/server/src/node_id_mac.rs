@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn births_of_one_number_are_told_apart_where_there_are_birth_times() {
+    fn reused_inode_number_gets_new_generation_if_birth_times_exist() {
         let seal = Seal::new([9; 16]);
         let (first, second) = (seal.id(77, 1_000), seal.id(77, 1_001));
         assert_ne!(first.generation >> 32, second.generation >> 32);

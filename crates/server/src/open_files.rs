@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn homes_are_known_as_long_as_the_file_is_open() {
+    fn directories_of_moved_hardlink_are_recorded_while_file_is_open() {
         let object = |ino| Object { filesystem: 1, ino, birth: 2 };
         let homes = Arc::new(OpenFileTable::default());
         homes.lost_a_name(object(1));

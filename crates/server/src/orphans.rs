@@ -464,7 +464,7 @@ mod tests {
     /// nlink and the presence of the orphan link must come from one moment, even if another call makes or removes the
     /// link meanwhile.
     #[test]
-    fn a_file_that_is_getting_or_losing_its_name_in_the_folder_is_looked_at_again() {
+    fn attributes_read_during_orphan_link_change_are_read_again() {
         let (objects, names) = (Objects::default(), Cell::new(1));
         for has in [true, false] {
             let looks = Cell::new(0);
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_comes_to_an_end_however_fast_others_are_changed() {
+    fn observation_ends_however_fast_other_orphan_links_change() {
         let (objects, looks) = (Objects::default(), Cell::new(0));
         let other = Object { ino: 4, ..FILE };
         let look = || {
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_waits_for_the_change_of_that_file_and_for_no_other() {
+    fn observation_waits_only_for_orphan_link_change_of_its_file() {
         let objects = Objects::default();
         let change = objects.change(FILE);
         let other = Object { ino: 4, ..FILE };

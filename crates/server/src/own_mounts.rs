@@ -72,7 +72,7 @@ mod tests {
         33 25 0:43 / /mnt/c rw - fuse.nigh\nnonsense\n";
 
     #[test]
-    fn mount_of_nigh_is_found_by_its_device_with_source_and_user() {
+    fn nigh_mount_is_found_by_device_with_source_and_user() {
         assert_eq!(source_of(TABLE, Dev(0, 41)), Some((b"/home/a b".to_vec(), 7001)));
         for other in [Dev(0, 40), Dev(0, 42), Dev(0, 43), Dev(0, 4), Dev(8, 41)] {
             assert_eq!(source_of(TABLE, other), None, "{other:?}");
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn unix_socket_is_ours_only_where_this_process_listens() {
+    fn unix_socket_is_own_only_if_this_process_listens() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s.sock");
         let address = |rest: &str| [path.as_os_str().as_bytes(), rest.as_bytes()].concat();
@@ -92,7 +92,7 @@ mod tests {
 
     /// The peer of a connection is the process that called listen(2), which is the service manager.
     #[test]
-    fn unix_socket_of_a_service_manager_is_ours_while_this_process_serves_it() {
+    fn passed_unix_socket_is_own_while_this_process_serves_it() {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
         use std::os::fd::AsRawFd;
         let dir = tempfile::tempdir().unwrap();

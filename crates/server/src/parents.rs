@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_of_files_are_found_by_the_next_server() {
+    fn parent_cache_is_available_to_the_next_server() {
         let dir = tempfile::tempdir().unwrap();
         let open = || Parents::new(Some(dir.path().join("parents")));
         let notes = [(7, 2), (8, 2), (1 << 40, 3), (1 << 63 | 257, 256), (u64::MAX, (1 << 48) - 1)];
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn file_is_open_only_while_it_is_read_or_written_and_made_when_there_is_something_to_write() {
+    fn parent_cache_file_is_created_on_first_save_and_not_kept_open() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("parents");
         let is_open = || {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn number_with_the_slot_of_another_is_not_taken_for_that() {
+    fn parent_cache_distinguishes_inodes_that_share_a_slot() {
         let parents = Parents::new(None);
         parents.note(7, 2);
         let same_slot = |ino: &u64| place(*ino).0 == place(7).0 && place(*ino).1 == place(7).1;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn number_too_large_for_a_slot_is_not_noted() {
+    fn parent_number_too_large_for_a_slot_is_not_cached() {
         let parents = Parents::new(None);
         [0, 1 << 48, u64::MAX].into_iter().for_each(|directory| parents.note(7, directory));
         assert_eq!(parents.find(7), None);

@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn short_calls_leave_a_thread_to_long_ones_and_long_ones_leave_half_to_them() {
+    fn long_calls_get_at_least_one_and_at_most_half_of_the_threads() {
         let jobs = Jobs::new();
         let mut queues = Queues::default();
         for call in 0..100 {
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn call_that_may_read_a_directory_for_a_number_is_a_long_one() {
+    fn lookup_by_inode_number_counts_as_long_call() {
         let jobs = Jobs::new();
         let is_long = |call: Call| is_long(&jobs.job(1, call));
         assert!(is_long(Call::LookupNumber { ino: 1 }));
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_wait_too_long_for_a_filesystem_fail_but_for_fsync() {
+    fn calls_held_too_long_for_hung_filesystem_fail_except_fsync() {
         let jobs = Jobs::new();
         let node = NodeRef::bare(NodeId { ino: 1, generation: 1 });
         let mut queues = Queues::default();
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn long_calls_of_an_origin_that_has_none_running_do_not_wait_for_all_of_another() {
+    fn origin_without_running_long_call_gets_reserved_thread() {
         let limits = Limits { long: 2, long_most: 3 };
         let mut queues = Queues::default();
         let share = |uid| (Origin { uid: Some(uid), host: None }, 1);

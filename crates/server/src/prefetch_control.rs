@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_waits_until_something_is_said_and_hears_it_once() {
+    fn prefetch_job_sleeps_until_control_message_and_gets_it_once() {
         let walks = Walks::default();
         let one = walks.begin(CallId(1)).unwrap();
         assert!(one.wait() && one.waits());
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_more_walks_or_wants_than_there_may_be() {
+    fn prefetch_jobs_and_their_requests_are_limited() {
         let walks = Walks::default();
         for call in 0..MOST as u64 {
             assert!(walks.begin(CallId(call)).is_some());

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_of_a_container_hold_over_inodes_whose_owner_and_group_are_mapped() {
+    fn container_capabilities_apply_only_to_inodes_with_mapped_ids() {
         let who = container(u64::MAX);
         for (uid, gid) in [(1001, 1001), (100_009, 100_000)] {
             assert_eq!(over_inode(&who, &owned(uid, gid)), OVER_INODES);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn container_gives_nothing_to_an_owner_or_group_that_is_not_mapped() {
+    fn container_cannot_chown_to_unmapped_ids() {
         let (who, file) = (container(u64::MAX), owned(1001, 1001));
         let chown = |uid, gid| over_change(&who, &file, &SetAttr { uid, gid, ..SetAttr::default() });
         assert!(chown(Some(100_000), Some(100_001)).contains(CapabilitySet::CHOWN));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_over_a_directory_and_over_what_it_names_are_told_apart() {
+    fn capabilities_over_directory_and_over_named_inode_are_separate() {
         let who = container(u64::MAX);
         let (own, foreign) = (owned(100_000, 100_000), owned(0, 0));
         assert_eq!(over_names(&who, [&own], [&foreign]), OVER_DIRECTORIES);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn service_of_the_machine_has_its_capabilities_over_everything() {
+    fn host_service_capabilities_apply_to_all_inodes() {
         let privileges = Some(Box::new(Privileges::over_all(u64::MAX)));
         let who = Credentials { privileges, ..container(0) };
         assert_eq!(over_inode(&who, &owned(7, 8)), OVER_INODES | OVER_MACHINE);

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_makes_up_clients_takes_from_itself() {
+    fn origin_with_many_invented_clients_is_chosen_to_release_resources() {
         let good = (0..20_u64).map(|nth| (client("10.0.0.1", 1), 50, nth));
         let made_up = (100..1_200_u64).map(|nth| (client("10.0.0.2", nth), 1, nth));
         let all: Vec<_> = good.chain(made_up).collect();

@@ -98,7 +98,7 @@ mod tests {
     const ID: NodeId = NodeId { ino: 7, generation: 1 };
 
     #[test]
-    fn removed_directory_is_held_while_it_is_used_and_a_living_one_is_not() {
+    fn removed_directory_is_kept_open_while_used_and_existing_one_is_not() {
         let above = tempfile::tempdir().unwrap();
         let path = above.path().join("d");
         std::fs::create_dir(&path).unwrap();

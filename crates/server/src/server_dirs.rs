@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn follows_the_environment_and_ignores_relative_paths() {
+    fn server_directories_follow_environment_and_ignore_relative_paths() {
         let with = |uid, set: &'static [(&str, &str)]| {
             Places::find(uid, |name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
         };
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_may_enter_is_refused() {
+    fn runtime_directory_accessible_to_others_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let places = Places { runtime: dir.path().join("run"), state: dir.path().join("state") };

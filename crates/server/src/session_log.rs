@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strangers_cannot_fill_a_disk_with_lines() {
+    fn log_lines_about_strangers_are_rate_limited() {
         let lines = Lines::new(3, Duration::from_secs(1));
         let begin = Instant::now();
         let said = |after_ms| lines.allow_at(begin + Duration::from_millis(after_ms));
@@ -292,12 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_says_is_short() {
+    fn peer_text_in_log_is_truncated() {
         assert_eq!(shorten(&"ä".repeat(10_000)).chars().count(), SAID);
     }
 
     #[test]
-    fn the_first_reason_counts() {
+    fn session_log_keeps_first_end_reason() {
         let story = Story::new(&Arc::default(), Kind::Unix);
         story.ends(|| "fenced".into());
         story.ends(|| "closed".into());
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clients_number_is_not_shown_as_a_whole() {
+    fn client_id_is_logged_only_in_part() {
         assert_eq!(client_name(0x0123_4567_89ab_cdef), "01234567");
     }
 }

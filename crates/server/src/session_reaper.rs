@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_for_a_session_is_the_sum_of_its_parts() {
+    fn memory_account_is_the_sum_of_its_charges() {
         let keeper = Arc::new(Keeper::new(10));
         let (tally, other) = (MemoryAccount::new(&keeper), MemoryAccount::new(&keeper));
         let mut first = Charge::new(&tally, 5);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_in_time_is_not_forgotten_and_who_is_too_late_is() {
+    fn courtesy_session_resumes_unless_it_is_expiring() {
         let standing = Standing::default();
         assert!(!standing.doom_dormant(), "it stands");
         standing.lapse();

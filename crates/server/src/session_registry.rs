@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stood_when_the_server_was_killed_is_known_to_the_next() {
+    fn sessions_active_at_a_kill_are_known_to_the_next_server() {
         let dir = tempfile::tempdir().unwrap();
         let (register, absent, _) = Register::open(dir.path()).unwrap();
         assert!(absent.is_empty());
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_locks_may_have_been_anothers_is_known_to_the_next() {
+    fn sessions_with_possibly_lost_locks_are_known_to_the_next_server() {
         let dir = tempfile::tempdir().unwrap();
         let (register, ..) = Register::open(dir.path()).unwrap();
         register.begin(1, (7, 1), true).unwrap();
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn signs_are_written_over_and_take_no_room() {
+    fn registry_signs_are_overwritten_in_place() {
         let dir = tempfile::tempdir().unwrap();
         let (register, ..) = Register::open(dir.path()).unwrap();
         for session in 1..=4 {
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_recorded_is_asked_for_again() {
+    fn failed_registry_write_is_retried() {
         let dir = tempfile::tempdir().unwrap();
         let (register, ..) = Register::open(dir.path()).unwrap();
         register.begin(1, (7, 1), true).unwrap();
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_line_is_nothing_and_damage_is_said() {
+    fn registry_ignores_unterminated_line_and_reports_damage() {
         let dir = tempfile::tempdir().unwrap();
         let entry = Entry { who: (2, 3), whole: true, at: 0 };
         let whole = format!("{TITLE}{}{}", begun(1, entry), begun(4, entry));
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_does_not_grow_with_the_past() {
+    fn registry_file_does_not_grow_with_ended_sessions() {
         let dir = tempfile::tempdir().unwrap();
         let (register, ..) = Register::open(dir.path()).unwrap();
         register.begin(0, (1, 0), true).unwrap();

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listening_streams_are_taken_and_all_else_is_named() {
+    fn only_listening_stream_sockets_are_accepted_from_service_manager() {
         let dir = tempfile::tempdir().unwrap();
         let unix = UnixListener::bind(dir.path().join("s")).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_users_own_socket_is_where_mounts_look_for_it() {
+    fn passed_user_socket_must_be_at_the_path_used_by_mounts() {
         let dir = tempfile::tempdir().unwrap();
         let places = Places { runtime: dir.path().join("run"), state: dir.path().join("state") };
         std::fs::create_dir(&places.runtime).unwrap();

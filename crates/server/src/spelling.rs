@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directory_of_a_filesystem_that_tells_case_apart_is_probed_as_exact() {
+    fn case_sensitive_directory_is_detected_by_probe() {
         let dir = tempfile::tempdir().unwrap();
         let open = || OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
         std::fs::write(dir.path().join("123"), "").unwrap();

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_may_claim_only_itself_is_always_itself() {
+    fn peer_confined_to_its_own_ids_always_gets_them() {
         let own = who(1000, 100, &[4, 24]);
         let admission = CredentialPolicy::new(Claims::Only(own.clone()), Squash::None);
         for honest in [who(1000, 100, &[4, 24]), who(1000, 100, &[]), who(1000, 100, &[24])] {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn squashing_takes_root_or_everybody() {
+    fn squash_maps_root_or_all_users_to_anonymous() {
         let any = CredentialPolicy::new(Claims::Any, Squash::None);
         assert_eq!(any.admit(who(0, 0, &[0])), who(0, 0, &[0]));
         assert!(any.vouches());
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_says_who_a_peer_is() {
+    fn unix_peer_has_credentials_from_kernel() {
         let (one, _two) = std::os::unix::net::UnixStream::pair().unwrap();
         let peer = unix_peer(nigh_link::unix::credentials(&one).unwrap(), Squash::None).unwrap();
         let own = rustix::process::geteuid();

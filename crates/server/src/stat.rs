@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_and_its_name_are_the_same_inode() {
+    fn stat_of_descriptor_and_of_name_identify_one_inode() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("f"), "123").unwrap();
         let fd = std::fs::File::open(dir.path()).unwrap();

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_above_the_bound_of_an_origin_go_by_their_latest_use() {
+    fn least_recently_used_states_above_origin_limit_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let states = States::new(dir.path().to_owned());
         let rogue = Origin { uid: Some(7001), host: None };
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_what_is_served_stays_above_the_bound() {
+    fn state_of_served_export_is_kept_above_the_limit() {
         let dir = tempfile::tempdir().unwrap();
         let states = States::new(dir.path().to_owned());
         let rogue = Origin { uid: Some(7001), host: None };
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_a_served_directory_goes_when_that_is_gone() {
+    fn state_of_deleted_directory_is_removed() {
         let of_root = |dir: &Path| {
             let opened = Opened::new(open_root(dir).unwrap(), dir).unwrap();
             (opened.id.clone(), opened)

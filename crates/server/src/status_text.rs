@@ -206,7 +206,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_page_says_who_waits_for_whom_and_nothing_in_it_moves_a_terminal() {
+    fn status_page_lists_waits_and_contains_no_terminal_escapes() {
         let status = json!({
             "uid": 7, "pid": 9, "server": "1", "uptime_s": 3_725,
             "sessions": [

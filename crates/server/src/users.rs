@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_is_called_so_and_each_id_has_one_name() {
+    fn user_database_maps_each_id_to_one_name() {
         let names = names();
         let name = |kind, id| names.iter().filter(move |n| n.kind == kind && n.id == id).collect::<Vec<_>>();
         assert_eq!(name(IdKind::User, 0)[0].name, "root");

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn every_id_of_a_request_is_checked_wherever_it_stands() {
+    fn forged_node_id_is_refused_in_every_field_of_every_call() {
         let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let export = export(dir.path(), state.path());
         let real = export.reach().root();

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
-fn one_that_acknowledges_nothing_is_fenced_and_nobody_waits_for_it_again() {
+fn client_that_acknowledges_nothing_is_fenced_and_delays_others_once() {
     let _alone = alone();
     let world = World::hasty();
     beside(&world, "acknowledges nothing", 32 << 20, |_| {
@@ -65,7 +65,7 @@ fn one_that_acknowledges_nothing_is_fenced_and_nobody_waits_for_it_again() {
 }
 
 #[test]
-fn one_that_asks_for_every_lease_has_its_share_and_others_are_answered() {
+fn client_requesting_every_lease_gets_its_share_and_delays_no_other() {
     const SHARE: u64 = 500;
     let _alone = alone();
     let world = World::with(|options| {
@@ -105,7 +105,7 @@ fn one_that_asks_for_every_lease_has_its_share_and_others_are_answered() {
 }
 
 #[test]
-fn one_that_takes_every_lease_and_gives_none_back_is_waited_for_once() {
+fn client_holding_many_leases_without_acknowledging_delays_others_once() {
     let _alone = alone();
     let world = World::hasty();
     let many = 500;
@@ -149,7 +149,7 @@ fn one_that_takes_every_lease_and_gives_none_back_is_waited_for_once() {
 }
 
 #[test]
-fn one_that_confirms_nothing_is_answered_no_more_than_the_window() {
+fn client_that_confirms_nothing_gets_one_window_beside_other_clients() {
     const LONG: usize = 4_000;
     let _alone = alone();
     let world = World::new();
@@ -183,7 +183,7 @@ fn one_that_confirms_nothing_is_answered_no_more_than_the_window() {
 }
 
 #[test]
-fn garbage_ends_whoever_sends_it_with_one_line_and_others_are_answered() {
+fn garbage_ends_its_senders_session_with_one_log_line() {
     let _alone = alone();
     let world = World::new();
     let mut ended = 0_u64;
@@ -223,7 +223,7 @@ fn garbage_ends_whoever_sends_it_with_one_line_and_others_are_answered() {
 
 /// Names that an honest client cannot send, in every place where a request carries a name.
 #[test]
-fn a_name_that_leads_elsewhere_ends_whoever_sends_it_with_one_line() {
+fn invalid_name_in_any_request_ends_the_session_with_one_log_line() {
     let _alone = alone();
     let world = World::new();
     let mut good = world.client();
@@ -276,7 +276,7 @@ fn a_name_that_leads_elsewhere_ends_whoever_sends_it_with_one_line() {
 }
 
 #[test]
-fn half_a_frame_costs_what_arrived_of_it_and_ends_with_the_lease() {
+fn partial_frame_uses_only_received_memory_and_ends_with_the_lease() {
     let _alone = alone();
     let world = World::hasty();
     let (rogues, arrived) = (50_u32, 16 << 10);
@@ -310,7 +310,7 @@ fn half_a_frame_costs_what_arrived_of_it_and_ends_with_the_lease() {
 }
 
 #[test]
-fn one_that_reads_nothing_loses_its_connection_and_others_are_answered() {
+fn client_that_reads_nothing_is_cut_and_delays_no_other() {
     let _alone = alone();
     let world = World::new();
     // The bound on a client's send queue (`Outbox::LIMIT`), and some memory for its calls.
@@ -359,7 +359,7 @@ fn one_that_reads_nothing_loses_its_connection_and_others_are_answered() {
 }
 
 #[test]
-fn one_that_gives_signs_of_life_without_a_pause_takes_the_ear_of_nobody() {
+fn client_flooding_confirmations_does_not_delay_idle_clients() {
     // One thread polls all connections that were idle for 200 ms.
     const QUIET: Duration = Duration::from_millis(300);
     let _alone = alone();

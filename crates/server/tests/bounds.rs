@@ -49,7 +49,7 @@ fn resumes(world: &World, who: (u64, u64), session_id: u64) -> bool {
 }
 
 #[test]
-fn hundreds_that_are_cut_for_a_moment_all_go_on_with_their_sessions() {
+fn hundreds_of_briefly_disconnected_clients_all_resume_their_sessions() {
     const CLIENTS: u64 = 300;
     let world = World::with(|options| options.session_term = Span::from_secs(60));
     let node = world.client().place("d/f");
@@ -68,7 +68,7 @@ fn hundreds_that_are_cut_for_a_moment_all_go_on_with_their_sessions() {
 }
 
 #[test]
-fn dormant_sessions_are_bounded_for_each_client_and_others_keep_theirs() {
+fn dormant_sessions_have_a_limit_per_client() {
     let world = World::with(|options| {
         options.session_term = Span::from_secs(2);
         options.bounds = ServerLimits { dormant_per_client: 8, ..options.bounds };
@@ -87,7 +87,7 @@ fn dormant_sessions_are_bounded_for_each_client_and_others_keep_theirs() {
 }
 
 #[test]
-fn sessions_are_bounded_in_one_line_and_dormant_ones_make_room() {
+fn session_limit_refuses_in_one_line_and_dormant_sessions_make_room() {
     let world = World::with(|options| {
         options.session_term = Span::from_secs(2);
         options.bounds = ServerLimits { sessions_per_origin: 6, ..options.bounds };
@@ -120,7 +120,7 @@ fn sessions_are_bounded_in_one_line_and_dormant_ones_make_room() {
 }
 
 #[test]
-fn a_full_server_says_so_to_who_has_nothing_of_it() {
+fn server_at_its_session_limit_tells_a_new_origin_the_reason() {
     let world = World::with(|options| options.bounds = ServerLimits { sessions: 3, ..options.bounds });
     let many = [(); 3].map(|()| world.client().session());
     let stranger = Peer::new("tcp", Claims::Only(me()), Squash::None).from_host("10.0.0.1".parse().unwrap());
@@ -131,7 +131,7 @@ fn a_full_server_says_so_to_who_has_nothing_of_it() {
 }
 
 #[test]
-fn who_drips_bytes_and_says_no_hello_is_let_go_in_time() {
+fn connection_without_hello_times_out_despite_dripped_bytes() {
     let world = World::with(|options| options.session_term = Span::from_secs(1));
     let mut stranger = world.server.serve_in_process().unwrap();
     // A frame of an unknown type, with the flag that lets receivers ignore it.
@@ -147,7 +147,7 @@ fn who_drips_bytes_and_says_no_hello_is_let_go_in_time() {
 
 /// Queued replies must be freed with the session, not kept uncounted until the write timeout.
 #[test]
-fn who_reads_nothing_and_breaks_a_rule_leaves_nothing_behind() {
+fn replies_queued_for_a_violating_client_are_freed_with_its_session() {
     let world = World::new();
     std::fs::write(world.dir.path().join("d/large"), vec![b'x'; 4 << 20]).unwrap();
     let node = world.client().place("d/large");
@@ -173,7 +173,7 @@ fn who_reads_nothing_and_breaks_a_rule_leaves_nothing_behind() {
 }
 
 #[test]
-fn names_of_listings_that_wait_for_their_client_are_counted() {
+fn names_of_blocked_listings_count_as_session_memory() {
     const NAMES: u64 = 20_000;
     let world = World::new();
     for n in 0..NAMES {
@@ -198,7 +198,7 @@ fn names_of_listings_that_wait_for_their_client_are_counted() {
 
 /// The limit of unanswered bytes per client is lower if the server's limit for all clients is low.
 #[test]
-fn clients_that_write_much_at_a_time_are_not_forgotten_for_that() {
+fn large_concurrent_writes_do_not_expire_their_sessions() {
     let world = World::with(|options| options.bounds = ServerLimits { bytes: 64 << 20, ..options.bounds });
     for n in 0..4 {
         std::fs::write(world.dir.path().join(format!("d/w{n}")), "12345678").unwrap();
@@ -237,7 +237,7 @@ fn clients_that_write_much_at_a_time_are_not_forgotten_for_that() {
 }
 
 #[test]
-fn bytes_kept_for_all_are_bounded_and_who_has_most_goes() {
+fn memory_limit_of_all_sessions_ends_a_session_of_the_largest_client() {
     let world = World::with(|options| options.bounds = ServerLimits { bytes: 7 << 20, ..options.bounds });
     let mut good = world.client();
     let node = good.place("d/f");

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 
 #[test]
-fn lookup_tells_targets_kinds_and_what_is_not_there() {
+fn lookup_returns_targets_kinds_and_missing_names() {
     let x = Exported::new();
     fs::write(x.path("f"), "12345").unwrap();
     symlink("../nowhere", x.path("s")).unwrap();
@@ -433,7 +433,7 @@ fn setattr_sets_mode_and_times_also_of_a_symlink() {
 }
 
 #[test]
-fn what_peers_may_send_is_refused_without_harm() {
+fn hostile_call_arguments_are_refused_without_effect() {
     let x = Exported::new();
     let (f, handle) = x.create(&x.top(), "f", 0o600);
     let flags = WriteFlags::default();
@@ -465,7 +465,7 @@ fn what_peers_may_send_is_refused_without_harm() {
 }
 
 #[test]
-fn the_servers_own_folder_is_hidden() {
+fn orphan_directory_is_hidden() {
     let x = Exported::new();
     fs::create_dir_all(x.path(".nigh-orphans/x")).unwrap();
     fs::create_dir_all(x.path("d/.nigh-orphans")).unwrap();

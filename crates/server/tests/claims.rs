@@ -189,8 +189,8 @@ fn refused(world: &World, client: &mut Client, claimed: &Credentials, text: &str
 }
 
 #[test]
-fn a_user_on_a_unix_socket_is_itself_whatever_it_claims() {
-    if !needs_root("a_user_on_a_unix_socket_is_itself_whatever_it_claims") {
+fn unix_socket_user_acts_as_itself_for_any_claimed_uid() {
+    if !needs_root("unix_socket_user_acts_as_itself_for_any_claimed_uid") {
         return;
     }
     let world = World::new();
@@ -226,8 +226,8 @@ fn with_all_capabilities(who: &Credentials) -> Credentials {
 }
 
 #[test]
-fn capabilities_claimed_by_a_peer_that_is_not_vouched_for_give_no_right() {
-    if !needs_root("capabilities_claimed_by_a_peer_that_is_not_vouched_for_give_no_right") {
+fn capabilities_claimed_by_an_unvouched_peer_give_no_rights() {
+    if !needs_root("capabilities_claimed_by_an_unvouched_peer_give_no_rights") {
         return;
     }
     let world = World::new();
@@ -252,8 +252,8 @@ fn capabilities_claimed_by_a_peer_that_is_not_vouched_for_give_no_right() {
 }
 
 #[test]
-fn a_vouched_callers_capabilities_are_taken_and_others_callers_get_none() {
-    if !needs_root("a_vouched_callers_capabilities_are_taken_and_others_callers_get_none") {
+fn capabilities_of_a_vouched_caller_apply_to_that_caller_only() {
+    if !needs_root("capabilities_of_a_vouched_caller_apply_to_that_caller_only") {
         return;
     }
     let world = World::new();
@@ -275,8 +275,8 @@ fn a_vouched_callers_capabilities_are_taken_and_others_callers_get_none() {
 }
 
 #[test]
-fn what_root_read_before_is_not_read_by_others_after() {
-    if !needs_root("what_root_read_before_is_not_read_by_others_after") {
+fn file_kept_open_for_root_is_not_readable_for_other_users() {
+    if !needs_root("file_kept_open_for_root_is_not_readable_for_other_users") {
         return;
     }
     let world = World::new();
@@ -293,8 +293,8 @@ fn what_root_read_before_is_not_read_by_others_after() {
 }
 
 #[test]
-fn a_lock_needs_the_access_that_it_guards() {
-    if !needs_root("a_lock_needs_the_access_that_it_guards") {
+fn lock_requires_matching_file_access() {
+    if !needs_root("lock_requires_matching_file_access") {
         return;
     }
     let world = World::new();
@@ -335,8 +335,8 @@ fn a_lock_needs_the_access_that_it_guards() {
 }
 
 #[test]
-fn root_on_a_unix_socket_speaks_for_its_users() {
-    if !needs_root("root_on_a_unix_socket_speaks_for_its_users") {
+fn root_on_a_unix_socket_acts_for_any_uid() {
+    if !needs_root("root_on_a_unix_socket_acts_for_any_uid") {
         return;
     }
     let world = World::new();
@@ -353,8 +353,8 @@ fn root_on_a_unix_socket_speaks_for_its_users() {
 }
 
 #[test]
-fn a_server_that_cannot_act_as_others_takes_none_of_them() {
-    if !needs_root("a_server_that_cannot_act_as_others_takes_none_of_them") {
+fn unprivileged_server_accepts_only_its_own_user() {
+    if !needs_root("unprivileged_server_accepts_only_its_own_user") {
         return;
     }
     let other = as_user(&ids(OTHER, OTHER, &[]), || UnixStream::pair().unwrap()).0;
@@ -368,8 +368,8 @@ fn a_server_that_cannot_act_as_others_takes_none_of_them() {
 }
 
 #[test]
-fn the_user_of_a_token_is_all_that_its_holder_can_be() {
-    if !needs_root("the_user_of_a_token_is_all_that_its_holder_can_be") {
+fn token_holder_acts_only_as_the_tokens_user() {
+    if !needs_root("token_holder_acts_only_as_the_tokens_user") {
         return;
     }
     let world = World::new();
@@ -386,8 +386,8 @@ fn the_user_of_a_token_is_all_that_its_holder_can_be() {
 }
 
 #[test]
-fn a_trusted_client_may_be_anybody_but_root() {
-    if !needs_root("a_trusted_client_may_be_anybody_but_root") {
+fn trusted_client_acts_as_any_user_except_root() {
+    if !needs_root("trusted_client_acts_as_any_user_except_root") {
         return;
     }
     let world = World::new();
@@ -402,8 +402,8 @@ fn a_trusted_client_may_be_anybody_but_root() {
 }
 
 #[test]
-fn squashing_everybody_leaves_one_who_is_not_root() {
-    if !needs_root("squashing_everybody_leaves_one_who_is_not_root") {
+fn squash_all_maps_every_caller_to_an_unprivileged_user() {
+    if !needs_root("squash_all_maps_every_caller_to_an_unprivileged_user") {
         return;
     }
     let world = World::new();
@@ -415,8 +415,8 @@ fn squashing_everybody_leaves_one_who_is_not_root() {
 }
 
 #[test]
-fn a_directory_that_the_peer_cannot_reach_is_not_attached_to() {
-    if !needs_root("a_directory_that_the_peer_cannot_reach_is_not_attached_to") {
+fn attach_to_a_directory_that_the_peer_cannot_search_is_refused() {
+    if !needs_root("attach_to_a_directory_that_the_peer_cannot_search_is_refused") {
         return;
     }
     let world = World::new();
@@ -439,8 +439,8 @@ fn a_directory_that_the_peer_cannot_reach_is_not_attached_to() {
 }
 
 #[test]
-fn a_directory_is_listed_to_those_who_may_search_it() {
-    if !needs_root("a_directory_is_listed_to_those_who_may_search_it") {
+fn listing_requires_search_permission() {
+    if !needs_root("listing_requires_search_permission") {
         return;
     }
     let world = World::new();
@@ -459,8 +459,8 @@ fn a_directory_is_listed_to_those_who_may_search_it() {
 }
 
 #[test]
-fn who_may_take_a_name_away_does_not_get_at_the_file() {
-    if !needs_root("who_may_take_a_name_away_does_not_get_at_the_file") {
+fn unlink_permission_gives_no_handle_on_the_file() {
+    if !needs_root("unlink_permission_gives_no_handle_on_the_file") {
         return;
     }
     let world = World::new();
@@ -495,7 +495,7 @@ fn who_may_take_a_name_away_does_not_get_at_the_file() {
 }
 
 #[test]
-fn names_of_ids_are_told_to_those_who_ask() {
+fn user_and_group_names_are_sent_only_on_request() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
     let mut plain = Client::wanting(server.serve_in_process().unwrap(), dir.path(), SOON, 0);

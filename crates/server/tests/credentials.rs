@@ -20,7 +20,7 @@ fn mkdir(dir: &NodeRef, text: &str) -> Call {
 }
 
 #[test]
-fn what_a_user_makes_is_the_users_and_setgid_directories_pass_their_group_on() {
+fn new_files_belong_to_the_caller_and_setgid_directories_pass_on_their_group() {
     if !needs_root("what_a_user_makes_is_the_users") {
         return;
     }
@@ -210,8 +210,8 @@ fn service_has_the_capabilities_that_it_was_given_and_no_others() {
 }
 
 #[test]
-fn setuid_bits_fall_as_the_kernel_lets_them() {
-    if !needs_root("setuid_bits_fall_as_the_kernel_lets_them") {
+fn set_id_bits_are_cleared_as_by_the_kernel() {
+    if !needs_root("set_id_bits_are_cleared_as_by_the_kernel") {
         return;
     }
     let x = Exported::new();
@@ -269,8 +269,8 @@ fn chown_keeps_setgid_of_a_file_that_its_group_may_not_execute() {
 }
 
 #[test]
-fn stores_into_a_map_keep_set_id_bits_and_give_no_other_right() {
-    if !needs_root("stores_into_a_map_keep_set_id_bits_and_give_no_other_right") {
+fn mmap_write_back_keeps_set_id_bits_and_needs_write_access() {
+    if !needs_root("mmap_write_back_keeps_set_id_bits_and_needs_write_access") {
         return;
     }
     for vouched in [true, false] {
@@ -315,8 +315,8 @@ fn set_capability(x: &Exported) {
 const CAPABILITY: &str = "security.capability";
 
 #[test]
-fn a_capability_is_removed_for_a_writer_where_its_kernel_is_believed() {
-    if !needs_root("a_capability_is_removed_for_a_writer_where_its_kernel_is_believed") {
+fn capability_is_removed_for_a_writer_of_a_vouched_client() {
+    if !needs_root("capability_is_removed_for_a_writer_of_a_vouched_client") {
         return;
     }
     let has = |x: &Exported| rustix::fs::getxattr(x.path("f"), CAPABILITY, &mut [0; 64]).is_ok();

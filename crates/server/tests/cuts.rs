@@ -60,7 +60,7 @@ fn check_answers(answers: &[(Asked, Vec<Reply>)], written: &str) {
 
 /// A repeated append or exclusive create would be visible; reads return the written data.
 #[test]
-fn cut_a_hundred_times_under_load_nothing_fails_is_lost_or_comes_twice() {
+fn hundred_reconnects_under_load_lose_and_repeat_no_call() {
     // A long term, so that nothing expires on a slow machine.
     let world = World::with(|options| options.session_term = Span::from_secs(600));
     let mut client = world.client();

@@ -78,7 +78,7 @@ fn pid_of(stream: &UnixStream) -> rustix::process::Pid {
 }
 
 #[test]
-fn many_starters_start_one_which_ends_when_idle_and_starts_again() {
+fn concurrent_starters_start_one_server_that_ends_when_idle() {
     let house = House::new();
     let exe = house.exe(400);
     let streams: Vec<_> = std::thread::scope(|scope| {
@@ -97,7 +97,7 @@ fn many_starters_start_one_which_ends_when_idle_and_starts_again() {
 }
 
 #[test]
-fn a_server_that_nobody_can_find_ends() {
+fn server_without_its_socket_file_ends() {
     let house = House::new();
     let stream = ensure_running_at(&house.places, &house.exe(200)).unwrap();
     let server = rustix::process::pidfd_open(pid_of(&stream), rustix::process::PidfdFlags::empty()).unwrap();
@@ -109,7 +109,7 @@ fn a_server_that_nobody_can_find_ends() {
 }
 
 #[test]
-fn a_killed_server_leaves_nothing_in_the_way() {
+fn server_starts_again_after_a_kill() {
     let house = House::new();
     let exe = house.exe(60_000);
     let first = ensure_running_at(&house.places, &exe).unwrap();
@@ -131,7 +131,7 @@ fn a_killed_server_leaves_nothing_in_the_way() {
 }
 
 #[test]
-fn a_server_that_only_queues_what_comes_and_dies_is_not_taken() {
+fn dying_server_that_accepts_no_connection_is_not_used() {
     let house = House::new();
     let exe = house.exe(400);
     house.places.make_runtime().unwrap();
@@ -154,7 +154,7 @@ fn a_server_that_only_queues_what_comes_and_dies_is_not_taken() {
 }
 
 #[test]
-fn a_server_that_ends_every_connection_is_left_to_the_greeting() {
+fn server_that_closes_every_connection_is_left_to_the_session_handshake() {
     let house = House::new();
     house.places.make_runtime().unwrap();
     let other = std::os::unix::net::UnixListener::bind(house.places.socket()).unwrap();
@@ -177,7 +177,7 @@ fn a_server_that_ends_every_connection_is_left_to_the_greeting() {
 }
 
 #[test]
-fn a_program_that_does_not_serve_is_told_at_once() {
+fn program_that_exits_instead_of_serving_is_reported_at_once() {
     let house = House::new();
     let error = ensure_running_at(&house.places, std::path::Path::new("/bin/false")).unwrap_err();
     assert!(error.to_string().contains("serve.log"), "{error}");
@@ -220,8 +220,8 @@ impl Drop for Killed {
 }
 
 #[test]
-fn strangers_who_take_all_threads_do_not_end_the_server() {
-    if !needs_root("strangers_who_take_all_threads_do_not_end_the_server") {
+fn connections_that_exhaust_threads_do_not_end_the_server() {
+    if !needs_root("connections_that_exhaust_threads_do_not_end_the_server") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

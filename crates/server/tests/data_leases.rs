@@ -27,7 +27,7 @@ fn recalls_data(client: &Client) -> bool {
 }
 
 #[test]
-fn who_writes_is_granted_what_it_wrote() {
+fn writer_is_granted_a_data_lease_on_its_file() {
     let world = World::new();
     let (mut one, mut two) = (world.client(), world.client());
     let f = one.place("d/f");
@@ -42,7 +42,7 @@ fn who_writes_is_granted_what_it_wrote() {
 }
 
 #[test]
-fn a_reader_waits_for_a_write_under_way_and_is_granted_what_it_wrote() {
+fn read_waits_for_concurrent_write_and_is_granted_its_data() {
     let world = World::new();
     let (mut holder, mut writer, mut reader) = (world.client(), world.client(), world.client());
     let f = holder.place("d/f");
@@ -62,7 +62,7 @@ fn a_reader_waits_for_a_write_under_way_and_is_granted_what_it_wrote() {
 /// A read counts against the limit of queued bytes only while it runs: otherwise a session with many blocked reads
 /// could finally read nothing.
 #[test]
-fn reads_that_had_to_wait_leave_room_for_others() {
+fn reads_blocked_by_writes_free_their_share_of_the_queue() {
     let world = World::new();
     let (mut holder, mut writer, mut reader) = (world.client(), world.client(), world.client());
     let f = holder.place("d/f");
@@ -87,7 +87,7 @@ fn reads_that_had_to_wait_leave_room_for_others() {
 }
 
 #[test]
-fn a_reader_that_nobody_waits_for_is_forgotten() {
+fn cancelled_read_stops_waiting_for_a_write() {
     let world = World::new();
     let (mut holder, mut writer, mut reader) = (world.client(), world.client(), world.client());
     let f = holder.place("d/f");
@@ -105,7 +105,7 @@ fn a_reader_that_nobody_waits_for_is_forgotten() {
 }
 
 #[test]
-fn stores_into_a_map_are_written_back_before_their_client_gives_back() {
+fn mmap_write_back_precedes_the_acknowledgement_of_a_recall() {
     let world = World::new();
     let (mut mapper, mut writer) = (world.client(), world.client());
     let f = mapper.place("d/f");
@@ -130,7 +130,7 @@ fn stores_into_a_map_are_written_back_before_their_client_gives_back() {
 
 /// The write-back of one mapper recalls the other mapper's lease, whose dirty page the server takes first.
 #[test]
-fn stores_of_two_sessions_into_one_page_are_merged() {
+fn mmap_stores_of_two_sessions_into_one_page_are_merged() {
     let world = World::new();
     let (mut one, mut two) = (world.client(), world.client());
     let (ours, theirs) = (Mapped::open(&mut one, "d/f"), Mapped::open(&mut two, "d/f"));
@@ -305,7 +305,7 @@ fn text(world: &World, path: &str) -> String {
 }
 
 #[test]
-fn stores_into_a_map_do_not_undo_what_was_written_while_their_mount_was_fenced() {
+fn mmap_write_back_after_fencing_does_not_overwrite_newer_data() {
     let world = World::hasty();
     let mut away = world.client();
     let (f, h) = (Mapped::open(&mut away, "d/f"), Mapped::open(&mut away, "d/h"));
@@ -332,7 +332,7 @@ fn stores_into_a_map_do_not_undo_what_was_written_while_their_mount_was_fenced()
 
 /// The session stays alive, and no holder has to acknowledge.
 #[test]
-fn stores_into_a_map_come_too_late_when_their_grant_has_reached_its_end() {
+fn mmap_write_back_after_grant_expiry_is_refused_if_data_changed() {
     let world = World::new();
     let limit = Term::Limited(Span::from_millis(500));
     let mut late = Client::connect(&world.server, world.dir.path(), limit);
@@ -357,7 +357,7 @@ fn stores_into_a_map_come_too_late_when_their_grant_has_reached_its_end() {
 
 /// The kernel reports the data version of its pages, which may be any version since it read them.
 #[test]
-fn stores_into_a_map_go_over_all_that_their_own_session_has_made_of_the_file() {
+fn mmap_write_back_is_accepted_over_its_own_sessions_changes() {
     let world = World::new();
     let limit = Term::Limited(Span::from_millis(500));
     let mut late = Client::connect(&world.server, world.dir.path(), limit);
@@ -408,7 +408,7 @@ fn stores_into_a_map_go_over_all_that_their_own_session_has_made_of_the_file() {
 }
 
 #[test]
-fn stores_into_a_map_go_over_what_their_own_session_truncates_by_creating_it() {
+fn mmap_write_back_is_accepted_after_own_create_truncates_the_file() {
     let world = World::new();
     let limit = Term::Limited(Span::from_millis(500));
     let mut late = Client::connect(&world.server, world.dir.path(), limit);
@@ -429,7 +429,7 @@ fn stores_into_a_map_go_over_what_their_own_session_truncates_by_creating_it() {
 
 /// Grant ids of an earlier server are invalid after a restart, also in calls that it left unanswered.
 #[test]
-fn stores_into_a_map_are_compared_after_a_restart() {
+fn mmap_write_back_after_a_server_restart_is_compared_with_file_data() {
     let mut world = World::hasty();
     let (mut away, mut other) = (world.client(), world.client());
     let (f, h) = (Mapped::open(&mut away, "d/f"), Mapped::open(&mut away, "d/h"));
@@ -460,7 +460,7 @@ fn stores_into_a_map_are_compared_after_a_restart() {
 
 /// The kernel may have looked the file up before the rename, without an open that the server knows of.
 #[test]
-fn a_file_that_its_own_session_replaced_is_opened_too() {
+fn file_replaced_by_its_own_session_can_still_be_opened() {
     let world = World::new();
     let mut client = world.client();
     let f = client.place("d/f");

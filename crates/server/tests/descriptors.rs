@@ -38,7 +38,7 @@ fn attached(world: &World, path: &Path, client: u64) -> Option<raw::Raw> {
 }
 
 #[test]
-fn one_peer_that_takes_all_that_it_can_leaves_the_process_descriptors() {
+fn one_peers_exhaustive_use_leaves_the_server_descriptors() {
     let world = World::with(|options| {
         options.descriptors = Some(LIMIT);
         options.session_term = Span::from_secs(5);

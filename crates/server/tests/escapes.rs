@@ -24,7 +24,7 @@ fn create(dir: &NodeRef, text: &str) -> Call {
 }
 
 #[test]
-fn a_directory_that_turns_into_a_symlink_and_back_leads_nowhere_else() {
+fn directory_swapped_with_a_symlink_does_not_lead_out_of_the_export() {
     let outer = tempfile::tempdir().unwrap();
     fs::create_dir(outer.path().join("target")).unwrap();
     for text in ["f", "g"] {
@@ -80,7 +80,7 @@ fn a_directory_that_turns_into_a_symlink_and_back_leads_nowhere_else() {
 }
 
 #[test]
-fn a_file_whose_last_name_inside_is_gone_is_out_of_reach_though_it_has_one_outside() {
+fn file_whose_only_link_is_outside_the_export_is_unreachable() {
     let outer = tempfile::tempdir().unwrap();
     let x = Exported::of(tempfile::tempdir_in(outer.path()).unwrap());
     fs::write(x.path("f"), "data").unwrap();
@@ -104,8 +104,8 @@ fn a_file_whose_last_name_inside_is_gone_is_out_of_reach_though_it_has_one_outsi
 }
 
 #[test]
-fn an_id_that_somebody_else_was_given_gives_no_rights() {
-    if !needs_root("an_id_that_somebody_else_was_given_gives_no_rights") {
+fn node_id_given_to_another_client_gives_no_rights() {
+    if !needs_root("node_id_given_to_another_client_gives_no_rights") {
         return;
     }
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -156,8 +156,8 @@ fn an_id_that_somebody_else_was_given_gives_no_rights() {
 /// Update commits are not checked against a peer's rights, so a client limited to one user gets a recall instead, and
 /// looks the name up again with that user's rights.
 #[test]
-fn a_client_that_nobody_vouches_for_is_told_nothing_of_what_others_make() {
-    if !needs_root("a_client_that_nobody_vouches_for_is_told_nothing_of_what_others_make") {
+fn client_that_is_not_vouched_for_gets_recalls_instead_of_updates() {
+    if !needs_root("client_that_is_not_vouched_for_gets_recalls_instead_of_updates") {
         return;
     }
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -23,7 +23,7 @@ fn forged(world: &Path, server: &Arc<Server>, attack: impl FnOnce(&mut Client, &
 }
 
 #[test]
-fn a_made_up_id_ends_the_session() {
+fn forged_node_id_ends_the_session() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
     fs::write(dir.path().join("f"), "").unwrap();
@@ -65,7 +65,7 @@ fn a_made_up_id_ends_the_session() {
 }
 
 #[test]
-fn an_id_of_another_export_is_a_made_up_one() {
+fn node_id_of_another_export_ends_the_session() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
     fs::create_dir(dir.path().join("inner")).unwrap();
@@ -79,7 +79,7 @@ fn an_id_of_another_export_is_a_made_up_one() {
 }
 
 #[test]
-fn an_id_that_outlived_its_inode_is_stale_and_no_more() {
+fn node_id_of_a_removed_inode_is_estale_without_ending_the_session() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
     fs::write(dir.path().join("f"), "").unwrap();
@@ -110,7 +110,7 @@ fn an_id_that_outlived_its_inode_is_stale_and_no_more() {
 }
 
 #[test]
-fn ids_are_genuine_to_a_server_that_was_started_again() {
+fn node_ids_stay_valid_over_a_server_restart() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fs::write(dir.path().join("f"), "").unwrap();
     let start = || Server::new(ServerOptions::new(state.path().to_owned())).unwrap();

@@ -25,7 +25,7 @@ fn ask(client: &mut Client, call: Call) -> Result<Reply, Errno> {
 }
 
 #[test]
-fn what_was_done_before_a_session_was_forgotten_is_not_done_again() {
+fn calls_executed_before_a_session_expired_are_not_repeated() {
     let world = World::hasty();
     let mut holder = world.client();
     holder.obliging = true;
@@ -87,7 +87,7 @@ fn what_was_done_before_a_session_was_forgotten_is_not_done_again() {
 /// The client's kernel may still cache facts, so the lost session's grants live until they are acknowledged or
 /// expire.
 #[test]
-fn what_a_lost_session_was_granted_stands_though_its_client_is_back() {
+fn grants_of_a_lost_session_live_until_acknowledged_or_expired() {
     let world = World::hasty();
     let (mut lost, mut other) = (world.client(), world.client());
     let d = lost.place("d");
@@ -118,7 +118,7 @@ fn what_a_lost_session_was_granted_stands_though_its_client_is_back() {
 
 /// A killed server remembers no replies, and this rename would succeed a second time.
 #[test]
-fn rename_that_left_a_whiteout_is_not_done_again_after_a_restart() {
+fn whiteout_rename_is_not_repeated_after_a_restart() {
     let mut world = World::new();
     let mut client = world.client();
     let d = client.place("d");

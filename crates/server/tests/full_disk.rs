@@ -75,7 +75,7 @@ fn says_how_to_mend(why: &str, dir: &Path) {
 }
 
 #[test]
-fn a_full_disk_refuses_who_is_new_in_one_line_and_harms_nobody_else() {
+fn full_disk_refuses_new_clients_and_keeps_existing_sessions() {
     if !needs_root("a_full_disk_refuses_who_is_new") {
         return;
     }
@@ -119,7 +119,7 @@ fn a_full_disk_refuses_who_is_new_in_one_line_and_harms_nobody_else() {
 }
 
 #[test]
-fn a_server_that_begins_on_a_full_disk_lets_clients_in_when_there_is_room() {
+fn server_started_on_a_full_disk_accepts_clients_once_there_is_room() {
     if !needs_root("a_server_that_begins_on_a_full_disk") {
         return;
     }
@@ -149,8 +149,8 @@ fn a_server_that_begins_on_a_full_disk_lets_clients_in_when_there_is_room() {
 }
 
 #[test]
-fn a_full_disk_has_room_for_who_has_lost_its_locks() {
-    if !needs_root("a_full_disk_has_room_for_who_has_lost_its_locks") {
+fn lost_locks_are_recorded_even_on_a_full_disk() {
+    if !needs_root("lost_locks_are_recorded_even_on_a_full_disk") {
         return;
     }
     let Some(small) = Small::mount() else { return println!("SKIPPED: cannot mount a tmpfs") };

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 #[test]
-fn what_was_given_back_or_has_ended_is_not_recalled() {
+fn returned_or_expired_grant_is_not_recalled() {
     let world = World::new();
     let mut holder = world.client();
     let d = holder.place("d");
@@ -39,7 +39,7 @@ fn what_was_given_back_or_has_ended_is_not_recalled() {
 }
 
 #[test]
-fn a_grant_with_a_limit_is_recalled_too() {
+fn grant_with_time_limit_is_recalled_too() {
     let world = World::new();
     let mut holder = Client::connect(&world.server, world.dir.path(), Term::Limited(Span::from_secs(60)));
     let d = holder.place("d");
@@ -54,7 +54,7 @@ fn a_grant_with_a_limit_is_recalled_too() {
 }
 
 #[test]
-fn a_change_that_was_given_up_changes_nothing_and_holds_nobody() {
+fn cancelled_change_has_no_effect_and_blocks_no_client() {
     let world = World::new();
     let (mut holder, _) = world.warm();
     let mut mutator = world.client();
@@ -82,7 +82,7 @@ fn a_change_that_was_given_up_changes_nothing_and_holds_nobody() {
 }
 
 #[test]
-fn a_client_that_gives_nothing_back_is_not_answered_and_then_fenced() {
+fn client_that_acknowledges_nothing_gets_no_replies_and_is_fenced() {
     let world = World::hasty();
     let (mut holder, _) = world.warm();
     let mut mutator = world.client();
@@ -118,7 +118,7 @@ fn a_client_that_gives_nothing_back_is_not_answered_and_then_fenced() {
 }
 
 #[test]
-fn a_client_that_gives_back_late_is_trusted_again_and_answered() {
+fn late_acknowledgement_resumes_replies_and_later_grants() {
     let world = World::with(|options| {
         options.leases = LeaseConfig { patience: Span::from_millis(100), ..options.leases };
     });
@@ -146,7 +146,7 @@ fn a_client_that_gives_back_late_is_trusted_again_and_answered() {
 }
 
 #[test]
-fn grants_of_a_lost_connection_stand_until_the_client_comes_back_or_its_lease_has_run_out() {
+fn grants_of_cut_connection_live_until_client_returns_or_lease_expires() {
     let world = World::hasty();
     let mkdir = |dir: NodeRef, text: &str| Call::Mkdir { dir, name: name(text), mode: 0o700, umask: 0 };
     let mut mutator = world.client();
@@ -182,7 +182,7 @@ fn grants_of_a_lost_connection_stand_until_the_client_comes_back_or_its_lease_ha
 }
 
 #[test]
-fn a_client_that_says_goodbye_is_waited_for_no_longer() {
+fn closed_session_no_longer_delays_changes() {
     let world = World::new();
     let (mut holder, _) = world.warm();
     let mut mutator = world.client();
@@ -197,7 +197,7 @@ fn a_client_that_says_goodbye_is_waited_for_no_longer() {
 }
 
 #[test]
-fn what_is_recalled_again_and_again_is_granted_to_nobody_for_a_while() {
+fn contended_directory_is_granted_to_no_client_for_a_while() {
     let world = World::new();
     let (mut mutator, mut holder) = (world.client(), world.client());
     holder.obliging = true;
@@ -224,7 +224,7 @@ fn what_is_recalled_again_and_again_is_granted_to_nobody_for_a_while() {
 }
 
 #[test]
-fn whoever_wants_names_alone_has_them_alone_or_marked_as_shared() {
+fn client_needing_exclusive_directory_lease_gets_it_or_a_shared_mark() {
     let world = World::new();
     let mut alone = Client::connect_alone(&world.server, world.dir.path());
     let names = |client: &mut Client| -> Vec<bool> {
@@ -247,7 +247,7 @@ fn whoever_wants_names_alone_has_them_alone_or_marked_as_shared() {
 }
 
 #[test]
-fn calls_under_way_together_are_all_granted() {
+fn concurrent_calls_are_all_granted() {
     let world = World::new();
     let mut client = world.client();
     let d = client.place("d");

@@ -175,7 +175,7 @@ fn nobody_keeps_beside(
 }
 
 #[test]
-fn data_that_is_kept_is_never_older_than_what_was_written() {
+fn cached_data_is_never_older_than_a_returned_write() {
     nobody_keeps_what_is_older(
         |client, number| {
             let node = client.place("f");
@@ -195,7 +195,7 @@ fn data_that_is_kept_is_never_older_than_what_was_written() {
 }
 
 #[test]
-fn attributes_that_are_kept_are_never_older_than_what_was_set() {
+fn cached_attributes_are_never_older_than_a_returned_setattr() {
     nobody_keeps_what_is_older(
         |client, number| {
             let node = client.place("f");
@@ -214,7 +214,7 @@ fn attributes_that_are_kept_are_never_older_than_what_was_set() {
 }
 
 #[test]
-fn names_that_are_kept_are_never_older_than_what_was_renamed() {
+fn cached_names_are_never_older_than_a_returned_rename() {
     nobody_keeps_what_is_older(
         |client, number| {
             let (from, to) = (client.root(), client.root());
@@ -245,7 +245,7 @@ fn names_that_are_kept_are_never_older_than_what_was_renamed() {
 }
 
 #[test]
-fn attributes_of_a_file_that_moves_are_never_older_than_what_was_set() {
+fn cached_attributes_of_a_moving_file_are_never_older_than_a_returned_setattr() {
     let open: Mutex<Option<(NodeRef, Handle)>> = Mutex::new(None);
     let turn = AtomicU64::new(0);
     nobody_keeps_beside(
@@ -302,7 +302,7 @@ fn attributes_of_a_file_that_moves_are_never_older_than_what_was_set() {
 }
 
 #[test]
-fn many_who_change_one_directory_all_come_through() {
+fn concurrent_changes_of_one_directory_all_succeed() {
     let (server, _state, dir) = server();
     fs::create_dir(dir.path().join("d")).unwrap();
     let workers: Vec<_> = (0..4_u64)

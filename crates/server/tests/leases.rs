@@ -72,7 +72,7 @@ fn done(what: &str, change: impl Fn(Place2<'_>) -> Call, expected: &[&str]) {
 }
 
 #[test]
-fn making_names_recalls_the_directory() {
+fn creating_names_recalls_the_directory() {
     let both = ["d names", "d inode"];
     let create = |exclusive, truncate, text: &'static str| {
         move |at: Place2<'_>| Call::Create {
@@ -116,7 +116,7 @@ fn making_names_recalls_the_directory() {
 }
 
 #[test]
-fn removing_names_recalls_the_directory_and_what_they_led_to() {
+fn removing_names_recalls_the_directory_and_the_removed_inodes() {
     let unlink = |text: &'static str| {
         move |at: Place2<'_>| Call::Unlink { dir: at("d"), name: name(text), keep: None }
     };
@@ -128,7 +128,7 @@ fn removing_names_recalls_the_directory_and_what_they_led_to() {
 }
 
 #[test]
-fn renames_recall_both_directories_what_moved_and_what_stood_there() {
+fn rename_recalls_both_directories_and_moved_and_replaced_inodes() {
     let both = ["d names", "d inode", "d2 names", "d2 inode"];
     let rename = |from: &'static str, to: &'static str, no_replace, exchange| {
         move |at: Place2<'_>| Call::Rename {
@@ -154,7 +154,7 @@ fn renames_recall_both_directories_what_moved_and_what_stood_there() {
 }
 
 #[test]
-fn changes_of_an_inode_recall_what_covers_its_attributes_and_data() {
+fn inode_changes_recall_leases_on_its_attributes_and_data() {
     let set = |path: &'static str, set: SetAttr| {
         move |at: Place2<'_>| Call::SetAttr { node: at(path), handle: None, set }
     };
@@ -209,7 +209,7 @@ fn changes_of_an_inode_recall_what_covers_its_attributes_and_data() {
 }
 
 #[test]
-fn a_reader_is_never_held_and_is_granted_nothing_of_what_changes() {
+fn lookup_during_a_pending_change_does_not_wait_and_gets_no_grant() {
     let world = World::new();
     let (mut holder, _) = world.warm();
     let mut mutator = world.client();
@@ -236,7 +236,7 @@ fn a_reader_is_never_held_and_is_granted_nothing_of_what_changes() {
 }
 
 #[test]
-fn two_who_change_what_the_other_holds_both_finish() {
+fn two_clients_changing_each_others_leased_directories_both_finish() {
     let world = World::new();
     let (mut one, mut two) = (world.client(), world.client());
     let (d, d2) = (one.place("d"), two.place("d2"));
@@ -251,7 +251,7 @@ fn two_who_change_what_the_other_holds_both_finish() {
 }
 
 #[test]
-fn the_one_who_changes_is_granted_what_it_changed() {
+fn mutating_client_is_granted_leases_on_its_changes() {
     let world = World::new();
     let mut client = world.client();
     let d = client.place("d");
@@ -293,7 +293,7 @@ fn exports_that_overlap_share_their_leases() {
 }
 
 #[test]
-fn a_file_that_was_moved_while_its_writer_waited_is_looked_at_again() {
+fn write_delayed_by_a_recall_rechecks_the_location_of_a_moved_file() {
     let world = World::new();
     let mut reader = world.client();
     let f = reader.place("d/f");
@@ -350,7 +350,7 @@ fn a_file_that_was_moved_while_its_writer_waited_is_looked_at_again() {
 }
 
 #[test]
-fn a_file_that_got_or_lost_a_name_is_recalled_where_it_is_covered() {
+fn link_count_change_recalls_the_lease_covering_the_file() {
     let world = World::new();
     let mut watcher = world.client();
     let (d, d2) = (watcher.place("d"), watcher.place("d2"));

@@ -40,7 +40,7 @@ fn a_hundred_thousand_names_come_once_each_in_cookie_order() {
 }
 
 #[test]
-fn entries_say_what_a_lookup_says() {
+fn listed_entries_equal_lookup_replies() {
     let x = Exported::new();
     fs::create_dir(x.path("d")).unwrap();
     fs::write(x.path("f"), "123").unwrap();
@@ -77,7 +77,7 @@ fn a_listed_directory_is_reached_without_a_hint() {
 }
 
 #[test]
-fn names_alone_are_those_that_a_listing_has() {
+fn names_only_listing_has_the_names_of_a_full_listing() {
     let x = Exported::new();
     for n in 0..30_000 {
         fs::File::create(x.path(&format!("file-{n}"))).unwrap();

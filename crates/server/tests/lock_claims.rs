@@ -70,7 +70,7 @@ fn forgotten_for(world: &World, holder: &mut Client, other: &mut Client) {
 }
 
 #[test]
-fn a_lock_that_another_had_meanwhile_is_not_given_back() {
+fn lock_granted_to_another_client_meanwhile_is_not_reclaimed() {
     let world = forgetful();
     let (mut holder, mut other) = (world.client(), world.client());
     holder.obliging = true;
@@ -92,7 +92,7 @@ fn a_lock_that_another_had_meanwhile_is_not_given_back() {
 }
 
 #[test]
-fn after_a_restart_a_lock_is_not_given_to_who_had_lost_it_before() {
+fn lock_lost_before_a_restart_is_not_reclaimed_after_it() {
     for comes_between in [false, true] {
         let mut world = forgetful();
         let (mut holder, mut other) = (world.client(), world.client());
@@ -117,7 +117,7 @@ fn after_a_restart_a_lock_is_not_given_to_who_had_lost_it_before() {
 }
 
 #[test]
-fn in_the_grace_a_stranger_claims_nothing() {
+fn client_without_the_lock_cannot_reclaim_it_in_the_grace_period() {
     let mut world = World::new();
     let mut holder = world.client();
     let f = holder.place("d/f");
@@ -138,7 +138,7 @@ fn in_the_grace_a_stranger_claims_nothing() {
 }
 
 #[test]
-fn a_server_that_stops_gives_nobody_what_its_holder_comes_back_for() {
+fn stopping_server_grants_no_waiter_a_reclaimable_lock() {
     let mut world = World::new();
     let (mut holder, mut other) = (world.client(), world.client());
     let f = holder.place("d/f");

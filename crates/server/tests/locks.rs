@@ -182,7 +182,7 @@ fn exported() -> (Arc<Server>, TempDir, TempDir) {
 }
 
 #[test]
-fn sessions_exclude_each_other_whichever_way_leads_to_the_file() {
+fn locks_of_sessions_conflict_over_any_path_to_the_file() {
     let (server, _state, dir) = exported();
     fs::hard_link(dir.path().join("d/f"), dir.path().join("link")).unwrap();
     let mut one = Client::connect(&server, dir.path(), 1);
@@ -205,7 +205,7 @@ fn sessions_exclude_each_other_whichever_way_leads_to_the_file() {
 }
 
 #[test]
-fn a_process_is_named_on_its_own_machine_only() {
+fn lock_owner_pid_is_returned_only_to_its_own_client() {
     let (server, _state, dir) = exported();
     let mut holder = Client::connect(&server, dir.path(), 1);
     let file = holder.place("d/f");
@@ -221,7 +221,7 @@ fn a_process_is_named_on_its_own_machine_only() {
 }
 
 #[test]
-fn hundreds_wait_without_a_thread_and_are_granted_in_their_order() {
+fn lock_waits_use_no_threads_and_are_granted_in_order() {
     // For this many waiters the test waits until each is queued, because pool threads may reorder calls.
     const COUNTED: u64 = 200;
     const WAITS: u64 = 1_500;
@@ -291,7 +291,7 @@ fn a_cancelled_wait_ends_with_eintr_and_gets_no_lock() {
 }
 
 #[test]
-fn locks_and_waits_go_with_their_session() {
+fn locks_and_lock_waits_end_with_their_session() {
     let (server, _state, dir) = exported();
     let mut one = Client::connect(&server, dir.path(), 1);
     let mut two = Client::connect(&server, dir.path(), 2);
@@ -332,7 +332,7 @@ fn a_deadlock_of_sessions_is_refused() {
 }
 
 #[test]
-fn what_is_gone_can_still_be_unlocked() {
+fn removed_name_can_still_be_unlocked() {
     let (server, _state, dir) = exported();
     fs::hard_link(dir.path().join("d/f"), dir.path().join("kept")).unwrap();
     let mut one = Client::connect(&server, dir.path(), 1);

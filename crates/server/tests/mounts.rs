@@ -29,7 +29,7 @@ fn mount(args: &[&str], at: &Path) -> Option<Mounted> {
 }
 
 #[test]
-fn a_nested_tmpfs_has_ids_of_its_own_and_can_be_unmounted() {
+fn nested_tmpfs_has_distinct_ids_and_can_be_unmounted() {
     if !needs_root("a_nested_tmpfs_has_ids_of_its_own") {
         return;
     }
@@ -170,8 +170,8 @@ fn an_overlay_can_be_exported() {
 }
 
 #[test]
-fn what_is_mounted_where_another_was_has_other_ids() {
-    if !needs_root("what_is_mounted_where_another_was_has_other_ids") {
+fn successive_mounts_on_one_mount_point_have_distinct_ids() {
+    if !needs_root("successive_mounts_on_one_mount_point_have_distinct_ids") {
         return;
     }
     let x = Exported::new();
@@ -190,7 +190,7 @@ fn what_is_mounted_where_another_was_has_other_ids() {
 }
 
 #[test]
-fn exports_of_one_directory_go_through_their_own_mounts_and_share_the_rest() {
+fn exports_of_one_directory_use_their_own_mounts_and_share_leases() {
     if !needs_root("exports_of_one_directory_go_through_their_own_mounts") {
         return;
     }
@@ -247,8 +247,8 @@ fn dead_mount(at: &Path) -> Option<Mounted> {
 }
 
 #[test]
-fn a_dead_mount_hides_no_name_beside_it() {
-    if !needs_root("a_dead_mount_hides_no_name_beside_it") {
+fn dead_mount_does_not_hide_sibling_names() {
+    if !needs_root("dead_mount_does_not_hide_sibling_names") {
         return;
     }
     let x = Exported::new();
@@ -268,8 +268,8 @@ fn a_dead_mount_hides_no_name_beside_it() {
 }
 
 #[test]
-fn a_dead_mount_that_is_found_late_takes_the_grant_back() {
-    if !needs_root("a_dead_mount_that_is_found_late_takes_the_grant_back") {
+fn late_noticed_dead_mount_recalls_the_directory_lease() {
+    if !needs_root("late_noticed_dead_mount_recalls_the_directory_lease") {
         return;
     }
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

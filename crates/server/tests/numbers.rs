@@ -117,10 +117,10 @@ fn inode_found_by_number_under_another_name_is_covered_by_its_own_grant() {
 }
 
 #[test]
-fn number_of_what_is_removed_or_outside_of_the_export_is_stale() {
+fn inode_number_of_removed_or_outside_file_is_estale() {
     let outer = tempfile::tempdir().unwrap();
     let x = Exported::of(tempfile::tempdir_in(outer.path()).unwrap());
-    if !finds_numbers(&x, "number_of_what_is_removed_or_outside_of_the_export_is_stale") {
+    if !finds_numbers(&x, "inode_number_of_removed_or_outside_file_is_estale") {
         return;
     }
     tree(&x);
@@ -148,9 +148,9 @@ fn number_of_what_is_removed_or_outside_of_the_export_is_stale() {
 }
 
 #[test]
-fn reused_number_is_told_with_the_id_of_the_new_inode() {
+fn reused_inode_number_resolves_to_the_new_inodes_id() {
     let x = Exported::new();
-    if !finds_numbers(&x, "reused_number_is_told_with_the_id_of_the_new_inode") {
+    if !finds_numbers(&x, "reused_inode_number_resolves_to_the_new_inodes_id") {
         return;
     }
     fs::write(x.path("f"), "").unwrap();
@@ -172,9 +172,9 @@ fn reused_number_is_told_with_the_id_of_the_new_inode() {
 }
 
 #[test]
-fn files_that_the_server_keeps_aside_have_no_number() {
+fn orphaned_files_are_not_found_by_number() {
     let x = Exported::new();
-    if !finds_numbers(&x, "files_that_the_server_keeps_aside_have_no_number") {
+    if !finds_numbers(&x, "orphaned_files_are_not_found_by_number") {
         return;
     }
     fs::create_dir(x.path(".nigh-orphans")).unwrap();

@@ -53,8 +53,8 @@ fn rand() -> u32 {
 }
 
 #[test]
-fn new_client_numbers_of_one_user_hold_up_others_once() {
-    if !needs_root("new_client_numbers_of_one_user_hold_up_others_once") {
+fn new_client_ids_of_one_user_delay_others_only_once() {
+    if !needs_root("new_client_ids_of_one_user_delay_others_only_once") {
         return;
     }
     let world = World::hasty();
@@ -111,10 +111,10 @@ fn new_client_numbers_of_one_user_hold_up_others_once() {
 }
 
 #[test]
-fn calls_of_one_user_in_many_sessions_leave_other_users_their_turn() {
+fn calls_of_one_user_in_many_sessions_do_not_delay_other_users() {
     const SESSIONS: u64 = 20;
     const CALLS: u64 = 1_000;
-    if !needs_root("calls_of_one_user_in_many_sessions_leave_other_users_their_turn") {
+    if !needs_root("calls_of_one_user_in_many_sessions_do_not_delay_other_users") {
         return;
     }
     let world = World::new();
@@ -189,8 +189,8 @@ impl Drop for Hung {
 }
 
 #[test]
-fn hung_filesystem_below_an_export_keeps_no_other_client_waiting() {
-    if !needs_root("hung_filesystem_below_an_export_keeps_no_other_client_waiting") {
+fn hung_filesystem_below_an_export_delays_no_other_client() {
+    if !needs_root("hung_filesystem_below_an_export_delays_no_other_client") {
         return;
     }
     let world = World::new();
@@ -317,8 +317,8 @@ fn open_until_refused(client: &mut Client, node: &NodeRef) -> usize {
 }
 
 #[test]
-fn files_that_one_user_opens_leave_others_their_share_and_dormant_sessions_make_room() {
-    if !needs_root("files_that_one_user_opens_leave_others_their_share_and_dormant_sessions_make_room") {
+fn open_files_of_one_user_are_limited_and_dormant_sessions_make_room() {
+    if !needs_root("open_files_of_one_user_are_limited_and_dormant_sessions_make_room") {
         return;
     }
     let world = World::with(|options| {
@@ -351,7 +351,7 @@ fn files_that_one_user_opens_leave_others_their_share_and_dormant_sessions_make_
 }
 
 #[test]
-fn directories_of_many_attached_exports_are_held_within_one_bound() {
+fn cached_directory_descriptors_of_all_exports_have_one_limit() {
     let world = World::with(|options| options.descriptors = Some(256 + 1_024));
     let mut path = world.dir.path().join("d");
     let mut clients = Vec::new();
@@ -373,8 +373,8 @@ fn directories_of_many_attached_exports_are_held_within_one_bound() {
 }
 
 #[test]
-fn state_of_attached_directories_that_are_gone_is_removed() {
-    if !needs_root("state_of_attached_directories_that_are_gone_is_removed") {
+fn state_of_removed_attached_directories_is_deleted() {
+    if !needs_root("state_of_removed_attached_directories_is_deleted") {
         return;
     }
     let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

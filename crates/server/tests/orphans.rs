@@ -72,7 +72,7 @@ type Way = fn(&NodeRef, &NodeRef) -> Call;
 const CHOSEN: Handle = Handle(Handle::CLIENT_ASSIGNED | 7);
 
 #[test]
-fn a_file_that_another_session_has_open_outlives_its_last_name() {
+fn unlinked_file_open_in_another_session_stays_readable() {
     let replace = |d: &NodeRef, d2: &NodeRef| rename(d2, "old", d, "f");
     let remove = |d: &NodeRef, _: &NodeRef| unlink(d, "f");
     let ways: [Way; 2] = [remove, replace];
@@ -113,7 +113,7 @@ fn a_file_that_another_session_has_open_outlives_its_last_name() {
 }
 
 #[test]
-fn a_client_says_what_it_has_open_before_it_gives_back() {
+fn client_pins_open_file_before_acknowledging_a_recall() {
     let world = World::new();
     let (mut holder, mut mutator) = (world.client(), connect(&world));
     let d = holder.place("d");
@@ -140,7 +140,7 @@ fn a_client_says_what_it_has_open_before_it_gives_back() {
 /// The lease is not renewed while acknowledgements are owed, but messages before an acknowledgement are still
 /// processed.
 #[test]
-fn a_client_that_gives_back_late_keeps_what_it_has_open() {
+fn pinned_file_survives_a_late_acknowledgement() {
     let world = World::hasty();
     let (mut holder, mut mutator) = (world.client(), connect(&world));
     let d = holder.place("d");
@@ -157,7 +157,7 @@ fn a_client_that_gives_back_late_keeps_what_it_has_open() {
 }
 
 #[test]
-fn what_nobody_has_open_or_has_another_name_is_not_set_aside() {
+fn unopened_or_still_linked_file_is_not_moved_to_orphans() {
     let world = World::new();
     let mut client = connect(&world);
     let (d, h) = (client.place("d"), client.place("d/h"));
@@ -185,7 +185,7 @@ fn what_nobody_has_open_or_has_another_name_is_not_set_aside() {
 }
 
 #[test]
-fn the_folders_directory_is_recalled_where_it_changes() {
+fn creation_of_the_orphan_directory_recalls_its_parents_attributes() {
     let world = World::new();
     let (mut holder, mut mutator) = (world.client(), connect(&world));
     let root = holder.root();
@@ -207,7 +207,7 @@ fn the_folders_directory_is_recalled_where_it_changes() {
 
 /// By name, by path, by `..`, by a symlink, by a hard link, by renaming, by its inode number, as an export.
 #[test]
-fn nothing_leads_into_the_folder() {
+fn orphan_directory_is_unreachable_for_clients() {
     let world = World::new();
     let mut client = connect(&world);
     let top = client.root();
@@ -320,7 +320,7 @@ fn a_removed_file_is_found_by_its_id_after_a_restart() {
 
 /// The first client that returns closes the file, or its session is replaced.
 #[test]
-fn a_removed_file_is_kept_for_all_who_may_come_back() {
+fn removed_open_file_is_kept_for_every_client_that_may_return() {
     let (x, f) = Restart::left();
     let server = x.server(15_000);
     let mut first = Client::connect(&server, x.dir.path(), Term::Session);
@@ -337,7 +337,7 @@ fn a_removed_file_is_kept_for_all_who_may_come_back() {
 }
 
 #[test]
-fn what_nobody_comes_back_for_goes_after_a_term() {
+fn unclaimed_orphan_is_removed_after_a_term() {
     let (x, f) = Restart::left();
     // A file that the server did not create stays.
     fs::write(x.dir.path().join(".nigh-orphans/not ours"), "x").unwrap();
@@ -357,8 +357,8 @@ fn what_nobody_comes_back_for_goes_after_a_term() {
 }
 
 #[test]
-fn where_no_folder_can_be_made_descriptors_keep_it() {
-    if !needs_root("where_no_folder_can_be_made_descriptors_keep_it") {
+fn without_orphan_directory_descriptors_keep_removed_files() {
+    if !needs_root("without_orphan_directory_descriptors_keep_removed_files") {
         return;
     }
     let world = World::new();
@@ -380,7 +380,7 @@ fn where_no_folder_can_be_made_descriptors_keep_it() {
 
 /// Opens race with removals: a client that got an open reply never loses the file, and nothing is left over.
 #[test]
-fn opens_beside_removals_lose_nothing_and_leave_nothing() {
+fn opens_racing_with_removals_lose_no_file_and_leave_no_orphan() {
     let world = World::new();
     let path = world.dir.path().to_owned();
     let server = Arc::clone(&world.server);
@@ -429,7 +429,7 @@ fn opens_beside_removals_lose_nothing_and_leave_nothing() {
 
 /// The server creates the orphan name before it removes the last name.
 #[test]
-fn nobody_is_shown_two_names_of_an_open_file_that_loses_its_only_one() {
+fn unlink_of_open_file_never_shows_two_links() {
     let world = World::new();
     let path = world.dir.path().to_owned();
     let server = Arc::clone(&world.server);
@@ -473,7 +473,7 @@ fn nobody_is_shown_two_names_of_an_open_file_that_loses_its_only_one() {
 
 /// The server links the file into the orphan directory before rename fails with ENOTDIR, and unlinks it again.
 #[test]
-fn an_open_file_that_is_not_replaced_after_all_has_one_name_all_the_time() {
+fn failed_replacement_of_open_file_never_shows_two_links() {
     let world = World::new();
     let path = world.dir.path().to_owned();
     fs::create_dir(path.join("d/top")).unwrap();

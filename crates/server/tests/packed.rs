@@ -73,7 +73,7 @@ fn add(number: &mut [u8], more: usize) {
 }
 
 #[test]
-fn a_list_that_is_too_long_ends_whoever_packed_it_before_it_costs_anything() {
+fn overlong_compressed_list_ends_the_session_before_expansion() {
     let _alone = alone();
     let world = World::new();
     let root = world.client().root().node;
@@ -103,7 +103,7 @@ fn a_list_that_is_too_long_ends_whoever_packed_it_before_it_costs_anything() {
 }
 
 #[test]
-fn lists_that_are_as_long_as_they_may_be_keep_nobody_waiting() {
+fn longest_allowed_lists_do_not_delay_other_clients() {
     let _alone = alone();
     let world = World::new();
     let root = world.client().root().node;

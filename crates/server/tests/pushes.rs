@@ -112,7 +112,7 @@ fn pushed(what: impl FnOnce(&Watcher) -> Call, held: &[&str]) -> (Watcher, Vec<U
 }
 
 #[test]
-fn a_new_name_is_told() {
+fn created_name_is_pushed() {
     let (watcher, facts) = pushed(|w| mkdir(&w.at("d"), "new"), &["d: new", "d itself"]);
     let [(new, Some(_))] = &names(&facts)[..] else { panic!("{facts:?}") };
     assert_eq!(new, "new");
@@ -120,7 +120,7 @@ fn a_new_name_is_told() {
 }
 
 #[test]
-fn a_name_that_went_is_told() {
+fn removed_name_is_pushed() {
     let unlink = |w: &Watcher| Call::Unlink { dir: w.at("d"), name: name("f"), keep: None };
     let (_, facts) = pushed(unlink, &["d: f", "d itself"]);
     assert_eq!(names(&facts), [("f".to_owned(), None)]);
@@ -130,7 +130,7 @@ fn a_name_that_went_is_told() {
 }
 
 #[test]
-fn a_rename_is_one_message() {
+fn rename_is_pushed_as_one_update() {
     let rename = |w: &Watcher| Call::Rename {
         from: w.at("d"),
         name: name("f"),
@@ -148,7 +148,7 @@ fn a_rename_is_one_message() {
 }
 
 #[test]
-fn attributes_of_a_child_go_with_its_name_or_by_themselves() {
+fn child_attributes_are_pushed_with_the_name_or_under_their_own_lease() {
     let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     let of = move |path: &'static str| {
         move |w: &Watcher| Call::SetAttr { node: w.at(path), handle: None, set: mode }
@@ -161,7 +161,7 @@ fn attributes_of_a_child_go_with_its_name_or_by_themselves() {
 }
 
 #[test]
-fn size_and_times_of_a_file_are_told() {
+fn size_and_times_of_a_written_file_are_pushed() {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();
@@ -182,7 +182,7 @@ fn size_and_times_of_a_file_are_told() {
 }
 
 #[test]
-fn a_change_that_others_were_faster_with_tells_nothing() {
+fn change_overtaken_by_a_local_process_pushes_no_facts() {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();
@@ -197,7 +197,7 @@ fn a_change_that_others_were_faster_with_tells_nothing() {
 }
 
 #[test]
-fn a_change_that_is_called_off_ends_what_was_held_for_it() {
+fn cancelled_change_commits_its_update_without_facts() {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();
@@ -211,7 +211,7 @@ fn a_change_that_is_called_off_ends_what_was_held_for_it() {
 }
 
 #[test]
-fn what_cannot_be_told_is_asked_back() {
+fn lease_on_a_removed_directory_is_recalled_instead_of_pushed() {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();
@@ -229,7 +229,7 @@ fn what_cannot_be_told_is_asked_back() {
 }
 
 #[test]
-fn what_is_told_is_told_in_the_numbers_of_each_export() {
+fn pushed_ids_are_those_of_the_clients_export() {
     let world = World::new();
     let (mut whole, mut below) = (Watcher::new(&world), {
         let stream = world.server.serve_in_process().unwrap();
@@ -271,7 +271,7 @@ fn what_is_told_is_told_in_the_numbers_of_each_export() {
 }
 
 #[test]
-fn the_servers_own_folder_is_told_to_nobody() {
+fn orphan_directory_appears_in_no_update() {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     std::fs::create_dir(world.dir.path().join(".nigh-orphans")).unwrap();
@@ -287,7 +287,7 @@ fn the_servers_own_folder_is_told_to_nobody() {
 /// The file is known by a descriptor without a directory, since the name under which it was opened is gone. So the
 /// server must record its location, for both files of an exchange.
 #[test]
-fn a_file_that_an_exchange_has_moved_is_changed_where_it_lies_now() {
+fn write_after_an_exchange_recalls_the_files_present_parent() {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();

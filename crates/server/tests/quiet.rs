@@ -47,7 +47,7 @@ fn mkdir_in(client: &mut Client, dir: &NodeRef, text: &str) -> CallId {
 }
 
 #[test]
-fn many_who_are_quiet_acknowledge_and_renew_and_none_of_their_threads_wakes() {
+fn idle_clients_acknowledge_and_renew_without_waking_their_threads() {
     const HOLDERS: u64 = 40;
     let _alone = alone();
     let world = World::new();
@@ -88,7 +88,7 @@ fn many_who_are_quiet_acknowledge_and_renew_and_none_of_their_threads_wakes() {
 }
 
 #[test]
-fn what_somebody_says_who_was_quiet_is_heard_whole_and_in_order() {
+fn messages_after_an_idle_period_arrive_complete_and_in_order() {
     let _alone = alone();
     let world = World::new();
     let mut client = world.client();
@@ -126,7 +126,7 @@ fn what_somebody_says_who_was_quiet_is_heard_whole_and_in_order() {
 }
 
 #[test]
-fn who_was_quiet_and_breaks_a_rule_or_is_cut_is_treated_as_any_other() {
+fn violation_or_cut_of_an_idle_connection_is_handled_at_once() {
     let _alone = alone();
     let world = World::new();
     for wrong in [Message::Acknowledge(RecallId(9)), Message::Pong(1, 99), Message::Received(1 << 40)] {
@@ -157,7 +157,7 @@ fn who_was_quiet_and_breaks_a_rule_or_is_cut_is_treated_as_any_other() {
 }
 
 #[test]
-fn a_server_that_stops_leaves_no_thread_of_who_is_quiet() {
+fn stopped_server_leaves_no_threads_of_idle_connections() {
     let _alone = alone();
     let mut world = World::new();
     let mut clients: Vec<Client> = (0..8).map(|_| world.client()).collect();
@@ -197,7 +197,7 @@ fn on_the_way(to: SocketAddr) -> (SocketAddr, Sender<Vec<u8>>) {
 }
 
 #[test]
-fn a_record_that_is_no_record_ends_a_quiet_connection_at_once() {
+fn invalid_tls_record_ends_an_idle_connection_at_once() {
     let _alone = alone();
     let world = World::new();
     let keys = tempfile::tempdir().unwrap();

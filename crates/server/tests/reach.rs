@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 
 #[test]
-fn ids_are_the_same_after_the_export_was_opened_again() {
+fn node_ids_survive_reopening_the_export() {
     let x = Exported::new();
     fs::create_dir_all(x.path("a/b")).unwrap();
     fs::write(x.path("a/b/f"), "").unwrap();
@@ -23,7 +23,7 @@ fn ids_are_the_same_after_the_export_was_opened_again() {
 }
 
 #[test]
-fn a_reused_inode_number_is_another_node() {
+fn reused_inode_number_has_a_new_node_id() {
     let x = Exported::new();
     fs::write(x.path("f"), "").unwrap();
     let old = x.place("f");
@@ -170,7 +170,7 @@ fn a_directory_moved_out_of_the_export_is_out_of_reach() {
 }
 
 #[test]
-fn a_neighbour_whose_name_begins_alike_is_outside() {
+fn sibling_directory_with_equal_name_prefix_is_outside_the_export() {
     let outer = tempfile::tempdir().unwrap();
     let base = outer.path().join("export");
     fs::create_dir(&base).unwrap();
@@ -230,7 +230,7 @@ fn deep_trees_are_reached_without_recursion_and_beyond_path_max() {
 }
 
 #[test]
-fn what_cannot_be_exported_is_told_in_one_line() {
+fn unsuitable_export_is_refused_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     let open = |name: &str| Export::open(&dir.path().join(name), dir.path(), ExportOptions::default());
     fs::write(dir.path().join("file"), "").unwrap();

@@ -23,7 +23,7 @@ fn wait_dormant(world: &World, session: u64) {
 }
 
 #[test]
-fn files_locks_recalls_and_waits_stand_over_a_cut() {
+fn files_locks_recalls_and_lock_waits_survive_a_reconnect() {
     let world = World::new();
     let (mut holder, mut other) = (world.client(), world.client());
     let (d, f) = (holder.place("d"), holder.place("d/f"));
@@ -57,7 +57,7 @@ fn files_locks_recalls_and_waits_stand_over_a_cut() {
 }
 
 #[test]
-fn a_lapsed_session_keeps_files_and_locks_until_somebody_wants_them() {
+fn expired_session_keeps_files_and_locks_until_another_client_needs_them() {
     let world = World::hasty();
     let mut holder = world.client();
     let f = holder.place("d/f");
@@ -98,7 +98,7 @@ fn a_lapsed_session_keeps_files_and_locks_until_somebody_wants_them() {
 }
 
 #[test]
-fn nobody_goes_on_with_a_session_that_is_not_its_own() {
+fn session_is_resumed_only_by_its_own_client() {
     let world = World::new();
     let mut victim = world.client();
     let f = victim.place("d/f");
@@ -133,7 +133,7 @@ fn nobody_goes_on_with_a_session_that_is_not_its_own() {
 }
 
 #[test]
-fn of_two_connections_that_resume_one_session_the_later_one_has_it() {
+fn last_of_several_connections_resuming_one_session_gets_it() {
     let world = World::new();
     let mut client = world.client();
     let root = client.root();
@@ -172,7 +172,7 @@ fn of_two_connections_that_resume_one_session_the_later_one_has_it() {
 }
 
 #[test]
-fn counts_that_cannot_be_end_the_session_and_nothing_else() {
+fn impossible_received_counts_end_only_their_session() {
     let world = World::new();
     let mut good = world.client();
     let root = good.root();
@@ -191,7 +191,7 @@ fn counts_that_cannot_be_end_the_session_and_nothing_else() {
 }
 
 #[test]
-fn a_client_that_confirms_nothing_gets_no_more_than_the_window() {
+fn client_that_confirms_nothing_gets_one_window_over_reconnects() {
     let world = World::new();
     std::fs::write(world.dir.path().join("big"), vec![1; 4 << 20]).unwrap();
     let node = world.client().place("big");
@@ -244,7 +244,7 @@ fn a_client_that_confirms_nothing_gets_no_more_than_the_window() {
 }
 
 #[test]
-fn after_a_restart_nothing_changes_until_everybody_is_back() {
+fn changes_after_a_restart_wait_until_recorded_sessions_reclaim() {
     let mut world = World::new();
     let (mut holder, mut other) = (world.client(), world.client());
     other.root();
@@ -285,7 +285,7 @@ fn after_a_restart_nothing_changes_until_everybody_is_back() {
 }
 
 #[test]
-fn who_does_not_come_back_is_waited_for_no_longer_than_its_lease() {
+fn restarted_server_waits_for_an_absent_client_only_for_its_lease() {
     let mut world = World::hasty();
     drop(world.client().root());
     world.restart();
@@ -318,7 +318,7 @@ fn a_server_that_cannot_record_sessions_refuses_them() {
 }
 
 #[test]
-fn what_has_lost_its_name_stays_with_a_session_and_goes_with_it() {
+fn unlinked_open_file_lives_as_long_as_its_session() {
     let world = World::hasty();
     let mut client = world.client();
     let (d, f) = (client.place("d"), client.place("d/f"));

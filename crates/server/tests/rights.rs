@@ -152,8 +152,8 @@ fn recall_names_nothing_in_directory_that_holder_may_search_and_not_list() {
 }
 
 #[test]
-fn recall_for_a_change_on_the_disk_goes_by_the_rights_that_a_directory_has() {
-    if !needs_root("recall_for_a_change_on_the_disk_goes_by_the_rights_that_a_directory_has") {
+fn recall_for_local_change_names_entries_only_to_holders_that_may_list() {
+    if !needs_root("recall_for_local_change_names_entries_only_to_holders_that_may_list") {
         return;
     }
     for way in [WatchWay::Best, WatchWay::Objects] {
@@ -272,8 +272,8 @@ fn flags_and_fsync_by_id_need_the_right_to_open() {
 }
 
 #[test]
-fn xattr_names_of_the_system_are_told_to_root_and_labels_to_no_client() {
-    if !needs_root("xattr_names_of_the_system_are_told_to_root_and_labels_to_no_client") {
+fn system_xattr_names_are_listed_for_root_and_labels_for_no_client() {
+    if !needs_root("system_xattr_names_are_listed_for_root_and_labels_for_no_client") {
         return;
     }
     let mut at = stage(&[("d", 0o755)]);

@@ -16,7 +16,7 @@ fn session(status: &Value, number: u64) -> Value {
 }
 
 #[test]
-fn the_status_says_who_holds_what_and_who_waits_for_whom() {
+fn status_lists_lease_holders_and_clients_waiting_for_them() {
     let world = World::hasty();
     let mut holder = world.client();
     let d = holder.place("d");
@@ -52,7 +52,7 @@ fn the_status_says_who_holds_what_and_who_waits_for_whom() {
 }
 
 #[test]
-fn the_status_names_waits_for_locks_contended_directories_and_lost_clients() {
+fn status_lists_lock_waits_contended_directories_and_lost_clients() {
     // Long windows, so that on a slow machine too the recalls count as contention.
     let long = Span::from_secs(600);
     let world = World::with(|options| {
@@ -109,7 +109,7 @@ fn the_status_names_waits_for_locks_contended_directories_and_lost_clients() {
 }
 
 #[test]
-fn nothing_that_a_client_proves_itself_with_is_in_the_status() {
+fn status_contains_no_client_secrets() {
     let world = World::new();
     let (client, incarnation) = (1_u64, 0x1234_5678_9abc_def0_u64);
     let stream = world.server.serve_in_process().unwrap();
@@ -124,7 +124,7 @@ fn nothing_that_a_client_proves_itself_with_is_in_the_status() {
 }
 
 #[test]
-fn a_server_that_stops_ends_what_it_took_and_takes_nothing_more() {
+fn stopping_server_finishes_accepted_calls_and_accepts_no_more() {
     let world = World::new();
     let mut holder = world.client();
     let d = holder.place("d");

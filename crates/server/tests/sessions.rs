@@ -105,7 +105,7 @@ fn garbage_ends_the_session_and_nothing_else() {
 }
 
 #[test]
-fn a_server_that_ends_closes_the_connections_and_takes_no_more() {
+fn ended_server_closes_connections_and_accepts_no_more() {
     let (server, _state, dir) = server();
     let mut client = Client::connect(&server, dir.path(), SOON);
     client.session();
@@ -121,7 +121,7 @@ fn a_server_that_ends_closes_the_connections_and_takes_no_more() {
 }
 
 #[test]
-fn listings_to_a_client_that_does_not_read_keep_nobody_else_waiting() {
+fn listings_to_a_client_that_does_not_read_do_not_delay_others() {
     let (server, _state, dir) = server();
     fs::create_dir(dir.path().join("large")).unwrap();
     let count = 30_000;
@@ -166,7 +166,7 @@ fn listings_to_a_client_that_does_not_read_keep_nobody_else_waiting() {
 
 /// More often than the limit of concurrent calls.
 #[test]
-fn names_alone_that_are_called_off_while_they_wait_leave_room_for_others() {
+fn cancelled_names_only_listings_free_their_slots() {
     let (server, _state, dir) = server();
     let count = 30_000;
     for n in 0..count {
@@ -201,7 +201,7 @@ fn names_alone_that_are_called_off_while_they_wait_leave_room_for_others() {
 }
 
 #[test]
-fn bodies_are_packed_for_who_wants_it_and_for_nobody_else() {
+fn bodies_are_compressed_only_if_negotiated() {
     let (server, _state, dir) = server();
     fs::write(dir.path().join("f"), "many words ".repeat(100_000)).unwrap();
     let received = |features: u64| {
@@ -220,7 +220,7 @@ fn bodies_are_packed_for_who_wants_it_and_for_nobody_else() {
 }
 
 #[test]
-fn a_client_may_pack_what_it_says_if_that_was_agreed_on() {
+fn client_may_send_compressed_bodies_only_if_negotiated() {
     let (server, _state, dir) = server();
     fs::write(dir.path().join("f"), "").unwrap();
     for features in [nigh_native::COMPRESSED, 0] {

@@ -138,7 +138,7 @@ impl Small {
 }
 
 #[test]
-fn space_of_removed_and_replaced_files_is_there_for_the_next_call() {
+fn space_of_removed_and_replaced_files_is_free_for_the_next_call() {
     let Some(mut at) = small("size=16m") else { return };
     at.filled(&me(), "old", 10 * MIB);
     at.unlink("old");
@@ -170,7 +170,7 @@ fn space_of_removed_and_replaced_files_is_there_for_the_next_call() {
 }
 
 #[test]
-fn inodes_of_removed_files_are_there_for_the_next_call() {
+fn inodes_of_removed_files_are_free_for_the_next_call() {
     let Some(mut at) = small("size=16m,nr_inodes=20") else { return };
     let mut names = Vec::new();
     loop {
@@ -205,7 +205,7 @@ fn inodes_of_removed_files_are_there_for_the_next_call() {
 }
 
 #[test]
-fn quota_of_removed_files_is_there_for_the_next_call() {
+fn quota_of_removed_files_is_free_for_the_next_call() {
     let Some(mut at) = small("size=64m,usrquota,usrquota_block_hardlimit=12m") else { return };
     let who = Credentials { uid: USER, gid: USER, groups: vec![], privileges: None };
     at.filled(&who, "old", 10 * MIB);
@@ -216,7 +216,7 @@ fn quota_of_removed_files_is_there_for_the_next_call() {
 }
 
 #[test]
-fn file_that_another_client_has_open_stays_where_space_is_needed() {
+fn removed_file_open_in_another_client_stays_when_space_is_needed() {
     let Some(mut at) = small("size=16m") else { return };
     at.filled(&me(), "old", 10 * MIB);
     let old = at.two.place("old");
@@ -232,7 +232,7 @@ fn file_that_another_client_has_open_stays_where_space_is_needed() {
 }
 
 #[test]
-fn write_for_which_there_was_room_for_a_part_is_whole_after_space_is_given_back() {
+fn partially_fitting_write_completes_after_kept_files_free_space() {
     let Some(mut at) = small("size=16m") else { return };
     at.filled(&me(), "old", 10 * MIB);
     at.unlink("old");

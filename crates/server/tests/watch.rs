@@ -66,7 +66,7 @@ fn recalled(client: &mut Client, places: &[(&str, NodeRef)], wanted: &[(&str, Le
 }
 
 #[test]
-fn what_another_process_makes_is_recalled_and_seen() {
+fn name_created_locally_on_the_server_is_recalled_and_visible() {
     for way in ways() {
         let world = world(way);
         let mut other = Other::start("another_process");
@@ -126,7 +126,7 @@ const DEEDS: &[Deed] = {
 };
 
 #[test]
-fn every_change_by_another_process_is_heard_of() {
+fn every_local_change_on_the_server_is_recalled() {
     for way in ways() {
         let mut other = Other::start("another_process");
         for (deed, wanted) in DEEDS {
@@ -146,7 +146,7 @@ fn every_change_by_another_process_is_heard_of() {
 }
 
 #[test]
-fn an_open_file_without_a_name_is_heard_of() {
+fn local_write_to_an_unlinked_open_file_is_recalled() {
     for way in ways() {
         let world = world(way);
         let mut other = Other::start("another_process");
@@ -175,7 +175,7 @@ fn an_open_file_without_a_name_is_heard_of() {
 
 /// The mapper's kernel writes a page back on recall, when the host has changed the file already.
 #[test]
-fn stores_into_a_map_do_not_undo_what_the_host_has_written() {
+fn mmap_write_back_does_not_overwrite_local_writes_on_the_server() {
     for way in ways() {
         for (deed, text, wanted) in [("held", " other", Err(Errno::CANCELED)), ("drop", "", Ok(()))] {
             let world = world(way);
@@ -203,7 +203,7 @@ fn stores_into_a_map_do_not_undo_what_the_host_has_written() {
 
 /// A process may have its working directory in a directory that is removed with its contents.
 #[test]
-fn a_directory_that_is_removed_is_heard_of_in_itself() {
+fn local_removal_of_a_directory_recalls_its_own_leases() {
     for way in ways() {
         let world = world(way);
         let mut other = Other::start("another_process");
@@ -227,7 +227,7 @@ fn a_directory_that_is_removed_is_heard_of_in_itself() {
 
 /// Changes by the server itself: their recalls were sent before the change.
 #[test]
-fn own_changes_recall_nobody() {
+fn watch_events_of_the_servers_own_changes_recall_nothing() {
     for way in ways() {
         let world = world(way);
         let mut client = client(&world);
@@ -264,7 +264,7 @@ fn own_changes_recall_nobody() {
 
 /// Whenever the change happens, the listing contains it or its lease is recalled.
 #[test]
-fn what_changes_while_it_is_granted_for_the_first_time_is_seen() {
+fn local_change_during_the_first_grant_is_listed_or_recalled() {
     let rounds: u64 = std::env::var("NIGH_RACES").map_or(200, |text| text.parse().unwrap());
     for way in ways() {
         let world = world(way);
@@ -302,7 +302,7 @@ fn what_changes_while_it_is_granted_for_the_first_time_is_seen() {
 }
 
 #[test]
-fn what_is_not_watched_has_a_limit_and_says_why() {
+fn grants_without_a_watch_have_a_time_limit_with_a_reason() {
     let world = world(WatchWay::Off);
     let mut one = client(&world);
     let d = one.place("d");

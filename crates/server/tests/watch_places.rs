@@ -123,7 +123,7 @@ fn each_local_filesystem_is_watched_in_each_way() {
 }
 
 #[test]
-fn overlayfs_is_not_watched_and_says_so() {
+fn grants_on_overlayfs_have_a_time_limit_with_a_reason() {
     if !needs_root("overlayfs_is_not_watched") {
         return;
     }
@@ -143,7 +143,7 @@ fn overlayfs_is_not_watched_and_says_so() {
 }
 
 #[test]
-fn what_is_mounted_inside_an_export_is_seen_and_can_be_unmounted() {
+fn mount_inside_an_export_is_noticed_and_can_be_unmounted() {
     if !needs_root("what_is_mounted_inside_an_export") {
         return;
     }
@@ -183,7 +183,7 @@ fn what_is_mounted_inside_an_export_is_seen_and_can_be_unmounted() {
 
 /// A user that may mount filesystems chooses the mount point's name.
 #[test]
-fn a_mount_whose_name_is_no_text_hides_no_other() {
+fn mount_point_with_non_utf8_name_does_not_hide_other_mounts() {
     use std::os::unix::ffi::OsStrExt;
     if !needs_root("a_mount_whose_name_is_no_text") {
         return;
@@ -254,7 +254,7 @@ fn marks_run_out() {
 
 /// A name exchanged repeatedly while it is granted: the marked inode is the granted one.
 #[test]
-fn a_name_swapped_while_it_is_marked() {
+fn marks_match_grants_while_a_name_is_exchanged() {
     let world = World::with(|options| options.watch = WatchWay::Objects);
     let mut client = client(&world, world.dir.path());
     client.obliging = true;

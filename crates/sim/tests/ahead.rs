@@ -136,7 +136,7 @@ fn walk_chain(world: &mut World) -> u64 {
 }
 
 #[test]
-fn who_walks_a_tree_in_any_order_waits_a_few_times() {
+fn tree_walk_in_any_regular_order_waits_few_times() {
     for (sort, most) in [(as_listed as Sort, 4), (by_name, 4), (by_number, 4)] {
         let mut world = world(&tree());
         let (count, waits, took) = cost(&mut world, sort);
@@ -149,7 +149,7 @@ fn who_walks_a_tree_in_any_order_waits_a_few_times() {
 }
 
 #[test]
-fn an_order_that_nobody_knows_costs_no_more_than_without() {
+fn walk_in_unpredictable_order_waits_no_more_than_without_prefetch() {
     let mut ahead = world(&tree());
     let (_, waits, took) = cost(&mut ahead, backwards);
     let mut plain = world_with(&tree(), Prefetch::Off);
@@ -162,7 +162,7 @@ fn an_order_that_nobody_knows_costs_no_more_than_without() {
 }
 
 #[test]
-fn a_chain_of_directories_is_walked_in_a_few_round_trips() {
+fn prefetched_chain_of_directories_is_walked_in_few_round_trips() {
     let mut world = world(&chain(1_000));
     let began = world.now;
     assert_eq!(walk_chain(&mut world), 1_000);
@@ -174,7 +174,7 @@ fn a_chain_of_directories_is_walked_in_a_few_round_trips() {
 }
 
 #[test]
-fn all_that_is_below_comes_at_once_where_that_is_wanted() {
+fn prefetch_all_walks_whole_tree_after_one_wait() {
     let mut world = world_with(&tree(), Prefetch::All);
     let (_, waits, _) = cost(&mut world, backwards);
     assert_eq!(waits, 1);
@@ -182,7 +182,7 @@ fn all_that_is_below_comes_at_once_where_that_is_wanted() {
 
 /// A directory out of order is requested at once, instead of after all earlier ones.
 #[test]
-fn a_reader_elsewhere_jumps_the_queue() {
+fn directory_out_of_prefetch_order_is_listed_at_once() {
     let paths: Vec<String> = (0..400).flat_map(|d| (0..30).map(move |f| format!("d{d:03}/f{f}"))).collect();
     let mut world = world(&paths);
     let (_, mut dirs) = list(&mut world, 1);
@@ -200,7 +200,7 @@ fn a_reader_elsewhere_jumps_the_queue() {
 }
 
 #[test]
-fn who_opens_directories_at_random_moves_little_in_vain() {
+fn random_directory_opens_prefetch_few_unused_entries() {
     let paths: Vec<String> = (0..3_000).map(|d| format!("d{d}/f")).collect();
     let mut world = world(&paths);
     let (_, dirs) = list(&mut world, 1);
@@ -220,7 +220,7 @@ fn who_opens_directories_at_random_moves_little_in_vain() {
 }
 
 #[test]
-fn what_others_change_while_it_comes_is_seen() {
+fn change_of_another_client_during_prefetch_is_seen() {
     let mut world = world(&tree());
     let other = world.connect(NotifyLevel::All);
     let (_, dirs) = list(&mut world, 1);
@@ -242,7 +242,7 @@ fn what_others_change_while_it_comes_is_seen() {
 }
 
 #[test]
-fn who_waits_for_a_walk_is_answered_though_the_session_lapses_or_is_lost() {
+fn request_waiting_for_prefetch_is_answered_after_session_lapse_or_loss() {
     for lost in [false, true] {
         let mut world = world(&tree());
         let (_, dirs) = list(&mut world, 1);
@@ -272,7 +272,7 @@ fn who_waits_for_a_walk_is_answered_though_the_session_lapses_or_is_lost() {
 
 /// A prefetch larger than the budget stays within it, and evicts nothing that is used elsewhere.
 #[test]
-fn who_walks_past_the_budget_takes_nothing_from_others() {
+fn prefetch_larger_than_budget_evicts_no_directory_in_use() {
     let mut paths: Vec<String> =
         (0..100).flat_map(|d| (0..100).map(move |f| format!("all/d{d:03}/file-{f}"))).collect();
     paths.extend((0..8).flat_map(|d| (0..100).map(move |f| format!("mine/m{d}/file-{f}"))));
@@ -308,7 +308,7 @@ fn who_walks_past_the_budget_takes_nothing_from_others() {
 
 /// As `git status` does: it looks up every tracked file in path order, and opens no directory.
 #[test]
-fn who_looks_up_names_in_one_directory_after_the_other_walks_too() {
+fn lookups_in_successive_directories_start_prefetch() {
     let paths: Vec<String> =
         (0..60).flat_map(|dir| (0..20).map(move |file| format!("d{dir:02}/f{file:02}"))).collect();
     let mut world = world(&paths);

@@ -64,7 +64,7 @@ fn missing_names_cost_a_few_requests_and_no_memory() {
 }
 
 #[test]
-fn the_same_missing_name_is_asked_once() {
+fn repeated_lookup_of_absent_name_sends_one_request() {
     let mut world = World::new(TreeConfig::default());
     let at = world.connect(NotifyLevel::None);
     for _ in 0..1_000 {
@@ -75,7 +75,7 @@ fn the_same_missing_name_is_asked_once() {
 }
 
 #[test]
-fn a_walk_larger_than_the_budget_stays_in_it() {
+fn tree_walk_larger_than_budget_stays_within_budget() {
     let mut world = World::new(TreeConfig::default());
     for dir in 0..60 {
         for file in 0..400 {
@@ -102,7 +102,7 @@ fn a_walk_larger_than_the_budget_stays_in_it() {
 
 /// Each reply gives the grant a new id, and the server knows the latest.
 #[test]
-fn what_was_given_back_is_not_recalled() {
+fn returned_grant_is_not_recalled() {
     let mut world = World::new(TreeConfig::default());
     let dir = world.server.edit(|tree| {
         for file in 0..1_000 {
@@ -189,7 +189,7 @@ fn a_directory_larger_than_the_budget_is_listed_once() {
 /// Inodes that the kernel references cannot be evicted. Names are cached beside them all the same, and eviction does
 /// not run in vain for each reply.
 #[test]
-fn what_the_kernel_holds_leaves_room_for_names() {
+fn names_are_cached_beside_inodes_that_kernel_references() {
     let budget = 400_000;
     let (mut world, inos) = directories(20, 200, budget);
     for &ino in &inos {
@@ -213,7 +213,7 @@ fn what_the_kernel_holds_leaves_room_for_names() {
 
 /// Listings without a grant are shared by the requests that wait for them, counted, and dropped above the budget.
 #[test]
-fn listings_without_a_grant_are_in_the_budget() {
+fn listings_without_grant_count_toward_budget() {
     let budget = 300_000;
     let (mut world, inos) = directories(1, 1_000, budget);
     let dir = inos[0];
@@ -241,7 +241,7 @@ fn listings_without_a_grant_are_in_the_budget() {
 /// Eviction of a directory returns the grant under which its open files were opened: first the client asks the server
 /// to pin them.
 #[test]
-fn open_files_are_kept_before_their_directory_is_given_back() {
+fn open_files_are_pinned_before_their_directory_is_evicted() {
     let mut world = World::new(TreeConfig::default());
     for dir in 0..12 {
         for file in 0..400 {

@@ -6,7 +6,7 @@ use nigh_sim::random::{Plan, run};
 const FOUND: [u64; 10] = [2_014, 3_425, 3_632, 8_012, 9_545, 12_022, 13_859, 14_922, 24_425, 34_498];
 
 #[test]
-fn no_seeded_history_shows_anybody_what_is_not_so() {
+fn seeded_histories_return_only_true_replies() {
     let seeds = std::env::var("NIGH_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(400);
     let first = std::env::var("NIGH_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     let found = FOUND.iter().copied().filter(|_| first == 0);

@@ -26,7 +26,7 @@ fn texts(folder: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn histories_with_an_order_are_explained() {
+fn linearizable_histories_are_accepted() {
     for (name, text) in texts("explained") {
         let history = parse(&text).unwrap_or_else(|bad| panic!("{name}: {bad}"));
         judge_mounted(&history).unwrap_or_else(|violation| panic!("{name}: {violation}"));
@@ -34,7 +34,7 @@ fn histories_with_an_order_are_explained() {
 }
 
 #[test]
-fn histories_without_an_order_are_refused_where_it_is_seen() {
+fn non_linearizable_histories_are_refused_at_violating_record() {
     for (name, text) in texts("refused") {
         let at = text.lines().find_map(|line| line.strip_prefix("# at: ")).expect("it says where");
         let history = parse(&text).unwrap_or_else(|bad| panic!("{name}: {bad}"));
@@ -44,7 +44,7 @@ fn histories_without_an_order_are_refused_where_it_is_seen() {
 }
 
 #[test]
-fn a_history_is_read_as_it_was_written() {
+fn history_text_round_trips() {
     for (name, text) in texts("explained").into_iter().chain(texts("refused")) {
         let history = parse(&text).unwrap();
         assert_eq!(parse(&history.to_string()), Ok(history), "{name}");
@@ -68,7 +68,7 @@ fn seeds(usual: u64) -> std::ops::Range<u64> {
 
 /// Sequential replies of one tree are accepted, however much the calls' times overlap.
 #[test]
-fn what_one_tree_answers_is_explained() {
+fn sequential_results_of_one_tree_are_accepted() {
     for seed in seeds(60) {
         let mut world = World::new(seed);
         let history = world.history(150, 6_000);
@@ -78,7 +78,7 @@ fn what_one_tree_answers_is_explained() {
 
 /// A false result of one read is refused, if no other call is in flight.
 #[test]
-fn one_false_answer_is_refused() {
+fn history_with_one_false_result_is_refused() {
     for seed in seeds(20) {
         let mut world = World::new(seed);
         let history = world.history(80, 0);

@@ -45,7 +45,7 @@ fn forgets(world: &World, dir: u64) -> usize {
 }
 
 #[test]
-fn they_go_when_their_grant_ends() {
+fn kernel_listing_is_dropped_at_grant_deadline() {
     let (mut world, dir, _) = world(Config::default());
     world.advance(Span::from_millis(4_999));
     assert_eq!(forgets(&world, dir), 0);
@@ -55,7 +55,7 @@ fn they_go_when_their_grant_ends() {
 
 /// A request arrives before the timer fires.
 #[test]
-fn they_go_when_a_request_finds_that_their_grant_has_ended() {
+fn kernel_listing_is_dropped_by_request_after_grant_deadline() {
     let (mut world, dir, _) = world(Config::default());
     world.now = world.now.after(TERM);
     world.answer(0, Op::Lookup { dir, name: name("none") });
@@ -66,7 +66,7 @@ fn they_go_when_a_request_finds_that_their_grant_has_ended() {
 
 /// A directory that is read again is cached again.
 #[test]
-fn what_was_read_again_goes_too() {
+fn kernel_listing_read_again_is_dropped_at_next_grant_deadline() {
     let (mut world, dir, fh) = world(Config::default());
     for round in 1..=3 {
         world.advance(TERM);
@@ -77,7 +77,7 @@ fn what_was_read_again_goes_too() {
 
 /// A listing without a grant is not cached.
 #[test]
-fn without_a_grant_they_go_at_once() {
+fn kernel_listing_without_grant_is_not_cached() {
     let (mut world, dir, fh) = world(Config::default());
     world.advance(TERM);
     let fate = Fate { ungranted: true, ..Fate::default() };
@@ -87,7 +87,7 @@ fn without_a_grant_they_go_at_once() {
 }
 
 #[test]
-fn they_go_with_an_evicted_directory() {
+fn kernel_listing_is_dropped_when_directory_is_evicted() {
     let (mut world, dir, _) = world(Config { budget_bytes: 50_000, ..Config::default() });
     let now = world.now;
     world.server.edit(|tree| {
@@ -105,7 +105,7 @@ fn they_go_with_an_evicted_directory() {
 }
 
 #[test]
-fn a_transport_without_notifications_keeps_none() {
+fn transport_without_notifications_caches_no_listing_in_kernel() {
     let mut world = World::new(TreeConfig::default());
     world.connect(NotifyLevel::None);
     let Answer::Opened(opened) = world.answer(0, Op::OpenDir { ino: 1 }) else { panic!("not opened") };
@@ -115,7 +115,7 @@ fn a_transport_without_notifications_keeps_none() {
 /// Another client moved a file that is open here, and a listing has brought its new name. A local write through the
 /// open file, which was opened under the old name, must show under the new name too.
 #[test]
-fn what_was_written_shows_under_the_name_that_a_listing_told() {
+fn write_through_open_file_shows_under_name_from_later_listing() {
     let mut world = World::new(TreeConfig::default());
     let now = world.now;
     let (dirs, file) = world.server.edit(|tree| {
@@ -160,7 +160,7 @@ fn what_was_written_shows_under_the_name_that_a_listing_told() {
 
 /// A process has read a part of the listing, and a local change follows.
 #[test]
-fn one_that_was_begun_before_an_own_change_is_dropped_before_it_goes_on() {
+fn kernel_listing_begun_before_local_change_is_dropped_before_next_read() {
     let (mut world, dir, fh) = world(Config::default());
     let mut part = |offset, change: bool| {
         if change {

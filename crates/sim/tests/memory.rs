@@ -56,7 +56,7 @@ fn is_granted(world: &mut World, at: usize, dir: u32) -> bool {
 }
 
 #[test]
-fn what_nobody_used_for_the_directories_time_is_given_back() {
+fn idle_directory_is_returned_after_directory_timeout() {
     let mut world = planted(3, 10);
     let limit = Span::from_secs(30);
     let at = world.connect_with(Config { dir_timeout: Some(limit), ..Config::default() });
@@ -79,7 +79,7 @@ fn what_nobody_used_for_the_directories_time_is_given_back() {
 }
 
 #[test]
-fn a_directory_that_somebody_reads_is_not_idle() {
+fn directory_being_read_is_not_evicted_as_idle() {
     let mut world = planted(1, 500);
     let at = world.connect_with(Config { dir_timeout: Some(Span::from_secs(30)), ..Config::default() });
     let ino = id(&mut world, 0).ino;
@@ -97,7 +97,7 @@ fn a_directory_that_somebody_reads_is_not_idle() {
 }
 
 #[test]
-fn no_more_directories_are_held_than_may_be() {
+fn cached_directories_stay_within_their_limit() {
     let mut world = planted(40, 3);
     let at = world.connect_with(Config { most_dirs: 10, ..Config::default() });
     for round in 0..2 {
@@ -113,7 +113,7 @@ fn no_more_directories_are_held_than_may_be() {
 
 /// A kernel that forgets nothing, so that only what the cache can free by itself is freed.
 #[test]
-fn when_memory_is_short_half_is_given_back_and_answers_are_the_same() {
+fn memory_pressure_frees_half_of_cache_without_changing_replies() {
     let mut world = planted(30, 40);
     let at = world.connect_with(Config { prunes: true, ..Config::default() });
     let listed = |world: &mut World| -> Vec<usize> { (0..30).map(|dir| list(world, at, dir).0).collect() };
@@ -135,7 +135,7 @@ fn when_memory_is_short_half_is_given_back_and_answers_are_the_same() {
 }
 
 #[test]
-fn the_kernel_is_told_of_no_more_inodes_than_may_be_and_asked_to_forget_those_it_has_known_longest() {
+fn kernel_inodes_stay_within_limit_by_pruning_oldest() {
     let mut world = planted(20, 100);
     let most = 400;
     let config =
@@ -161,7 +161,7 @@ fn the_kernel_is_told_of_no_more_inodes_than_may_be_and_asked_to_forget_those_it
 }
 
 #[test]
-fn a_kernel_that_keeps_what_it_was_asked_to_forget_is_not_asked_all_the_time() {
+fn kernel_that_keeps_pruned_inodes_is_not_asked_repeatedly() {
     let mut world = planted(20, 100);
     let config = Config { prunes: true, kernel_inodes_most: 400, ..Config::default() };
     let at = world.connect_with(config);

@@ -3,7 +3,7 @@
 use nigh_sim::differential::{Plan, run};
 
 #[test]
-fn a_cache_answers_as_the_tree_behind_it_does() {
+fn cache_replies_equal_those_of_reference_tree() {
     let seeds = std::env::var("NIGH_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(100);
     let first = std::env::var("NIGH_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     for seed in first..first + seeds {

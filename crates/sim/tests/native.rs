@@ -14,7 +14,7 @@ const ALL: u64 = 64;
 const FOUND: [u64; 9] = [75, 941, 10821, 7162, 7989, 1068, 8470, 3007, 290];
 
 #[test]
-fn no_history_over_the_protocol_shows_anybody_what_is_not_so() {
+fn seeded_histories_over_native_protocol_return_only_true_replies() {
     let seeds = std::env::var("NIGH_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(ALL);
     let first = std::env::var("NIGH_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     // Long runs test one kind at a time.

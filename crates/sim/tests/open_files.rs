@@ -70,7 +70,7 @@ fn forgets(world: &World, file: NodeId) -> usize {
 }
 
 #[test]
-fn what_is_only_read_is_opened_and_closed_without_the_server() {
+fn read_only_open_and_close_send_no_request() {
     let (mut world, file) = world(TreeConfig::default());
     let opened = open(&mut world, file.ino, false, false);
     assert!(opened.no_flush && !opened.keep_cache);
@@ -86,7 +86,7 @@ fn what_is_only_read_is_opened_and_closed_without_the_server() {
 
 /// The client asks the server to pin the file before its last name goes, or its permissions change.
 #[test]
-fn a_file_opened_without_a_handle_stays_readable() {
+fn file_opened_without_handle_stays_readable_after_unlink_or_chmod() {
     let chmod = SetAttr { mode: Some(0), ..SetAttr::default() };
     for what in ["unlink", "replace", "chmod"] {
         let (mut world, file) = world(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
@@ -115,7 +115,7 @@ fn a_file_opened_without_a_handle_stays_readable() {
 }
 
 #[test]
-fn two_names_of_one_file_are_not_renamed_and_nothing_stays_open() {
+fn rename_between_two_names_of_one_file_changes_nothing_and_pins_no_handle() {
     let (mut world, file) = world(TreeConfig::default());
     world.answer(0, Op::Link { ino: file.ino, dir: 1, name: name("g") });
     assert_eq!(world.answer(0, rename("f", "g")), Answer::Done);
@@ -154,7 +154,7 @@ fn opened_to_append(world: &mut World, file: NodeId, direct_appends: bool, read:
 
 /// Otherwise the kernel would put the appended data where it believes the end of the file to be.
 #[test]
-fn what_is_opened_to_append_is_not_kept_in_pages() {
+fn file_opened_for_append_is_not_kept_in_page_cache() {
     for (direct_appends, read, direct) in [(false, false, false), (true, true, false), (true, false, true)] {
         let (mut world, file) = world(TreeConfig::default());
         assert_eq!(opened_to_append(&mut world, file, direct_appends, read).1.direct, direct);
@@ -164,7 +164,7 @@ fn what_is_opened_to_append_is_not_kept_in_pages() {
 /// A process may read the page again after the kernel dropped it for the append, and before the write request arrives:
 /// that page lacks the appended data.
 #[test]
-fn a_page_is_dropped_when_an_append_goes_past_it() {
+fn append_drops_cached_page_at_old_end() {
     let (mut world, file) = world(TreeConfig::default());
     let (at, Opened { fh, .. }) = opened_to_append(&mut world, file, true, false);
     world.answer(at, Op::Open { ino: file.ino, access: accessing(true, false, false), append: false });
@@ -183,7 +183,7 @@ fn a_page_is_dropped_when_an_append_goes_past_it() {
 
 /// After a failed append the kernel truncates to its own idea of the end, but other clients have appended since.
 #[test]
-fn an_append_that_failed_takes_nothing_back_that_others_have_appended() {
+fn truncation_after_failed_append_keeps_appends_of_other_clients() {
     let (mut world, file) = world(TreeConfig::default());
     let (at, Opened { fh, .. }) = opened_to_append(&mut world, file, true, false);
     let append = Op::Write { ino: file.ino, fh, offset: 7, data: b" more".to_vec(), flags: APPEND };
@@ -208,7 +208,7 @@ fn an_append_that_failed_takes_nothing_back_that_others_have_appended() {
 
 /// A grant with a deadline: while the file is open, the client renews it before, once.
 #[test]
-fn pages_of_an_open_file_outlive_their_grant_while_it_does_not_change() {
+fn pages_of_unchanged_open_file_survive_grant_renewal() {
     for further_name in [false, true] {
         let (mut world, file) = world(limited());
         if further_name {
@@ -247,7 +247,7 @@ fn written_by_another(world: &mut World, at: usize, file: NodeId, data: &[u8]) {
 /// The renewed grant has another id than the directory's grant, or outlives it. Any recall of that directory ends it,
 /// and so does any prepared update of the name, whether the name is known or not.
 #[test]
-fn pages_under_a_renewed_grant_go_with_its_recall() {
+fn pages_under_renewed_grant_are_dropped_at_recall() {
     let ways =
         |known| [(false, false), (true, false), (true, true)].map(|(pushed, own)| (known, pushed, own));
     for (known, pushed, own) in ["lapsed", "listed", "begun anew"].into_iter().flat_map(ways) {
@@ -285,7 +285,7 @@ fn pages_under_a_renewed_grant_go_with_its_recall() {
 
 /// The pages of its closed file are validated by size and times, not by a grant on something else.
 #[test]
-fn pages_of_a_closed_file_are_kept_only_while_it_is_the_same() {
+fn pages_of_closed_file_are_reused_only_if_file_is_unchanged() {
     let (mut world, file) = world(TreeConfig { recallable: true, ..limited() });
     let b = world.connect(NotifyLevel::All);
     let fh = open(&mut world, file.ino, false, false).fh;
@@ -303,7 +303,7 @@ fn pages_of_a_closed_file_are_kept_only_while_it_is_the_same() {
 
 /// A directory's grant no longer covers a file after the file has moved elsewhere.
 #[test]
-fn pages_under_a_directorys_grant_do_not_follow_the_file_out_of_it() {
+fn pages_under_directory_grant_are_dropped_when_file_leaves_directory() {
     for what in ["move", "link", "unlink", "replace"] {
         let (mut world, file) = world(TreeConfig { recallable: true, ..limited() });
         let now = world.now;
@@ -333,7 +333,7 @@ fn pages_under_a_directorys_grant_do_not_follow_the_file_out_of_it() {
 }
 
 #[test]
-fn pages_go_with_their_grant_where_the_server_does_not_answer() {
+fn pages_are_dropped_at_grant_deadline_when_server_is_silent() {
     let (mut world, file) = world(limited());
     let fh = open(&mut world, file.ino, false, false).fh;
     read(&mut world, file.ino, fh);
@@ -348,7 +348,7 @@ fn pages_go_with_their_grant_where_the_server_does_not_answer() {
 /// Before the notifier drops pages, it learns of reads and writes since it looked. Write-backs of stores into maps are
 /// excluded like these, except for a recall that is to be acknowledged.
 #[test]
-fn what_came_since_it_was_looked_is_in_the_way_of_dropping_pages() {
+fn requests_since_page_check_block_invalidation_of_their_pages() {
     let (mut world, file) = world(TreeConfig::default());
     let fh = open(&mut world, file.ino, true, false).fh;
     let control = world.clients[0].control.clone();
@@ -381,7 +381,7 @@ fn what_came_since_it_was_looked_is_in_the_way_of_dropping_pages() {
 
 /// Pages that a read or write in flight has locked are dropped after its reply.
 #[test]
-fn a_recall_of_data_waits_for_no_read_or_write_of_ones_own() {
+fn data_recall_is_acknowledged_without_waiting_for_local_reads_or_writes() {
     for writes in [false, true] {
         let (mut world, file) = world(TreeConfig::default());
         let fh = open(&mut world, file.ino, true, false).fh;
@@ -406,7 +406,7 @@ fn a_recall_of_data_waits_for_no_read_or_write_of_ones_own() {
 }
 
 #[test]
-fn what_another_client_wrote_is_read() {
+fn write_of_another_client_is_read() {
     let (mut world, file) = world(TreeConfig::default());
     world.connect(NotifyLevel::All);
     let fh = open(&mut world, file.ino, true, false).fh;
@@ -425,7 +425,7 @@ fn what_another_client_wrote_is_read() {
 
 /// The session's handles are lost with it. The next session reopens them, except files without a name.
 #[test]
-fn after_a_lost_session() {
+fn open_file_is_reopened_after_lost_session_unless_nameless() {
     let (mut world, file) = world(TreeConfig::default());
     let access = accessing(true, true, false);
     let nameless = match world.answer(0, Op::Tmpfile { dir: 1, mode: 0o600, umask: 0, access }) {
@@ -453,7 +453,7 @@ fn after_a_lost_session() {
 
 /// The caller was killed during an open or create: the handle is released.
 #[test]
-fn nobody_waits_for_a_handle_any_more() {
+fn handle_of_open_with_killed_caller_is_released() {
     let (mut world, file) = world(TreeConfig::default());
     let control = world.clients[0].control.clone();
     let (access, mode, umask) = (accessing(true, true, false), 0o644, 0);
@@ -508,7 +508,7 @@ fn change(world: &mut World, what: &str, ino: u64) {
 
 /// The file was opened under a grant: before the grant ends, the client asks the server to pin the file.
 #[test]
-fn a_file_opened_without_a_handle_stays_when_another_client_takes_its_name() {
+fn file_opened_without_handle_stays_readable_after_another_client_removes_its_name() {
     for what in ["unlink", "replace", "move", "link"] {
         for level in [NotifyLevel::All, NotifyLevel::NoEpoch, NotifyLevel::None] {
             let mut world = World::new(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
@@ -536,7 +536,7 @@ fn a_file_opened_without_a_handle_stays_when_another_client_takes_its_name() {
 
 /// For every end of the grant: its deadline, a recall without a reason, a local change.
 #[test]
-fn a_file_opened_without_a_handle_is_kept_before_its_grant_ends() {
+fn file_opened_without_handle_is_pinned_before_its_grant_ends() {
     for what in ["time", "recall", "rename", "link"] {
         let config = if what == "time" { limited() } else { TreeConfig::default() };
         let (mut world, file) = world(TreeConfig { by_hint_only: true, ..config });
@@ -567,7 +567,7 @@ fn a_file_opened_without_a_handle_is_kept_before_its_grant_ends() {
 
 /// The file is closed and opened again between request and reply: the pin of the first open has ended.
 #[test]
-fn a_file_opened_again_while_it_is_replaced_stays_readable() {
+fn file_reopened_during_rename_over_it_stays_readable() {
     let (mut world, file) = world(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
     let now = world.now;
     world.server.edit(|tree| tree.plant_file(now, "other", b"another"));

@@ -10,18 +10,18 @@ fn all(bounds: Bounds, least: u64) {
 }
 
 #[test]
-fn no_order_of_two_calls_shows_anybody_what_is_not_so() {
+fn all_interleavings_of_two_calls_are_correct() {
     all(Bounds::calm([1, 1]), 6_000);
     all(Bounds { warm: false, ..Bounds::calm([1, 1]) }, 8_000);
 }
 
 #[test]
-fn no_order_of_two_calls_and_what_is_told_of_them_does() {
+fn all_interleavings_of_two_calls_with_pushes_are_correct() {
     all(Bounds { pushes: true, slow_kernels: false, ..Bounds::calm([1, 1]) }, 5_000);
 }
 
 #[test]
-fn no_order_of_a_call_and_a_restart_or_late_timers_does() {
+fn all_interleavings_of_call_with_restart_or_late_timers_are_correct() {
     all(Bounds { restarts: 1, ..Bounds::calm([1, 0]) }, 1_000);
     all(Bounds { restarts: 1, pushes: true, ..Bounds::calm([1, 0]) }, 1_000);
     all(Bounds { late: 2, slow_kernels: false, ..Bounds::calm([1, 0]) }, 4_000);

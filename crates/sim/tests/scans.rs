@@ -20,11 +20,11 @@ fn scans(native: bool) {
 }
 
 #[test]
-fn what_is_there_throughout_a_scan_comes_once() {
+fn entry_present_throughout_scan_is_returned_once() {
     scans(false);
 }
 
 #[test]
-fn what_is_there_throughout_a_scan_over_the_protocol_comes_once() {
+fn entry_present_throughout_scan_over_native_protocol_is_returned_once() {
     scans(true);
 }

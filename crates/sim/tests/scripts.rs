@@ -4,7 +4,7 @@
 use std::path::Path;
 
 #[test]
-fn every_script_happens_as_it_says() {
+fn every_script_reproduces_its_recorded_text() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
     let mut paths: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();

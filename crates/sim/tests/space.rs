@@ -14,7 +14,7 @@ fn files(world: &mut World) -> u64 {
 }
 
 #[test]
-fn it_is_asked_again_after_a_minute_a_term_or_a_change_of_ones_own() {
+fn statfs_is_fetched_again_after_minute_term_or_local_change() {
     for (term, seconds) in [(Term::Session, 60), (Term::Limited(Span::from_secs(5)), 5)] {
         let mut world = World::new(TreeConfig { term, ..TreeConfig::default() });
         world.connect(NotifyLevel::All);
@@ -34,7 +34,7 @@ fn it_is_asked_again_after_a_minute_a_term_or_a_change_of_ones_own() {
 }
 
 #[test]
-fn what_a_change_overtook_is_not_kept_and_an_error_is_passed_on() {
+fn statfs_reply_overtaken_by_local_change_is_not_cached_and_error_is_passed_on() {
     let mut world = World::new(TreeConfig::default());
     world.connect(NotifyLevel::All);
     let control = world.clients[0].control.clone();

@@ -36,7 +36,7 @@ fn stale_once(world: &mut World, op: Op) -> Answer {
 }
 
 #[test]
-fn after_a_walk_the_call_is_sent_again() {
+fn call_is_sent_again_after_path_resolution() {
     let (mut world, dir, file) = world();
     let control = world.clients[0].control.clone();
     let flags = stale_once(&mut world, Op::GetFlags { ino: file.ino });
@@ -63,7 +63,7 @@ fn after_a_walk_the_call_is_sent_again() {
 
 /// Each inode of a call is resolved once; then the reply is ESTALE.
 #[test]
-fn it_is_not_walked_for_ever() {
+fn stale_inode_is_resolved_by_path_once_then_estale() {
     let (mut world, dir, file) = world();
     let control = world.clients[0].control.clone();
     let refuse =
@@ -89,7 +89,7 @@ fn it_is_not_walked_for_ever() {
 
 /// The caller is killed while the path is resolved: the change, which was not sent again, is not made.
 #[test]
-fn an_abandoned_change_is_not_sent_after_its_walk() {
+fn change_of_killed_caller_is_not_sent_after_path_resolution() {
     let (mut world, dir, file) = world();
     let control = world.clients[0].control.clone();
     control.plan(Which::Type("unlink"), Fate { refuse: Some(Errno::STALE), ..Fate::default() });
@@ -107,7 +107,7 @@ fn an_abandoned_change_is_not_sent_after_its_walk() {
 }
 
 #[test]
-fn what_the_host_moved_away_is_found_by_its_new_name() {
+fn file_moved_on_host_is_found_by_its_new_name() {
     let (mut world, dir, file) = world();
     let (now, place) = (world.now, NodeRef::bare(dir));
     let call = Call::Rename {
@@ -132,7 +132,7 @@ fn what_the_host_moved_away_is_found_by_its_new_name() {
 
 /// The host changed a directory without a recall: the refusal shows that cached facts are wrong.
 #[test]
-fn a_refusal_that_contradicts_the_facts_ends_them() {
+fn refusal_that_contradicts_cached_facts_discards_them() {
     let (mut world, dir, file) = world();
     let now = world.now;
     let lookups = |world: &World| world.clients[0].control.calls("lookup");

@@ -190,7 +190,7 @@ fn fitting(call: &Call) -> usize {
 }
 
 #[test]
-fn each_reply_to_each_request_is_one_answer() {
+fn any_reply_to_any_call_answers_its_request_once() {
     let plain = [9, 10, 15];
     for request in requests(prepared().1) {
         for (at, reply) in replies().into_iter().enumerate() {
@@ -230,7 +230,7 @@ fn each_errno_is_passed_on() {
 
 /// The kernel uses an unknown inode number, or a file that is not open.
 #[test]
-fn unknown_numbers_reach_no_server() {
+fn unknown_inode_numbers_and_handles_send_no_request() {
     let unknown = |op: Op| match op {
         Op::Lookup { name, .. } => Op::Lookup { dir: 99, name },
         Op::GetAttr { .. } => Op::GetAttr { ino: 99 },

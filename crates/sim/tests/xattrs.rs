@@ -44,7 +44,7 @@ fn calls(world: &World) -> (u64, u64) {
 }
 
 #[test]
-fn one_call_answers_for_all_names_and_for_those_that_are_not_there() {
+fn one_call_answers_for_present_and_absent_xattrs() {
     let (mut world, file) = world(TreeConfig::default());
     for _ in 0..3 {
         assert_eq!(world.answer(0, xattr(file.ino, "user.one", 0)), Answer::Size(5));
@@ -81,7 +81,7 @@ fn attribute_that_is_absent_in_a_namespace_without_handler_is_not_supported() {
 }
 
 #[test]
-fn what_a_lookup_says_has_none_is_never_asked() {
+fn xattrs_of_inode_that_lookup_reported_without_xattrs_are_not_fetched() {
     let (mut world, _) = world(TreeConfig::default());
     let now = world.now;
     let plain = world.server.edit(|tree| tree.plant_file(now, "plain", b""));
@@ -95,7 +95,7 @@ fn what_a_lookup_says_has_none_is_never_asked() {
 }
 
 #[test]
-fn names_that_no_server_is_asked_for() {
+fn unsupported_xattr_names_fail_without_request() {
     let (mut world, file) = world(TreeConfig::default());
     for never in ["security.selinux", "system.posix_acl_access", "system.posix_acl_default"] {
         assert_eq!(world.answer(0, xattr(file.ino, never, 0)), Answer::Failed(Errno::OPNOTSUPP));
@@ -104,7 +104,7 @@ fn names_that_no_server_is_asked_for() {
 }
 
 #[test]
-fn a_large_value_is_fetched_each_time_and_alone() {
+fn large_xattr_value_is_fetched_each_time_by_call_of_its_own() {
     let (mut world, file) = world(TreeConfig::default());
     let large = vec![b'v'; 5_000];
     beside(&world, file, "user.large", &large);
@@ -120,7 +120,7 @@ fn a_large_value_is_fetched_each_time_and_alone() {
 }
 
 #[test]
-fn own_changes_are_seen_and_so_are_those_of_others() {
+fn xattr_changes_of_this_and_other_clients_are_seen() {
     let (mut world, file) = world(TreeConfig::default());
     world.connect(NotifyLevel::All);
     world.answer(1, Op::Lookup { dir: 1, name: name("f") });
@@ -141,7 +141,7 @@ fn own_changes_are_seen_and_so_are_those_of_others() {
 
 /// A directory's entry in its parent stays cached when the directory's own grant is recalled.
 #[test]
-fn a_directory_that_had_none_is_given_one_by_another_client() {
+fn xattr_set_by_another_client_on_directory_without_xattrs_is_seen() {
     let (mut world, _) = world(TreeConfig::default());
     let now = world.now;
     let dir = world.server.edit(|tree| tree.plant_dir(now, "dir"));
@@ -157,7 +157,7 @@ fn a_directory_that_had_none_is_given_one_by_another_client() {
 
 /// Each name of an inode has a cached entry; one of them holds its facts.
 #[test]
-fn an_inode_with_two_names_has_its_xattrs_under_both() {
+fn xattrs_of_inode_with_two_names_are_cached_under_both() {
     let (mut world, _) = world(TreeConfig::default());
     let now = world.now;
     let file = world.server.edit(|tree| tree.plant_file(now, "a", b""));
@@ -173,7 +173,7 @@ fn an_inode_with_two_names_has_its_xattrs_under_both() {
 
 /// An entry's facts about a file that had another name then are not kept coherent.
 #[test]
-fn a_file_that_had_none_and_lost_the_name_by_which_it_was_known_is_given_one() {
+fn xattr_set_after_known_name_of_file_without_xattrs_is_lost_is_seen() {
     let (mut world, _) = world(TreeConfig::default());
     let now = world.now;
     let file = world.server.edit(|tree| tree.plant_file(now, "a", b""));
@@ -217,7 +217,7 @@ fn xattr_set_after_first_name_is_unlinked_is_read_after_rename_of_second() {
 }
 
 #[test]
-fn a_recall_or_a_deadline_ends_what_is_known() {
+fn recall_or_deadline_discards_cached_xattrs() {
     let (mut world, file) = world(TreeConfig::default());
     world.answer(0, xattr(file.ino, "user.one", 0));
     let root = world.server.edit(|tree| tree.root());
@@ -240,7 +240,7 @@ fn a_recall_or_a_deadline_ends_what_is_known() {
 
 /// A file is moved into a directory that is recalled meanwhile: nothing is granted on it afterwards.
 #[test]
-fn what_was_known_where_a_file_lay_is_not_known_where_it_was_moved() {
+fn cached_xattrs_are_discarded_when_file_moves_to_recalled_directory() {
     let (mut world, _) = world(TreeConfig::default());
     let now = world.now;
     let file = world.server.edit(|tree| tree.plant_file(now, "d/f", b"x"));
@@ -272,7 +272,7 @@ fn what_was_known_where_a_file_lay_is_not_known_where_it_was_moved() {
 }
 
 #[test]
-fn who_asks_meanwhile_joins_unless_the_answer_may_be_older() {
+fn xattr_request_joins_call_in_flight_unless_reply_may_be_older() {
     let (mut world, file) = world(TreeConfig::default());
     let control = world.clients[0].control.clone();
     control.plan(Which::Type("xattrs"), Fate { hold_reply: true, ..Fate::default() });
@@ -300,7 +300,7 @@ fn who_asks_meanwhile_joins_unless_the_answer_may_be_older() {
 }
 
 #[test]
-fn an_error_is_passed_on_and_not_kept() {
+fn xattr_error_is_passed_on_and_not_cached() {
     let (mut world, file) = world(TreeConfig::default());
     let control = world.clients[0].control.clone();
     control.plan(Which::Type("xattrs"), Fate { refuse: Some(Errno::IO), ..Fate::default() });
@@ -329,7 +329,7 @@ fn name_that_is_never_read_is_neither_listed_nor_set() {
 }
 
 #[test]
-fn names_for_privileged_callers_are_answered_as_such() {
+fn trusted_xattr_names_are_marked_for_privileged_callers() {
     let (mut world, file) = world(TreeConfig::default());
     beside(&world, file, "trusted.secret", b"1");
     for _ in 0..2 {

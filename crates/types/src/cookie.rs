@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cookie_depends_on_key_and_name_only_and_is_a_positive_off_t() {
+    fn cookie_depends_only_on_key_and_name_and_is_a_positive_off_t() {
         let (a, b) = (CookieKey([1; 16]), CookieKey([2; 16]));
         assert_eq!(a.cookie(b"x"), a.cookie(b"x"));
         assert_ne!(a.cookie(b"x"), b.cookie(b"x"));

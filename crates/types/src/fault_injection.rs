@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_build_has_the_bugs_that_are_planted_in_it_and_only_if_it_is_made_for_that() {
+    fn injected_bugs_are_active_only_in_builds_with_fault_injection() {
         let planted_now = || Bug::ALL.into_iter().filter(|bug| planted(*bug)).collect::<Vec<Bug>>();
         let possible = cfg!(feature = "planted");
         assert_eq!(planted_now(), []);

@@ -128,7 +128,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn refuses_what_could_lead_elsewhere() {
+    fn name_with_slash_nul_dots_or_invalid_length_is_refused() {
         assert_eq!(Name::new(b""), Err(BadName::Empty));
         assert_eq!(Name::new(b"."), Err(BadName::Forbidden));
         assert_eq!(Name::new(b".."), Err(BadName::Forbidden));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_bytes_that_are_not_text() {
+    fn name_that_is_not_utf8_keeps_its_bytes() {
         let name = Name::new(b"\xff\xfe...").unwrap();
         assert_eq!(name.as_bytes(), b"\xff\xfe...");
         assert!(Name::new(&[b'x'; 255]).is_ok());

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_a_peer_is_one_line_that_commands_no_terminal() {
+    fn peer_text_is_shown_on_one_line_without_terminal_escapes() {
         let text = " no \u{1b}[2J\u{9b}31m entry\r\nnigh: done\u{2028}\u{202e}x ";
         assert_eq!(printable(text, 100), "no  [2J 31m entry  nigh: done  x");
         assert_eq!(printable(text, 2), "no");

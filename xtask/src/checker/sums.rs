@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_added_up() {
+    fn soak_runs_are_summed() {
         let faults = |n: u64| {
             json!({ "cut": n, "down_less_than_a_term": n, "down_more_than_a_term": n,
                 "client_stopped_past_its_term": n, "server_killed": n, "worker_killed": n })

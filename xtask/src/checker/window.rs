@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_answered_is_not_known() {
+    fn call_without_logged_result_has_unknown_outcome() {
         let mut history = History::default();
         let text = "> 10 stat a0\n= 20 error 2\n> 30 unlink a0\n> 40 rmdir a0\n= 50 done\n> 60 list a\n";
         take(&mut history, 3, text).unwrap();

@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_is_read_as_it_was_given() {
+    fn work_order_line_round_trips() {
         let calls = Calls { most: 200, time_ms: 6_000 };
         for pace in [Pace::Fast, Pace::Turns { change_ms: 250, worker: 2, workers: 6 }] {
             let log = "log/7".into();

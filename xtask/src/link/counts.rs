@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_after_silence_is_a_flight() {
+    fn burst_after_silence_counts_as_flight() {
         let (start, ms) = (Instant::now(), Duration::from_millis);
         let mut direction = Direction::default();
         for at in [0, 1, 2, 20, 21, 60] {

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_in_any_pieces_are_counted_once() {
+    fn messages_split_at_any_byte_are_counted_once() {
         let mut stream = Vec::new();
         for (kind, fields) in [(110, 10u32), (24, 0), (110, 300), (120, 4)] {
             stream.extend((7 + fields).to_le_bytes());

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_takes_a_round_trip() {
+    fn ping_through_relay_takes_round_trip_time() {
         let rtt = Duration::from_millis(20);
         let (link, mut client) = echo_through(rtt, 1_000_000_000);
         let mut times = Vec::new();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_ends_connections_and_none_lasts_while_it_is_down() {
+    fn cut_ends_connections_and_down_link_closes_new_ones() {
         // A server that accepts connections, and sends nothing.
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = server.local_addr().unwrap().to_string();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_cannot_be_had_is_not_the_end_of_the_link() {
+    fn failed_connection_does_not_end_relay() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = server.local_addr().unwrap().to_string();
         let listener = Listener::bind("tcp:127.0.0.1:0").unwrap();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_paced() {
+    fn relay_paces_bytes_to_bandwidth() {
         let (_link, client) = echo_through(Duration::from_millis(2), 80_000_000);
         let start = Instant::now();
         let mut writer = client.try_clone().unwrap();

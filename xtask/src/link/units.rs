@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_needed() {
+    fn durations_and_bandwidths_without_unit_are_refused() {
         assert_eq!(duration("10ms"), Ok(Duration::from_millis(10)));
         assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
         assert!(duration("10").is_err() && duration("ms").is_err());

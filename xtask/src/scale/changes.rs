@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_that_are_under_way_together_share_no_name_and_the_directory_keeps_its_size() {
+    fn concurrent_changes_share_no_name_and_keep_directory_size() {
         let node = |ino| NodeId { ino, generation: 1 };
         let files = (10..60).map(|ino| (name(&format!("file-{ino}")).unwrap(), node(ino)));
         let mut changes = Changes::new(NodeRef::bare(node(1)), files);

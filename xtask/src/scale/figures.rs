@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_the_time_that_so_many_do_not_pass() {
+    fn permille_is_time_that_share_does_not_exceed() {
         let mut times = Times::default();
         assert_eq!(times.permille(990), Duration::ZERO);
         (1..=200).rev().for_each(|ms| times.note(Duration::from_millis(ms)));

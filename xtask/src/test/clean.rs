@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_directory_of_tests_is_ended_and_nothing_else() {
+    fn cleanup_ends_processes_of_its_test_directory_only() {
         // No process has such an id.
         let [ours, others] =
             [u32::MAX, u32::MAX - 1].map(|n| std::env::temp_dir().join(format!("{PREFIX}{n}")));

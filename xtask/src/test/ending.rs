@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tests_that_could_not_begin_may_try_again() {
+    fn second_registration_of_cleanup_at_signals_succeeds() {
         // No process has such an id.
         let root = std::env::temp_dir().join(format!("{}{}", crate::test::world::PREFIX, u32::MAX - 2));
         clean_up_at_signals(&root).unwrap();

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_topmost_mount_counts() {
+    fn device_lookup_returns_topmost_mount() {
         let table = "30 1 8:1 / / rw - ext4 /dev/a rw\n\
                      41 30 0:55 / /tmp/a rw - fuse.nigh x rw\n\
                      42 30 0:56 / /tmp/a rw - fuse.nigh x rw\n";

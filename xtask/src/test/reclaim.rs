@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_took_away_is_counted() {
+    fn reclaimed_pages_are_counted_from_vmstat() {
         let vmstat = |refaults: u64, stolen: u64, drops: u64| {
             Reclaim::of(&format!(
                 "workingset_refault_anon 900\nworkingset_refault_file {refaults}\npginodesteal {stolen}\nkswapd_inodesteal 7\n\

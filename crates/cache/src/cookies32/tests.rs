@@ -62,7 +62,7 @@ proptest! {
 
     /// Nothing is remembered, as if each seek used another open directory.
     #[test]
-    fn a_scan_that_seeks_at_each_entry_returns_each_once(
+    fn scan_with_a_seek_at_each_entry_returns_each_entry_once(
         lows in prop::collection::btree_set(any::<u32>(), 1..6), far in prop::collection::vec(0u64..40_000, 0..12),
     ) {
         let names: BTreeSet<u64> = lows.iter().map(|low| cookie(0, *low))
@@ -190,7 +190,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
     #[test]
-    fn no_seek_skips_a_name_that_is_there_throughout(steps in steps()) {
+    fn seek_never_skips_a_name_present_throughout(steps in steps()) {
         let mut model = Model::default();
         for step in steps {
             match step {
@@ -255,7 +255,7 @@ fn read_on(cache: &mut Cache, fh: Fh, mut page: Option<Page>) -> Vec<(String, Co
 }
 
 #[test]
-fn short_offsets_are_the_same_while_a_listing_comes_and_in_one_that_is_no_fact() {
+fn short_offsets_are_equal_in_partial_and_snapshot_listings() {
     let names = listed();
     let texts: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut found = Vec::new();

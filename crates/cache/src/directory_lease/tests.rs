@@ -62,7 +62,7 @@ fn missing(cache: &mut Cache, now: Time, text: &str) {
 }
 
 #[test]
-fn a_missing_name_is_asked_once_within_its_time_whatever_else_is_asked() {
+fn missing_name_is_looked_up_once_within_its_grant() {
     let mut cache = cache(Config::default());
     missing(&mut cache, at(0), "a");
     missing(&mut cache, at(1_500), "b");
@@ -73,7 +73,7 @@ fn a_missing_name_is_asked_once_within_its_time_whatever_else_is_asked() {
 }
 
 #[test]
-fn a_missing_name_that_is_made_is_there_at_once() {
+fn created_name_replaces_a_negative_dentry_at_once() {
     let makes: [fn(Name) -> Op; 3] = [
         |name| Op::Mkdir { dir: 1, name, mode: 0o755, umask: 0 },
         |name| Op::Symlink { dir: 1, name, target: b"t".to_vec() },
@@ -101,7 +101,7 @@ fn a_missing_name_that_is_made_is_there_at_once() {
 
 /// As above, if nothing may be kept.
 #[test]
-fn without_a_grant_an_own_change_ends_what_was_believed() {
+fn local_change_without_a_grant_drops_cached_names() {
     let mut cache = cache(Config::default());
     missing(&mut cache, at(0), "a");
     let call = ask(&mut cache, at(1), Op::Mkdir { dir: 1, name: name("a"), mode: 0, umask: 0 }).unwrap_err();
@@ -112,7 +112,7 @@ fn without_a_grant_an_own_change_ends_what_was_believed() {
 }
 
 #[test]
-fn what_was_removed_or_moved_is_missing_at_once() {
+fn removed_or_renamed_name_is_absent_at_once() {
     for moves in [false, true] {
         let mut cache = cache(Config::default());
         let call = look(&mut cache, at(0), "a").unwrap_err();
@@ -155,7 +155,7 @@ fn what_was_removed_or_moved_is_missing_at_once() {
 
 /// The errno of a refused change says that a name exists, or does not, contrary to the cache.
 #[test]
-fn an_error_that_says_otherwise_ends_what_was_believed() {
+fn contradicting_error_drops_cached_names() {
     let mut cache = cache(Config::default());
     missing(&mut cache, at(0), "a");
     let call = ask(&mut cache, at(1), Op::Mkdir { dir: 1, name: name("a"), mode: 0, umask: 0 }).unwrap_err();
@@ -173,7 +173,7 @@ fn list(cache: &mut Cache, now: Time, names: &[(&str, NodeId)]) {
 }
 
 #[test]
-fn a_listing_without_attributes_tells_names_and_types_and_what_is_missing() {
+fn listing_without_attributes_gives_names_types_and_absence() {
     let mut cache = cache(Config::default());
     list(&mut cache, at(0), &[("a", FILE)]);
     let Ok(Answer::Opened(opened)) = ask(&mut cache, at(1), Op::OpenDir { ino: 1 }) else { panic!() };
@@ -196,7 +196,7 @@ fn a_listing_without_attributes_tells_names_and_types_and_what_is_missing() {
 }
 
 #[test]
-fn who_finds_another_thing_than_was_listed_believes_the_listing_no_more() {
+fn lookup_that_contradicts_a_listing_drops_the_listing() {
     let mut cache = cache(Config::default());
     list(&mut cache, at(0), &[("a", NodeId { ino: 6, generation: 1 }), ("b", FILE)]);
     let call = look(&mut cache, at(2), "a").unwrap_err();
@@ -213,7 +213,7 @@ fn who_finds_another_thing_than_was_listed_believes_the_listing_no_more() {
 }
 
 #[test]
-fn a_listing_ends_what_was_believed_of_single_names() {
+fn listing_replaces_dentry_leases() {
     let mut cache = cache(Config::default());
     missing(&mut cache, at(0), "a");
     missing(&mut cache, at(0), "b");
@@ -223,7 +223,7 @@ fn a_listing_ends_what_was_believed_of_single_names() {
 }
 
 #[test]
-fn all_of_it_ends_with_the_session() {
+fn dentry_leases_end_with_the_session() {
     let mut cache = cache(Config::default());
     missing(&mut cache, at(0), "a");
     cache.handle_event(at(1), Event::Lapsed { why: String::new() });
@@ -239,7 +239,7 @@ fn all_of_it_ends_with_the_session() {
 
 /// Such a remote reuses the number of a removed directory for the next one.
 #[test]
-fn a_directory_that_is_found_by_another_name_may_be_another() {
+fn directory_found_by_another_name_loses_its_cached_names() {
     const DIR: NodeId = NodeId { ino: 9, generation: 2 };
     let found = |cache: &mut Cache, now: Time, text: &str| {
         let call = look(cache, now, text).unwrap_err();

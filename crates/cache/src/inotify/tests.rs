@@ -230,7 +230,7 @@ fn made(ino: u64) -> Reply {
 }
 
 #[test]
-fn what_others_change_is_told_once() {
+fn remote_change_is_reported_once() {
     let mut stage = Stage::new();
     stage.set("b", 11, file(0));
     stage.set("d", 12, directory());
@@ -256,7 +256,7 @@ fn what_others_change_is_told_once() {
 }
 
 #[test]
-fn writing_touching_and_setting_are_told_apart() {
+fn writes_touches_and_setattrs_are_distinguished() {
     let mut stage = Stage::new();
     let written = [Change::Written { dir: 1, name: name("a"), node: id(10) }];
     let set = [Change::Attributes { dir: 1, name: name("a"), node: id(10) }];
@@ -283,7 +283,7 @@ fn writing_touching_and_setting_are_told_apart() {
 }
 
 #[test]
-fn own_changes_are_not_told() {
+fn local_changes_are_not_reported() {
     let mut stage = Stage::new();
     let call = stage.ask(mkdir("own"));
     // Others see it before the reply comes.
@@ -324,7 +324,7 @@ fn own_changes_are_not_told() {
 }
 
 #[test]
-fn what_others_do_to_a_name_with_an_own_change_under_way_is_told_behind_it() {
+fn remote_change_during_a_local_change_is_reported_after_it() {
     let mut stage = Stage::new();
     let call = stage.ask(mkdir("x"));
     stage.set("x", 40, file(0));
@@ -340,7 +340,7 @@ fn what_others_do_to_a_name_with_an_own_change_under_way_is_told_behind_it() {
 }
 
 #[test]
-fn what_changed_while_the_remote_was_away_is_told_when_it_is_back() {
+fn changes_while_disconnected_are_reported_after_reconnection() {
     let mut stage = Stage::new();
     stage.cache.handle_event(stage.now, Event::Lapsed { why: String::new() });
     stage.run();
@@ -352,7 +352,7 @@ fn what_changed_while_the_remote_was_away_is_told_when_it_is_back() {
 }
 
 #[test]
-fn where_nothing_is_granted_it_is_looked_at_now_and_then() {
+fn directory_without_grants_is_polled_at_growing_intervals() {
     let mut stage = Stage::new();
     stage.grants = false;
     stage.set("b", 11, file(0));
@@ -371,7 +371,7 @@ fn where_nothing_is_granted_it_is_looked_at_now_and_then() {
 }
 
 #[test]
-fn names_that_are_recalled_again_soon_are_asked_for_late() {
+fn directory_recalled_twice_is_listed_after_a_longer_delay() {
     let mut stage = Stage::new();
     stage.recall(1);
     stage.run();
@@ -389,7 +389,7 @@ fn names_that_are_recalled_again_soon_are_asked_for_late() {
 }
 
 #[test]
-fn an_inode_that_vanishes_in_one_directory_and_appears_in_another_was_moved() {
+fn inode_that_vanishes_here_and_appears_there_is_reported_as_moved() {
     let mut stage = Stage::new();
     stage.set("d", 50, directory());
     stage.dirs.insert(50, BTreeMap::new());
@@ -417,7 +417,7 @@ fn an_inode_that_vanishes_in_one_directory_and_appears_in_another_was_moved() {
 }
 
 #[test]
-fn an_absent_name_of_which_is_yet_to_be_told_is_given_no_time() {
+fn negative_dentry_has_no_timeout_while_a_change_is_unreported() {
     let mut stage = Stage::new();
     let missing = |stage: &mut Stage| {
         let look = Op::Lookup { dir: 1, name: name("none") };
@@ -435,7 +435,7 @@ fn an_absent_name_of_which_is_yet_to_be_told_is_given_no_time() {
 }
 
 #[test]
-fn what_was_replaced_is_not_told_as_removed() {
+fn replaced_inode_is_not_reported_as_removed() {
     let mut stage = Stage::new();
     stage.set("tmp", 11, file(3));
     stage.after_a_recall();
@@ -448,7 +448,7 @@ fn what_was_replaced_is_not_told_as_removed() {
 }
 
 #[test]
-fn a_name_is_left_before_another_comes_to_it() {
+fn moves_are_ordered_so_that_a_name_is_free_before_it_is_taken() {
     let mut stage = Stage::new();
     for (text, ino) in [("b", 11), ("c", 12)] {
         stage.set(text, ino, file(0));
@@ -469,7 +469,7 @@ fn a_name_is_left_before_another_comes_to_it() {
 }
 
 #[test]
-fn a_directory_that_could_not_be_listed_is_listed_again() {
+fn directory_with_a_failed_listing_is_listed_again() {
     let mut stage = Stage::new();
     stage.set("b", 11, file(0));
     stage.recall(1);
@@ -514,7 +514,7 @@ fn with_directories(inos: std::ops::Range<u64>) -> Stage {
 }
 
 #[test]
-fn what_waits_for_others_to_be_listed_is_due_when_one_was() {
+fn directory_over_the_listing_limit_is_due_when_a_listing_ends() {
     let mut stage = with_directories(100..140);
     stage.cache.handle_watch(stage.now, &(100..140).collect(), false);
     let mut rounds = 0;
@@ -528,7 +528,7 @@ fn what_waits_for_others_to_be_listed_is_due_when_one_was() {
 }
 
 #[test]
-fn who_waited_to_be_compared_with_others_leaves_nothing_due_behind() {
+fn comparison_of_waiting_directories_leaves_no_timer() {
     let mut stage = with_directories(100..102);
     stage.watch(&[1, 100, 101]);
     let recall_both = |stage: &mut Stage| {
@@ -552,7 +552,7 @@ fn who_waited_to_be_compared_with_others_leaves_nothing_due_behind() {
 }
 
 #[test]
-fn a_directory_that_others_moved_is_where_it_was_listed() {
+fn directory_moved_by_another_client_has_its_listed_parent() {
     let mut stage = with_directories(100..102);
     stage.watch(&[1, 100]);
     stage.dirs.get_mut(&1).unwrap().remove(&name("d101"));
@@ -565,7 +565,7 @@ fn a_directory_that_others_moved_is_where_it_was_listed() {
 }
 
 #[test]
-fn a_name_in_a_directory_of_which_is_yet_to_be_told_is_given_no_time() {
+fn dentry_has_no_timeout_while_a_change_of_its_directory_is_unreported() {
     let mut stage = Stage::new();
     let valid = |stage: &mut Stage| {
         let look = Op::Lookup { dir: 1, name: name("b") };

@@ -61,7 +61,7 @@ fn recall_data(cache: &mut Cache) -> Vec<Output> {
 }
 
 #[test]
-fn what_is_to_be_forgotten_of_a_file_waits_for_who_asks_how_long_it_is() {
+fn invalidation_of_a_file_waits_for_an_earlier_getattr_reply() {
     let mut cache = opened();
     let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     assert_eq!(recall_data(&mut cache), []);
@@ -72,7 +72,7 @@ fn what_is_to_be_forgotten_of_a_file_waits_for_who_asks_how_long_it_is() {
 
 /// Its number was that of a directory that a caller is still listing.
 #[test]
-fn who_reads_a_file_that_has_taken_a_directorys_number_goes_by_its_size_too() {
+fn invalidation_waits_for_getattr_of_a_file_that_reuses_a_directorys_number() {
     let mut cache = cache(Config::default());
     let look = |name: &[u8]| Op::Lookup { dir: 1, name: Name::new(name).unwrap() };
     let found =
@@ -119,7 +119,7 @@ fn changes_of_names() -> [(Op, Reply); 3] {
 }
 
 #[test]
-fn who_takes_a_name_away_or_gives_one_waits_for_who_asks_how_long_the_file_is() {
+fn namespace_change_reply_waits_for_an_earlier_getattr_reply() {
     for (change, reply) in changes_of_names() {
         let mut cache = opened();
         let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
@@ -136,7 +136,7 @@ fn who_takes_a_name_away_or_gives_one_waits_for_who_asks_how_long_the_file_is() 
 }
 
 #[test]
-fn so_does_who_is_told_without_a_grant_what_a_name_leads_to() {
+fn ungranted_lookup_reply_waits_for_an_earlier_getattr_reply() {
     let mut cache = opened();
     let look = Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() };
     let looked = ask(&mut cache, 4, look);
@@ -149,7 +149,7 @@ fn so_does_who_is_told_without_a_grant_what_a_name_leads_to() {
 
 /// A lookup's reply waits for a GETATTR, and the file is unlinked.
 #[test]
-fn a_name_that_leads_to_a_file_is_not_told_after_it_was_taken_away() {
+fn lookup_reply_is_delivered_before_the_reply_to_a_later_unlink() {
     let mut cache = opened();
     let looked = ask(&mut cache, 4, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
     let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
@@ -166,7 +166,7 @@ fn a_name_that_leads_to_a_file_is_not_told_after_it_was_taken_away() {
 
 /// Under a directory lease; the session is lost before the reply is delivered, or time passes.
 #[test]
-fn a_name_that_is_told_late_is_told_for_what_is_left() {
+fn late_lookup_reply_has_the_remaining_timeout() {
     for (lost, valid) in [(false, Span::from_millis(600)), (true, Span::ZERO)] {
         let mut cache = opened();
         let looked = ask(&mut cache, 4, Op::Lookup { dir: 1, name: Name::new(b"f").unwrap() });
@@ -207,7 +207,7 @@ fn a_name_that_is_told_late_is_told_for_what_is_left() {
 }
 
 #[test]
-fn who_gives_a_name_is_not_told_that_the_file_is_as_long_as_before() {
+fn link_reply_does_not_carry_an_older_size() {
     let mut cache = opened();
     let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     let [.., (link, made)] = changes_of_names();
@@ -223,7 +223,7 @@ fn who_gives_a_name_is_not_told_that_the_file_is_as_long_as_before() {
 }
 
 #[test]
-fn nor_is_who_changes_its_mode_but_who_sets_its_length_is() {
+fn chmod_reply_carries_no_older_size_and_truncate_reply_its_own() {
     let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     for (set, size) in [(mode, 5), (SetAttr { size: Some(1), ..SetAttr::default() }, 1)] {
         let mut cache = opened();
@@ -240,7 +240,7 @@ fn nor_is_who_changes_its_mode_but_who_sets_its_length_is() {
 }
 
 #[test]
-fn who_is_killed_while_its_answer_waits_for_who_asks_has_done_what_it_did() {
+fn interrupt_of_a_queued_reply_delivers_the_reply() {
     let mut cache = opened();
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     let [(unlink, removed), ..] = changes_of_names();
@@ -254,7 +254,7 @@ fn who_is_killed_while_its_answer_waits_for_who_asks_has_done_what_it_did() {
 
 /// The file has another name, which the late reply does not mention.
 #[test]
-fn a_name_that_is_told_late_is_believed_as_long_as_that_name_may_be() {
+fn late_lookup_reply_has_the_timeout_of_its_own_name() {
     let mut cache = opened();
     let root = NodeId { ino: 1, generation: 1 };
     let grant = Grant { recallable: true, ..crate::grants::made_up(root) };
@@ -286,7 +286,7 @@ fn a_name_that_is_told_late_is_believed_as_long_as_that_name_may_be() {
 
 /// The cache invalidates only what it knows the kernel to have.
 #[test]
-fn attributes_that_are_told_late_are_forgotten_when_they_are_recalled() {
+fn attributes_of_a_late_reply_are_invalidated_on_recall() {
     let mut cache = opened();
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
@@ -315,7 +315,7 @@ fn attributes_that_are_told_late_are_forgotten_when_they_are_recalled() {
 }
 
 #[test]
-fn what_nobody_is_told_of_that_waits_while_the_kernel_forgets_is_not_kept_open() {
+fn file_of_an_undelivered_create_reply_is_released() {
     let mut cache = opened();
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     let access =
@@ -339,7 +339,7 @@ fn what_nobody_is_told_of_that_waits_while_the_kernel_forgets_is_not_kept_open()
 
 /// A GETATTR does not depend on names.
 #[test]
-fn names_are_forgotten_before_what_waits_for_who_asks_how_long_a_file_is() {
+fn dentry_invalidation_does_not_wait_for_getattr() {
     let mut cache = opened();
     let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     let entry = |name: &[u8]| KernelInvalidation::Entry { dir: 1, name: Name::new(name).unwrap() };
@@ -362,7 +362,7 @@ fn answered_op(output: &Output) -> Option<u64> {
 }
 
 #[test]
-fn and_for_nobody_for_more_than_a_second() {
+fn queued_invalidation_waits_at_most_one_second() {
     let mut cache = opened();
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     assert_eq!(recall_data(&mut cache), []);
@@ -373,7 +373,7 @@ fn and_for_nobody_for_more_than_a_second() {
 }
 
 #[test]
-fn who_asked_first_is_answered_with_who_asked_last() {
+fn earlier_getattr_is_answered_with_the_later_one() {
     let mut cache = opened();
     let first = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     assert_eq!(cache.handle_op(T0, OpId(4), Caller::default(), Op::GetAttr { ino: 7 }), None);
@@ -385,7 +385,7 @@ fn who_asked_first_is_answered_with_who_asked_last() {
 }
 
 #[test]
-fn who_asked_before_a_recall_is_answered_with_who_asked_after_it() {
+fn getattr_before_a_recall_is_answered_with_the_one_after_it() {
     let mut cache = opened();
     let first = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     recall_data(&mut cache);
@@ -395,7 +395,7 @@ fn who_asked_before_a_recall_is_answered_with_who_asked_after_it() {
 }
 
 #[test]
-fn attributes_that_the_kernel_does_not_believe_it_need_not_forget() {
+fn attributes_without_a_timeout_are_not_invalidated() {
     let mut cache = opened();
     let recall = Recall { id: RecallId(5), node: FILE, covers: LeaseScope::Attributes, names: vec![] };
     cache.handle_event(T0, Event::Recall(recall));

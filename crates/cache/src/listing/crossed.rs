@@ -82,7 +82,7 @@ fn is_whole_without_the_third(cache: &mut Cache) {
 
 /// The server read the name before it was removed.
 #[test]
-fn what_was_removed_under_the_grant_is_not_there_though_a_later_part_has_it() {
+fn name_removed_under_a_lease_stays_absent_when_a_later_chunk_lists_it() {
     let (mut cache, names) = (cache(Config::default()), names());
     let (listing, _) = in_part(&mut cache, &names[..2]);
     let change = unlink(&mut cache, 2, names[2]);
@@ -94,7 +94,7 @@ fn what_was_removed_under_the_grant_is_not_there_though_a_later_part_has_it() {
 
 /// As above, but the reply to the removal comes after the chunk.
 #[test]
-fn what_is_being_removed_under_the_grant_is_not_there_though_a_part_had_it() {
+fn removal_in_flight_under_a_lease_wins_over_a_chunk_that_lists_the_name() {
     let (mut cache, names) = (cache(Config::default()), names());
     let (listing, _) = in_part(&mut cache, &names[..2]);
     let change = unlink(&mut cache, 2, names[2]);
@@ -105,7 +105,7 @@ fn what_is_being_removed_under_the_grant_is_not_there_though_a_part_had_it() {
 }
 
 #[test]
-fn what_was_made_under_the_grant_is_there_though_a_later_part_has_it_not() {
+fn name_created_under_a_lease_stays_when_a_later_chunk_lacks_it() {
     let (mut cache, names) = (cache(Config::default()), names());
     let (listing, _) = in_part(&mut cache, &names[..2]);
     let change = mknod(&mut cache, 2, names[2]);
@@ -119,7 +119,7 @@ fn what_was_made_under_the_grant_is_there_though_a_later_part_has_it_not() {
 
 /// Nothing was granted at the time of the call: another client may have made the name again since, without a recall.
 #[test]
-fn what_was_removed_before_the_grant_may_be_there_again() {
+fn name_removed_before_the_lease_is_looked_up_again() {
     let (mut cache, names) = (cache(Config::default()), names());
     let listing = ask(&mut cache, 1, Op::OpenDir { ino: 1 });
     let change = unlink(&mut cache, 2, names[2]);
@@ -133,7 +133,7 @@ fn what_was_removed_before_the_grant_may_be_there_again() {
 
 /// That grant ended, and another has begun: no recall covered changes between the two.
 #[test]
-fn what_was_removed_under_another_grant_may_be_there_again() {
+fn name_removed_under_an_earlier_lease_is_looked_up_again() {
     let (mut cache, names) = (cache(Config::default()), names());
     let (first, _) = in_part(&mut cache, &names[..2]);
     let second = {
@@ -153,7 +153,7 @@ fn what_was_removed_under_another_grant_may_be_there_again() {
 
 /// The order of the two changes is not known.
 #[test]
-fn what_two_own_changes_made_of_a_name_is_asked_though_a_part_agrees_with_one() {
+fn two_local_changes_of_a_name_in_unknown_order_cause_a_lookup() {
     let (mut cache, names) = (cache(Config::default()), names());
     let (listing, _) = in_part(&mut cache, &names[..2]);
     let (made_it, took_it) = (mknod(&mut cache, 2, names[2]), unlink(&mut cache, 3, names[2]));
@@ -168,7 +168,7 @@ fn what_two_own_changes_made_of_a_name_is_asked_though_a_part_agrees_with_one() 
 /// The name is made before the grant is given, and the reply comes without a grant. A concurrent lookup finds the name,
 /// without a grant too.
 #[test]
-fn what_was_made_before_a_grant_that_says_otherwise_is_asked() {
+fn name_created_before_a_contradicting_grant_is_looked_up_again() {
     let (mut cache, names) = (cache(Config::default()), names());
     let change = mknod(&mut cache, 2, names[2]);
     let looked = ask(&mut cache, 3, Op::Lookup { dir: 1, name: name(names[2]) });
@@ -184,7 +184,7 @@ fn what_was_made_before_a_grant_that_says_otherwise_is_asked() {
 
 /// The chunk has a name in place of one that a local change removed: the number of names is as expected.
 #[test]
-fn what_a_part_has_not_is_not_there_though_it_has_one_that_was_removed() {
+fn name_missing_from_a_chunk_is_absent_when_the_chunk_lists_a_removed_name() {
     let (mut cache, names) = (cache(Config::default()), names());
     let (listing, _) = in_part(&mut cache, &names[..2]);
     let looked = ask(&mut cache, 3, Op::Lookup { dir: 1, name: name(names[3]) });
@@ -200,7 +200,7 @@ fn what_a_part_has_not_is_not_there_though_it_has_one_that_was_removed() {
 
 /// A lookup finds the directory and a file is made in it before the reply to mkdir comes.
 #[test]
-fn a_directory_just_made_is_not_known_to_be_empty_once_something_was_made_in_it() {
+fn new_directory_is_not_known_as_empty_after_a_create_in_it() {
     let mut cache = cache(Config::default());
     let dir = NodeId { ino: 40, generation: 1 };
     let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_takes_the_place_of_what_was_held_there() {
+    fn lock_replaces_earlier_locks_on_its_range() {
         let mut ranges = Ranges::default();
         ranges.set(range(WRITE, 10, 19));
         ranges.set(range(READ, 14, 15));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_as_a_table_of_single_bytes() {
+    fn lock_ranges_match_a_table_of_single_bytes() {
         const BYTES: u64 = 24;
         let mut seed = 7u64;
         let mut below = |n: u64| {

@@ -175,7 +175,7 @@ impl Rig {
 }
 
 #[test]
-fn closing_tells_the_remote_only_of_who_may_hold_a_lock() {
+fn close_sends_an_unlock_only_for_possible_lock_owners() {
     let mut rig = Rig::new();
     let (one, two) = (rig.open(), rig.open());
     assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "nobody ever locked");
@@ -195,7 +195,7 @@ fn closing_tells_the_remote_only_of_who_may_hold_a_lock() {
 }
 
 #[test]
-fn what_an_open_file_owns_ends_with_it() {
+fn locks_owned_by_an_open_file_end_with_it() {
     let mut rig = Rig::new();
     let (one, two) = (rig.open(), rig.open());
     rig.lock(one, span(90, ALL));
@@ -208,7 +208,7 @@ fn what_an_open_file_owns_ends_with_it() {
 }
 
 #[test]
-fn a_signal_cancels_the_wait_and_the_remotes_answer_counts() {
+fn signal_cancels_a_lock_wait_and_the_remotes_reply_decides() {
     let mut rig = Rig::new();
     let fh = rig.open();
     for (result, answer) in [(Err(Errno::INTR), Answer::Failed(Errno::INTR)), (Ok(Reply::Done), Answer::Done)]
@@ -228,7 +228,7 @@ fn a_signal_cancels_the_wait_and_the_remotes_answer_counts() {
 }
 
 #[test]
-fn a_lock_granted_to_the_dead_is_freed() {
+fn lock_granted_to_a_dead_caller_is_released() {
     let mut rig = Rig::new();
     let fh = rig.open();
     let op = rig.want(fh, span(1, (5, 9)), true);
@@ -244,7 +244,7 @@ fn a_lock_granted_to_the_dead_is_freed() {
 }
 
 #[test]
-fn a_wait_that_was_given_up_is_not_sent_again() {
+fn aborted_lock_wait_is_not_sent_again() {
     let mut rig = Rig::new();
     let fh = rig.open();
     let op = rig.want(fh, span(1, ALL), true);
@@ -258,7 +258,7 @@ fn a_wait_that_was_given_up_is_not_sent_again() {
 }
 
 #[test]
-fn who_lost_a_lock_is_told_until_it_closes() {
+fn owner_of_a_lost_lock_gets_eio_until_it_closes() {
     let mut rig = Rig::new();
     let (fh, other) = (rig.open(), rig.open());
     rig.lock(fh, span(1, ALL));
@@ -291,7 +291,7 @@ fn who_lost_a_lock_is_told_until_it_closes() {
 }
 
 #[test]
-fn a_close_does_not_fail_when_the_session_does() {
+fn close_succeeds_when_the_session_is_lost() {
     let mut rig = Rig::new();
     let fh = rig.open();
     rig.lock(fh, span(1, ALL));
@@ -306,7 +306,7 @@ fn a_close_does_not_fail_when_the_session_does() {
 }
 
 #[test]
-fn what_is_held_is_claimed_as_it_is_and_nothing_else() {
+fn held_locks_and_nothing_else_are_reclaimed() {
     let mut rig = Rig::new();
     let (one, two) = (rig.open(), rig.open());
     rig.lock(one, span(1, (0, 99)));
@@ -340,7 +340,7 @@ fn what_is_held_is_claimed_as_it_is_and_nothing_else() {
 }
 
 #[test]
-fn a_lock_that_is_claimed_while_its_holder_closes_is_given_back() {
+fn lock_reclaimed_while_its_owner_closes_is_released() {
     let mut rig = Rig::new();
     let fh = rig.open();
     rig.lock(fh, span(1, (5, 9)));
@@ -360,7 +360,7 @@ fn a_lock_that_is_claimed_while_its_holder_closes_is_given_back() {
 }
 
 #[test]
-fn another_export_in_the_place_of_the_old_one_fails_all_that_was_open() {
+fn another_export_in_a_new_session_fails_all_open_files() {
     let mut rig = Rig::new();
     let fh = rig.open();
     rig.lock(fh, span(1, ALL));
@@ -380,7 +380,7 @@ fn another_export_in_the_place_of_the_old_one_fails_all_that_was_open() {
 }
 
 #[test]
-fn no_acknowledgement_of_one_session_is_said_to_another() {
+fn acknowledgement_is_never_sent_to_another_session() {
     let mut rig = Rig::new();
     for kept in [true, false] {
         let recall = Recall { id: RecallId(5), node: FILE, covers: LeaseScope::Data, names: vec![] };

@@ -224,7 +224,7 @@ fn ended(secs: i64) -> Option<WriteBackPrecondition> {
 }
 
 #[test]
-fn a_write_back_names_the_grant_until_its_recall_is_acknowledged() {
+fn write_back_names_the_grant_until_its_recall_is_acknowledged() {
     let mut rig = Rig::with_pages();
     assert_eq!(rig.flush(), under(1, FIRST));
     assert_eq!(rig.written(2, Some(FIRST)), Answer::Written(4));
@@ -243,7 +243,7 @@ fn a_write_back_names_the_grant_until_its_recall_is_acknowledged() {
 }
 
 #[test]
-fn of_answers_that_crossed_the_latest_state_counts() {
+fn latest_of_reordered_replies_sets_the_page_base() {
     let mut rig = Rig::with_pages();
     rig.write(false);
     rig.write(false);
@@ -254,7 +254,7 @@ fn of_answers_that_crossed_the_latest_state_counts() {
 }
 
 #[test]
-fn after_the_end_of_a_grant_what_is_there_is_compared_until_the_pages_are_gone() {
+fn write_back_after_grant_end_carries_the_old_version_until_pages_are_dropped() {
     let mut rig = Rig::with_pages();
     rig.pass(TERM);
     rig.calls.clear();
@@ -271,7 +271,7 @@ fn after_the_end_of_a_grant_what_is_there_is_compared_until_the_pages_are_gone()
 }
 
 #[test]
-fn a_plain_write_is_no_store_and_says_nothing_of_pages() {
+fn plain_write_carries_no_precondition() {
     let mut rig = Rig::with_pages();
     let since = |rig: &mut Rig| {
         rig.write(false);
@@ -287,7 +287,7 @@ fn a_plain_write_is_no_store_and_says_nothing_of_pages() {
 }
 
 #[test]
-fn stores_that_somebody_else_was_faster_than_are_refused_until_the_pages_are_gone() {
+fn conflicting_write_back_fails_until_stale_pages_are_dropped() {
     let mut rig = Rig::with_pages();
     rig.pass(TERM);
     rig.calls.clear();
@@ -305,7 +305,7 @@ fn stores_that_somebody_else_was_faster_than_are_refused_until_the_pages_are_gon
 
 /// Another client has changed the file, whose pages the kernel already had.
 #[test]
-fn what_is_answered_without_a_state_of_the_file_says_nothing_of_other_pages() {
+fn reply_without_attributes_sets_no_page_base() {
     let mut rig = Rig::with_pages();
     rig.pass(TERM);
     rig.calls.clear();
@@ -326,7 +326,7 @@ fn what_is_answered_without_a_state_of_the_file_says_nothing_of_other_pages() {
 
 /// A file that is open for reading too, while its session is forgotten; it can be reopened only for reading.
 #[test]
-fn pages_do_not_go_on_by_a_file_that_is_only_read() {
+fn read_only_reopen_does_not_keep_pages_in_a_new_session() {
     let mut rig = Rig::with_pages();
     let access =
         Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
@@ -345,7 +345,7 @@ fn pages_do_not_go_on_by_a_file_that_is_only_read() {
 }
 
 #[test]
-fn pages_are_dropped_behind_what_waited_and_failed_when_it_was_begun() {
+fn pages_are_dropped_after_a_queued_request_fails_at_start() {
     let mut rig = Rig::with(Config::default());
     rig.event(Event::Lapsed { why: String::new() });
     rig.write(true);
@@ -358,7 +358,7 @@ fn pages_are_dropped_behind_what_waited_and_failed_when_it_was_begun() {
 }
 
 #[test]
-fn what_is_answered_under_a_grant_moves_its_end() {
+fn reply_with_a_data_grant_prolongs_the_grant() {
     let mut rig = Rig::with_pages();
     for secs in 2..20 {
         rig.pass(Span::from_secs(1));
@@ -377,7 +377,7 @@ fn what_is_answered_under_a_grant_moves_its_end() {
 
 /// The server's own disk may have written too, and a reply to a write does not say.
 #[test]
-fn what_is_written_under_a_grant_with_a_limit_does_not_move_its_end() {
+fn write_under_a_limited_grant_does_not_prolong_it() {
     let mut rig = Rig::with_pages();
     for secs in 2..6 {
         rig.pass(Span::from_secs(1));
@@ -391,7 +391,7 @@ fn what_is_written_under_a_grant_with_a_limit_does_not_move_its_end() {
 }
 
 #[test]
-fn a_further_open_moves_the_end_too() {
+fn further_open_prolongs_the_data_grant() {
     let mut rig = Rig::with_pages();
     rig.pass(Span::from_secs(1));
     let access =
@@ -403,7 +403,7 @@ fn a_further_open_moves_the_end_too() {
 }
 
 #[test]
-fn what_others_may_change_unheard_is_not_granted_for_longer() {
+fn grant_without_recall_is_not_prolonged() {
     let mut rig = Rig::with(Config::default());
     for start in [true, false] {
         let call = rig.reads();
@@ -417,7 +417,7 @@ fn what_others_may_change_unheard_is_not_granted_for_longer() {
 }
 
 #[test]
-fn a_read_that_crossed_an_own_write_does_not_say_what_the_pages_are_of() {
+fn read_concurrent_with_a_local_write_sets_no_page_base() {
     let mut rig = Rig::with_pages();
     rig.pass(Span::from_secs(1));
     let read = rig.reads();
@@ -428,7 +428,7 @@ fn a_read_that_crossed_an_own_write_does_not_say_what_the_pages_are_of() {
 }
 
 #[test]
-fn of_writes_that_crossed_within_a_tick_the_longer_file_counts() {
+fn longer_of_concurrent_writes_in_one_tick_sets_the_page_base() {
     let longer = Attr { size: 8, ..attr(2) };
     for (first, second) in [(attr(2), longer), (longer, attr(2))] {
         let mut rig = Rig::with_pages();
@@ -475,7 +475,7 @@ fn over_a_forgotten_session_with(
 }
 
 #[test]
-fn pages_outlive_a_session_that_was_forgotten_before_their_grant_ended() {
+fn pages_survive_a_session_lost_before_their_grant_ended() {
     let anew = GrantId(21);
     assert_eq!(over_a_forgotten_session(false, 2, Some(anew)), under(2, anew), "only we can have written");
     assert_eq!(over_a_forgotten_session(false, 2, None), ended(1), "others may, from now on");
@@ -484,14 +484,14 @@ fn pages_outlive_a_session_that_was_forgotten_before_their_grant_ended() {
 }
 
 #[test]
-fn so_they_do_where_answers_may_be_stale() {
+fn pages_survive_a_lost_session_in_stale_mode() {
     let (config, anew) = (Config { on_disconnect: OnDisconnect::Stale, ..Config::default() }, GrantId(21));
     assert_eq!(over_a_forgotten_session_with(config, false, 2, Some(anew)), under(2, anew));
     assert_eq!(over_a_forgotten_session_with(config, false, 2, None), ended(1));
 }
 
 #[test]
-fn what_was_closed_while_the_remote_was_away_is_said_in_one_call() {
+fn handles_closed_while_disconnected_are_released_in_one_call() {
     let mut rig = Rig::with(Config::default());
     let access =
         Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
@@ -509,7 +509,7 @@ fn what_was_closed_while_the_remote_was_away_is_said_in_one_call() {
 }
 
 #[test]
-fn pages_are_dropped_behind_a_read_that_failed() {
+fn pages_are_dropped_after_a_failed_read() {
     let mut rig = Rig::with_pages();
     rig.ask(Op::Read { ino: FILE.ino, fh: rig.fh, offset: 0, size: 4096 });
     rig.event(Event::Recall(Recall {
@@ -524,7 +524,7 @@ fn pages_are_dropped_behind_a_read_that_failed() {
 }
 
 #[test]
-fn pages_are_dropped_behind_what_waited_for_the_server_and_was_given_up() {
+fn pages_are_dropped_after_a_queued_request_is_aborted() {
     let on_disconnect = OnDisconnect::Fail(Span::from_secs(30));
     let mut rig = Rig::with(Config { on_disconnect, ..Config::default() });
     rig.event(Event::Lapsed { why: String::new() });
@@ -536,7 +536,7 @@ fn pages_are_dropped_behind_what_waited_for_the_server_and_was_given_up() {
 }
 
 #[test]
-fn pages_are_dropped_behind_what_is_out_when_a_session_that_had_lapsed_is_lost() {
+fn pages_of_calls_in_flight_are_dropped_when_an_expired_session_is_lost() {
     let mut rig = Rig::with_pages();
     rig.ask(Op::Read { ino: FILE.ino, fh: rig.fh, offset: 4096, size: 4096 });
     rig.event(Event::Lapsed { why: String::new() });

@@ -68,7 +68,7 @@ fn renamed(cache: &mut Cache) {
 
 /// Another client has set one while another name of the file, which is gone since, was its parent entry.
 #[test]
-fn a_row_that_did_not_answer_for_a_file_does_not_say_under_another_name_that_it_has_no_xattrs() {
+fn rename_does_not_carry_no_xattrs_from_an_entry_that_is_not_the_parent_entry() {
     let mut cache = cache(Config::default());
     looked(&mut cache);
     cache.set_home(FILE, (1, &name("y")));
@@ -79,7 +79,7 @@ fn a_row_that_did_not_answer_for_a_file_does_not_say_under_another_name_that_it_
 
 /// Other clients set an xattr, and the name is gone when their commit comes.
 #[test]
-fn nor_does_one_that_others_are_at() {
+fn rename_does_not_carry_no_xattrs_from_an_entry_under_update() {
     let mut cache = cache(Config::default());
     looked(&mut cache);
     let (id, node, names) = (RecallId(7), session().root, vec![name("x")]);
@@ -109,7 +109,7 @@ fn look(cache: &mut Cache, at: &str) -> Option<Answer> {
 }
 
 #[test]
-fn rename_that_leaves_a_whiteout_is_known_by_both_names_and_nothing_is_invalidated() {
+fn rename_with_whiteout_caches_both_names_and_invalidates_nothing() {
     let mut cache = cache(Config::default());
     looked(&mut cache);
     assert_eq!(left_a_whiteout(&mut cache, Some(LEFT)), []);
@@ -123,7 +123,7 @@ fn rename_that_leaves_a_whiteout_is_known_by_both_names_and_nothing_is_invalidat
 
 /// The whiteout was gone when the remote looked, or the look failed.
 #[test]
-fn after_a_rename_whose_whiteout_was_not_seen_the_old_name_is_asked_for() {
+fn rename_without_a_whiteout_in_the_reply_drops_the_old_name() {
     let mut cache = cache(Config::default());
     looked(&mut cache);
     left_a_whiteout(&mut cache, None);
@@ -132,7 +132,7 @@ fn after_a_rename_whose_whiteout_was_not_seen_the_old_name_is_asked_for() {
 
 /// Holders of an `O_PATH` descriptor (overlayfs) do not look its name up again.
 #[test]
-fn inode_that_lost_its_latest_name_is_reached_by_the_one_before() {
+fn inode_without_its_latest_name_is_reached_by_its_earlier_name() {
     let mut cache = cache(Config::default());
     let entry = |nlink| {
         let attr = Attr { mode: 0o020_000, nlink, ..Attr::default() };

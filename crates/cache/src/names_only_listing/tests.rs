@@ -127,7 +127,7 @@ fn text(names: &[Name]) -> Vec<u8> {
 }
 
 #[test]
-fn who_wants_names_only_of_a_large_directory_is_told_them_alone() {
+fn names_only_reader_of_a_large_directory_gets_names_without_attributes() {
     let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
     let later = rig.later.clone();
     assert_eq!(rig.tell(call, &later[..2], false), [], "a page is not full");
@@ -155,7 +155,7 @@ fn who_wants_names_only_of_a_large_directory_is_told_them_alone() {
 }
 
 #[test]
-fn who_may_want_attributes_waits_for_them_and_so_does_everybody_in_a_small_directory() {
+fn other_readers_and_readers_of_small_directories_wait_for_attributes() {
     let mut rig = Rig::new(ANYBODY, Config::default());
     let behind = rig.cookie(&rig.first[3].clone());
     assert_eq!((rig.read(behind), rig.calls()), (None, vec![]));
@@ -167,7 +167,7 @@ fn who_may_want_attributes_waits_for_them_and_so_does_everybody_in_a_small_direc
 }
 
 #[test]
-fn what_the_listing_has_told_goes_first() {
+fn listed_entries_are_served_before_names_only_ones() {
     let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
     let (list, later) = (rig.list, rig.later.clone());
     assert_eq!(rig.tell(call, &later[..2], false), []);
@@ -179,7 +179,7 @@ fn what_the_listing_has_told_goes_first() {
 
 /// A waiting reader joins a listing in flight, instead of sending another one.
 #[test]
-fn a_stream_that_is_given_up_as_a_part_of_the_listing_comes_leaves_that_as_it_is() {
+fn aborted_name_stream_leaves_a_listing_in_flight_running() {
     let config = Config { budget_bytes: 1, ..Config::default() };
     let (mut rig, call) = Rig::at_the_next(QUIET, config);
     let (list, later) = (rig.list, rig.later.clone());
@@ -194,7 +194,7 @@ fn a_stream_that_is_given_up_as_a_part_of_the_listing_comes_leaves_that_as_it_is
 }
 
 #[test]
-fn where_they_are_refused_the_listing_is_waited_for() {
+fn refused_names_only_call_makes_the_reader_wait_for_the_listing() {
     for refusal in [Err(Errno::IO), Ok(Reply::Done)] {
         let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
         let (list, later) = (rig.list, rig.later.clone());
@@ -207,7 +207,7 @@ fn where_they_are_refused_the_listing_is_waited_for() {
 }
 
 #[test]
-fn who_closes_or_rewinds_cancels_them_and_what_still_comes_is_not_kept() {
+fn close_or_rewind_cancels_a_name_stream_and_drops_late_chunks() {
     for rewinds in [false, true] {
         let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
         let later = rig.later.clone();
@@ -232,7 +232,7 @@ fn who_closes_or_rewinds_cancels_them_and_what_still_comes_is_not_kept() {
 
 /// The reader has read none of the names, and another directory is read meanwhile.
 #[test]
-fn they_count_and_go_when_memory_is_short() {
+fn name_streams_count_as_memory_and_are_dropped_under_pressure() {
     let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
     let later = rig.later.clone();
     let before = rig.cache.gauges().bytes;
@@ -250,7 +250,7 @@ fn they_count_and_go_when_memory_is_short() {
 }
 
 #[test]
-fn a_lost_session_leaves_nothing_of_them() {
+fn lost_session_drops_name_streams() {
     let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
     let later = rig.later.clone();
     rig.tell(call, &later[..2], false);
@@ -259,7 +259,7 @@ fn a_lost_session_leaves_nothing_of_them() {
 }
 
 #[test]
-fn a_part_behind_the_reader_goes_and_seeking_back_asks_anew() {
+fn passed_chunk_is_dropped_and_seeking_back_sends_another_call() {
     let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
     let later = rig.later.clone();
     rig.tell(call, &later[..4], false);

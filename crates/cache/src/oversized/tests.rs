@@ -149,7 +149,7 @@ fn listing_without_readers_is_cancelled_at_the_budget() {
 }
 
 #[test]
-fn reader_of_a_directory_beyond_the_budget_goes_on_by_names_from_its_offset() {
+fn reader_of_a_directory_beyond_the_budget_continues_names_only_from_its_offset() {
     let mut rig = Rig::new(true);
     let behind = rig.cookie(rig.names.len() - 100);
     assert_eq!(rig.read(behind), None);
@@ -184,7 +184,7 @@ fn directory_that_was_too_large_is_listed_again_after_a_while() {
 }
 
 #[test]
-fn endless_names_are_cut_at_the_budget_and_asked_for_again_where_they_end() {
+fn endless_name_stream_is_truncated_at_the_budget_and_resumed_at_its_end() {
     let mut rig = Rig::new(true);
     rig.until_cancelled();
     let mut offset = rig.cookie(rig.told - 1);
@@ -224,7 +224,7 @@ fn endless_names_are_cut_at_the_budget_and_asked_for_again_where_they_end() {
 }
 
 #[test]
-fn reader_beyond_the_budget_asks_anew_where_memory_is_short() {
+fn reader_beyond_the_budget_restarts_its_name_stream_under_memory_pressure() {
     let mut rig = Rig::new(true);
     rig.until_cancelled();
     let offset = rig.cookie(rig.told - 1);
@@ -245,7 +245,7 @@ fn reader_beyond_the_budget_asks_anew_where_memory_is_short() {
 }
 
 #[test]
-fn walk_that_tells_a_directory_beyond_the_budget_is_cancelled() {
+fn prefetch_job_that_lists_a_directory_beyond_the_budget_is_cancelled() {
     let mut rig = Rig::with(false, true);
     rig.until_cancelled();
     assert_eq!(rig.cancelled, [rig.list], "the remote knows the walk and not its listings");
@@ -258,7 +258,7 @@ fn walk_that_tells_a_directory_beyond_the_budget_is_cancelled() {
 }
 
 #[test]
-fn rest_of_a_reply_whose_walk_was_cancelled_is_given_back() {
+fn grants_of_a_cancelled_prefetch_job_are_returned() {
     let mut rig = Rig::with(false, true);
     let (below, entry) = (NodeId { ino: 7, generation: 1 }, |n| Entry {
         id: NodeId { ino: n, generation: 1 },

@@ -6,7 +6,7 @@ use nigh_types::{
 
 /// The server renumbers a grant with each reply, and ends it by its latest id.
 #[test]
-fn what_a_walk_tells_in_vain_is_given_back_but_for_what_is_held_otherwise() {
+fn unused_prefetched_grants_are_returned_unless_held_otherwise() {
     let mut cache = cache(Config::default());
     let (root, other) = (NodeId { ino: 1, generation: 1 }, NodeId { ino: 50, generation: 1 });
     let (mode, term) = (Mode::Read, Term::Session);

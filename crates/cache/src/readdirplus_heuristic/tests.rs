@@ -20,7 +20,7 @@ fn next(readers: &mut Readers, thread: u32) -> Files {
 }
 
 #[test]
-fn who_lets_eight_lie_gets_names_until_it_looks_one_up() {
+fn thread_that_ignores_eight_withheld_files_gets_names_until_it_looks_one_up() {
     let mut readers = Readers::default();
     for _ in 0..QUIET {
         assert_eq!(next(&mut readers, 7), BUT_ONE);
@@ -33,7 +33,7 @@ fn who_lets_eight_lie_gets_names_until_it_looks_one_up() {
 }
 
 #[test]
-fn who_looks_is_tried_seldom_and_may_change() {
+fn thread_that_looks_files_up_is_probed_seldom_and_may_change() {
     let mut readers = Readers::default();
     next(&mut readers, 7);
     readers.looked(7);
@@ -43,7 +43,7 @@ fn who_looks_is_tried_seldom_and_may_change() {
 }
 
 #[test]
-fn one_is_held_back_in_each_directory_and_a_large_one_is_not_given_whole() {
+fn one_file_of_each_directory_is_withheld_and_large_directories_are_capped() {
     let mut readers = Readers::default();
     assert_eq!(readers.files(7, 0, false), BUT_ONE);
     assert_eq!(readers.files(7, 100, true), ALL);
@@ -54,7 +54,7 @@ fn one_is_held_back_in_each_directory_and_a_large_one_is_not_given_whole() {
 }
 
 #[test]
-fn those_whose_number_is_not_visible_are_never_tried_and_few_are_remembered() {
+fn threads_without_visible_id_are_never_probed_and_few_threads_are_remembered() {
     let mut readers = Readers::default();
     assert_eq!(next(&mut readers, 0), ALL);
     for _ in 0..QUIET {
@@ -135,7 +135,7 @@ fn look_up(cache: &mut Cache, pid: u32, name: &str) {
 const HELD_BACK: [bool; 5] = [false, true, true, true, true];
 
 #[test]
-fn the_first_file_of_a_directory_is_held_back_and_in_the_end_all() {
+fn first_file_of_each_directory_is_withheld_and_after_eight_all_files() {
     let mut cache = listed(Config::default());
     assert_eq!(read_once(&mut cache, 0), [true; 5]);
     for _ in 1..QUIET {
@@ -149,7 +149,7 @@ fn the_first_file_of_a_directory_is_held_back_and_in_the_end_all() {
 }
 
 #[test]
-fn another_thread_that_looks_up_what_a_thread_has_read_counts_for_it() {
+fn lookup_by_another_thread_counts_for_the_directorys_reader() {
     let mut cache = listed(Config::default());
     for _ in 0..QUIET {
         read_once(&mut cache, 7);
@@ -159,7 +159,7 @@ fn another_thread_that_looks_up_what_a_thread_has_read_counts_for_it() {
 }
 
 #[test]
-fn what_is_missing_and_directories_do_not_count() {
+fn lookups_of_directories_and_missing_names_do_not_count() {
     let mut cache = listed(Config::default());
     for _ in 0..QUIET {
         read_once(&mut cache, 7);
@@ -171,7 +171,7 @@ fn what_is_missing_and_directories_do_not_count() {
 
 /// The kernel's cached listing serves only a reader that wants no more than it has.
 #[test]
-fn a_listing_that_was_given_without_attributes_is_kept_for_who_wants_none() {
+fn kernel_listing_without_attributes_serves_only_names_only_readers() {
     let mut cache = listed(Config { level: NotifyLevel::All, ..Config::default() });
     for _ in 0..QUIET {
         read_once(&mut cache, 7);

@@ -68,7 +68,7 @@ fn written(after: Option<u32>) -> Response {
 }
 
 #[test]
-fn a_write_that_takes_set_id_bits_has_the_kernel_forget_them_once() {
+fn write_that_clears_set_id_bits_invalidates_attributes_once() {
     let mut cache = opened(PROGRAM);
     let call = ask(&mut cache, 1000, write());
     assert!(!cache.is_set_id_gone(7));
@@ -81,7 +81,7 @@ fn a_write_that_takes_set_id_bits_has_the_kernel_forget_them_once() {
 }
 
 #[test]
-fn a_write_that_leaves_set_id_bits_or_finds_none_costs_nothing() {
+fn write_that_clears_no_set_id_bits_invalidates_nothing() {
     for mode in [PROGRAM, ORDINARY] {
         let mut cache = opened(mode);
         let call = ask(&mut cache, 0, write());
@@ -97,7 +97,7 @@ fn a_write_that_leaves_set_id_bits_or_finds_none_costs_nothing() {
 }
 
 #[test]
-fn a_write_that_fails_or_of_which_nothing_is_told_may_have_taken_them() {
+fn failed_write_or_reply_without_attributes_counts_as_clearing_set_id_bits() {
     for response in [written(None), Response::plain(Err(Errno::NOSPC))] {
         let mut cache = opened(PROGRAM);
         let call = ask(&mut cache, 1000, write());
@@ -107,7 +107,7 @@ fn a_write_that_fails_or_of_which_nothing_is_told_may_have_taken_them() {
 }
 
 #[test]
-fn a_fallocate_that_takes_set_id_bits_does_it_too_and_a_chmod_tells_itself() {
+fn fallocate_that_clears_set_id_bits_invalidates_attributes_and_chmod_does_not() {
     let mut cache = opened(PROGRAM);
     let fallocate = Op::Fallocate { ino: 7, fh: Fh(1), mode: 0, offset: 0, length: 9 };
     let call = ask(&mut cache, 1000, fallocate);
@@ -121,7 +121,7 @@ fn a_fallocate_that_takes_set_id_bits_does_it_too_and_a_chmod_tells_itself() {
 }
 
 #[test]
-fn a_capability_is_not_known_any_more_after_a_write() {
+fn write_drops_a_cached_capability() {
     let mut cache = opened(ORDINARY);
     let get = |name: &[u8]| Op::GetXattr { ino: 7, name: name.to_vec(), size: 99 };
     let call = ask(&mut cache, 0, get(CAPABILITY));
@@ -134,7 +134,7 @@ fn a_capability_is_not_known_any_more_after_a_write() {
 }
 
 #[test]
-fn other_xattrs_are_known_as_well_after_a_write() {
+fn write_keeps_other_cached_xattrs() {
     let mut cache = opened(ORDINARY);
     let get = Op::GetXattr { ino: 7, name: b"user.a".to_vec(), size: 99 };
     let call = ask(&mut cache, 0, get.clone());
@@ -151,7 +151,7 @@ fn nothing() -> Op {
 }
 
 #[test]
-fn a_setattr_of_nothing_is_a_chown_and_is_not_refused_before_a_write() {
+fn empty_setattr_is_a_chown_and_is_not_refused_before_a_write() {
     let mut cache = opened(PROGRAM);
     let call = ask(&mut cache, 1000, nothing());
     assert!(matches!(&call.1, Call::SetAttr { set, .. } if *set == SetAttr::chown_to_same()), "{:?}", call.1);
@@ -172,7 +172,7 @@ fn a_setattr_of_nothing_is_a_chown_and_is_not_refused_before_a_write() {
 
 /// Root's write clears a capability, and no set-user-ID bit.
 #[test]
-fn a_setattr_of_nothing_behind_roots_removal_of_a_capability_takes_no_bits() {
+fn empty_setattr_after_roots_capability_removal_clears_no_bits() {
     let mut cache = opened(PROGRAM);
     ask(&mut cache, 0, nothing());
     let mut cache = opened(PROGRAM);

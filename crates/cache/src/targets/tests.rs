@@ -71,7 +71,7 @@ fn read(cache: &mut Cache, now: Time, target: &[u8]) -> Vec<Output> {
 const PAGE: KernelInvalidation = KernelInvalidation::Data { ino: 7, offset: 0, length: 0 };
 
 #[test]
-fn target_under_a_limited_grant_leaves_the_kernel_when_that_ends() {
+fn target_under_a_limited_grant_is_invalidated_at_its_deadline() {
     let mut cache = cache(Config::default());
     look(&mut cache, T0, LINK, SECOND);
     assert_eq!(dropped(&read(&mut cache, later(500), b"one")), []);
@@ -85,7 +85,7 @@ fn target_under_a_limited_grant_leaves_the_kernel_when_that_ends() {
 
 /// The attributes may be those of another symlink that was made within the same tick of the server's clock.
 #[test]
-fn target_is_asked_again_when_its_grant_has_ended_although_attributes_are_the_same() {
+fn target_is_read_again_after_its_grant_ended_with_equal_attributes() {
     let mut cache = cache(Config { kernel_keeps_targets: false, ..Config::default() });
     look(&mut cache, T0, REUSABLE, SECOND);
     read(&mut cache, T0, b"one");
@@ -96,7 +96,7 @@ fn target_is_asked_again_when_its_grant_has_ended_although_attributes_are_the_sa
 }
 
 #[test]
-fn target_of_a_number_that_may_be_reused_leaves_the_kernel_behind_each_answer() {
+fn target_of_a_reusable_inode_number_is_invalidated_after_each_reply() {
     let mut cache = cache(Config::default());
     look(&mut cache, T0, REUSABLE, Term::Session);
     let first = read(&mut cache, T0, b"one");
@@ -109,7 +109,7 @@ fn target_of_a_number_that_may_be_reused_leaves_the_kernel_behind_each_answer() 
 }
 
 #[test]
-fn target_leaves_the_kernel_with_a_recall_of_the_attributes() {
+fn recall_of_attributes_invalidates_the_target() {
     let mut cache = cache(Config::default());
     look(&mut cache, T0, LINK, Term::Session);
     assert_eq!(dropped(&read(&mut cache, T0, b"one")), []);
@@ -121,7 +121,7 @@ fn target_leaves_the_kernel_with_a_recall_of_the_attributes() {
 
 /// The kernel has the page locked until READLINK is answered, so the recall leaves it out.
 #[test]
-fn target_that_was_asked_before_a_recall_leaves_the_kernel_behind_its_answer() {
+fn target_read_before_a_recall_is_invalidated_after_its_reply() {
     let mut cache = cache(Config::default());
     look(&mut cache, T0, LINK, Term::Session);
     read(&mut cache, T0, b"one");
@@ -139,7 +139,7 @@ fn target_that_was_asked_before_a_recall_leaves_the_kernel_behind_its_answer() {
 }
 
 #[test]
-fn acl_under_a_limited_grant_leaves_the_kernel_when_that_ends() {
+fn acl_under_a_limited_grant_is_invalidated_at_its_deadline() {
     let (mut cache, acl) = (cache(Config::default()), b"system.posix_acl_access");
     cache.has_acls = true;
     let get = |size| Op::GetXattr { ino: 7, name: acl.to_vec(), size };
@@ -158,7 +158,7 @@ fn acl_under_a_limited_grant_leaves_the_kernel_when_that_ends() {
 }
 
 #[test]
-fn acl_value_that_is_fetched_by_itself_leaves_the_kernel_when_its_grant_ends() {
+fn acl_value_fetched_alone_is_invalidated_at_its_deadline() {
     let (mut cache, acl) = (cache(Config::default()), b"system.posix_acl_access");
     cache.has_acls = true;
     let get = |size| Op::GetXattr { ino: 7, name: acl.to_vec(), size };

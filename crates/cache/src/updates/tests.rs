@@ -74,7 +74,7 @@ fn become_of(cache: &mut Cache, called: &str, entry: Option<Entry>) -> bool {
 
 /// The kernel may have applied the replies in the reverse order.
 #[test]
-fn a_name_that_was_told_for_long_is_dropped_though_it_was_told_for_no_time_since() {
+fn dentry_with_a_long_timeout_is_dropped_after_a_later_zero_timeout() {
     let mut cache = told();
     // Other clients change the directory again and again.
     assert!(!push(&mut cache, "y") && !push(&mut cache, "y"));
@@ -86,7 +86,7 @@ fn a_name_that_was_told_for_long_is_dropped_though_it_was_told_for_no_time_since
 
 /// The kernel has both names of the file; another client removes the later one, and the file is at the other name then.
 #[test]
-fn a_name_is_dropped_though_another_one_of_its_file_was_dropped_before() {
+fn dentry_is_dropped_after_another_name_of_its_file_was() {
     let mut cache = told();
     let two = Entry { attr: Attr { nlink: 2, ..entry().attr }, ..entry() };
     become_of(&mut cache, "x", Some(two.clone()));

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_how_long_a_file_is_waits_for_who_has_its_pages_locked() {
+    fn getattr_reply_with_a_size_waits_for_a_write_that_has_pages_locked() {
         let (mut stage, ino) = stage();
         assert!(!is_answered(&stage, LOOK), "the write has pages locked");
         assert_eq!(stage.driver.caller_of(OpId(LOOK)), Some(std::process::id()), "it can be killed");
@@ -188,7 +188,7 @@ mod tests {
 
     /// Otherwise the kernel would keep the old size, and readers would see zeros.
     #[test]
-    fn who_waits_so_is_not_told_a_length_that_was_cut_since() {
+    fn delayed_getattr_reply_does_not_undo_a_later_truncation() {
         for truncates_by_opening in [false, true] {
             let (mut stage, ino) = stage();
             assert!(!is_answered(&stage, LOOK));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_so_and_is_killed_waits_no_longer() {
+    fn delayed_getattr_reply_is_released_when_its_caller_is_killed() {
         let (mut stage, _) = stage();
         let told = stage.kernel.notifications().len();
         stage.driver.end_wait(OpId(LOOK));

@@ -130,7 +130,7 @@ fn joined(frames: &[Arc<Vec<u8>>]) -> Vec<u8> {
 
 /// After a process was stopped, any thread may run first: not only the timer thread must notice expiry.
 #[test]
-fn nothing_is_answered_from_facts_whose_lease_ran_out_while_the_process_was_stopped() {
+fn expired_facts_are_not_served_after_the_process_was_stopped() {
     let mut stage = Stage::new();
     assert!(!stage.is_answered());
     stage.serve();
@@ -146,7 +146,7 @@ fn nothing_is_answered_from_facts_whose_lease_ran_out_while_the_process_was_stop
 
 /// A message that the server sent before the stop does not renew the lease.
 #[test]
-fn an_answer_that_lay_in_the_socket_while_the_lease_ran_out_revives_nothing() {
+fn reply_read_after_lease_expiry_does_not_renew_the_lease() {
     let mut stage = Stage::new();
     assert!(!stage.is_answered());
     let Outgoing { frames, .. } = stage.driver.next_outgoing().unwrap();
@@ -158,7 +158,7 @@ fn an_answer_that_lay_in_the_socket_while_the_lease_ran_out_revives_nothing() {
 }
 
 #[test]
-fn the_timer_ends_with_the_driver() {
+fn timer_thread_ends_with_the_driver() {
     for _ in 0..200 {
         let stage = Stage::new();
         let driver = Arc::clone(&stage.driver);
@@ -170,7 +170,7 @@ fn the_timer_ends_with_the_driver() {
 
 /// Otherwise two threads could queue outputs in reverse order.
 #[test]
-fn what_is_put_out_is_queued_before_another_thread_can_put_out_more() {
+fn cache_outputs_are_queued_before_another_thread_can_add_later_ones() {
     let stage = Stage::new();
     let (driver, root) = (&stage.driver, stage.driver.root());
     assert!(driver.notifier.is_idle());
@@ -185,7 +185,7 @@ fn what_is_put_out_is_queued_before_another_thread_can_put_out_more() {
 
 /// The kernel locks the inode while it sets times: the reply must not wait for the server.
 #[test]
-fn who_sets_times_in_a_replay_is_answered_from_memory() {
+fn setattr_of_a_replay_is_answered_from_memory() {
     let mut stage = Stage::new();
     let driver = Arc::clone(&stage.driver);
     driver.events.pretence.enter(77);
@@ -205,7 +205,7 @@ fn who_sets_times_in_a_replay_is_answered_from_memory() {
 
 /// Otherwise the kernel would cache a mix of two states as one listing.
 #[test]
-fn a_listing_that_was_begun_before_a_change_is_dropped_before_it_goes_on() {
+fn kernel_listing_begun_before_a_change_is_invalidated_before_it_continues() {
     let mut stage = Stage::new();
     let dir = stage.driver.root();
     for name in ["a", "b", "c"] {
@@ -238,7 +238,7 @@ fn a_listing_that_was_begun_before_a_change_is_dropped_before_it_goes_on() {
 /// Otherwise `stat` of the mode alone would show set-user-ID bits for ever, and the kernel would run the changed
 /// program with them.
 #[test]
-fn a_write_that_takes_set_id_bits_is_answered_when_the_kernel_has_forgotten_the_mode() {
+fn write_that_clears_set_id_bits_invalidates_the_mode_before_its_reply() {
     for (mode, forgets) in [(0o6777, true), (0o777, false)] {
         let kernel: Arc<OnceLock<Arc<MemoryTransport>>> = Arc::default();
         let (theirs, early) = (Arc::clone(&kernel), Arc::new(AtomicBool::new(true)));

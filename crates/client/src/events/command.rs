@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_come_out_as_they_went_in() {
+    fn replay_command_is_decoded_as_it_was_encoded() {
         let bytes: Vec<u8> = samples().iter().flat_map(Command::encode).collect();
         let mut from = bytes.as_slice();
         for command in samples() {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_wrong_is_an_error_and_no_panic() {
+    fn truncated_or_corrupt_replay_command_is_an_error_without_panic() {
         for command in samples() {
             let bytes = command.encode();
             for end in 4..bytes.len() {

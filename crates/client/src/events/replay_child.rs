@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_done_where_something_else_is_mounted_or_a_symlink_leads() {
+    fn replay_does_not_cross_mounts_or_follow_symlinks() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path();
         let of = std::fs::metadata(at).unwrap();

@@ -264,7 +264,7 @@ mod tests {
     const REFUSED: Option<Said> = Some(Said::Answer(Answer::Failed(Errno::CANCELED)));
 
     #[test]
-    fn a_change_is_done_only_where_its_names_were_asked_for() {
+    fn replayed_change_succeeds_only_after_lookups_of_its_names() {
         let pretence = moving();
         let rename = Operation::Rename { name: b"a", new_dir: 9, new_name: b"b", flags: 0 };
         assert_eq!(ask(&pretence, ROOT, CHILD, &rename), REFUSED);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_changes_nothing_but_what_it_was_told_to() {
+    fn replay_process_can_make_only_the_commanded_change() {
         let pretence = moving();
         for operation in [
             Operation::Unlink { name: b"a" },
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_is_told_what_a_child_is() {
+    fn only_the_replay_process_gets_replay_replies() {
         let pretence = moving();
         let look = Operation::Lookup { name: b"a" };
         assert!(pretence.is_player(CHILD) && !pretence.is_player(0) && !pretence.is_player(CHILD + 1));

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_this_device_count_and_no_others() {
+    fn only_inotify_lines_of_this_device_are_found() {
         let text = b"pos:\t0\nflags:\t02004000\nmnt_id:\t15\nino:\t1\n\
             inotify wd:2 ino:8000000000000001 sdev:2d mask:fc6 ignored_mask:0 fhandle-bytes:c fhandle-type:81 f_handle:02\n\
             inotify wd:1 ino:7f sdev:2e mask:fc6 ignored_mask:0\n\
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_line_is_passed_over() {
+    fn malformed_fdinfo_line_is_skipped() {
         for text in [
             &b""[..],
             b"inotify",

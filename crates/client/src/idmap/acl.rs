@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_acl_is_left_alone() {
+    fn xattr_value_that_is_not_an_acl_stays_unchanged() {
         let never = |_, _| -> Option<u32> { panic!("there is no id here") };
         let mut odd = [
             &b""[..],
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_fuzzers_kept_are_mapped_there_and_back() {
+    fn acl_fuzzing_seeds_are_mapped_and_mapped_back() {
         let seeds = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus-hex/client_acl");
         for file in std::fs::read_dir(seeds).unwrap() {
             let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_named_users_and_groups_change_and_only_those() {
+    fn acl_mapping_changes_only_ids_of_named_users_and_groups() {
         let mut value =
             b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\x05\0\0\0\x08\0\x06\0\x05\0\0\0".to_vec();
         let to = |kind, id| Some(if kind == IdKind::User { id + 0x100 } else { id + 0x200 });

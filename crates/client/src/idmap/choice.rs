@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn user_pairs_who_mounts_with_whom_the_server_takes_it_for() {
+    fn idmap_user_pairs_the_mounting_user_with_the_servers_user() {
         let map = IdMapChoice::User.between(&session(&[]), (1000, 100), |_, _| None);
         assert_eq!((map.users.local(2000), map.groups.local(200)), (Some(1000), Some(100)));
         assert_eq!((map.users.remote(1000), map.groups.remote(100)), (Some(2000), Some(200)));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn names_pair_those_whom_both_sides_know() {
+    fn idmap_name_pairs_users_and_groups_known_on_both_sides() {
         let known = |kind, name: &str| match (kind, name) {
             (IdKind::User, "ann") => Some(1000),
             (IdKind::Group, "ann") => Some(1001),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_shown_as_somebody_whom_the_namespace_has() {
+    fn stranger_id_is_an_id_that_the_user_namespace_has() {
         assert!(has("         0          0 4294967295\n", STRANGER));
         assert!(has("0 1000 1\n1 100000 65536\n", NOBODY));
         for map in ["", "0 0 4294967294\n", "0 1000 1\n1 100000 65536\n", "x\n", "0 0\n"] {
@@ -247,14 +247,14 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_knows_root() {
+    fn local_id_of_root_is_zero() {
         assert_eq!((local_id(IdKind::User, "root"), local_id(IdKind::Group, "root")), (Some(0), Some(0)));
         assert_eq!(local_id(IdKind::User, "no such user, surely"), None);
         assert_eq!(local_id(IdKind::User, "with\0nul"), None);
     }
 
     #[test]
-    fn a_file_says_who_is_who() {
+    fn idmap_file_lines_give_pairs() {
         let text = "# mine\nu 1000 501 # ann\n\n  g\t100   20\n";
         assert_eq!(parse(text), Ok(vec![(IdKind::User, 1000, 501), (IdKind::Group, 100, 20)]));
         let map = IdMapChoice::File(parse(text).unwrap()).between(&session(&[]), (0, 0), |_, _| None);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lines_are_told_by_their_number_in_one_line() {
+    fn invalid_idmap_line_is_reported_with_its_number_in_one_line() {
         for (text, line, word) in [
             ("u 1 2\nx 1 2\n", 2, "not understood"),
             ("u 1\n", 1, "not understood"),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_be_had_are_told_in_one_line() {
+    fn unreadable_idmap_file_is_reported_in_one_line() {
         assert_eq!(IdMapChoice::load("user").unwrap(), IdMapChoice::User);
         assert_eq!(IdMapChoice::load("name").unwrap(), IdMapChoice::Name);
         assert_eq!(IdMapChoice::load("none").unwrap(), IdMapChoice::None);

@@ -103,7 +103,7 @@ impl Pressure for Said {
 }
 
 #[test]
-fn memory_is_given_back_each_time_that_it_is_short() {
+fn every_memory_pressure_event_frees_memory() {
     let (hears, mut says) = io::pipe().unwrap();
     let mut stage = Stage::with(Some(Box::new(Said(std::os::fd::OwnedFd::from(hears).into()))));
     assert_eq!(stage.ask(&Operation::GetAttr { fh: None }), 0);
@@ -124,7 +124,7 @@ fn memory_is_given_back_each_time_that_it_is_short() {
 
 /// ENOSYS means "never send this again" to the kernel.
 #[test]
-fn a_remote_that_does_not_know_an_operation_does_not_end_it_for_the_mount() {
+fn enosys_from_the_remote_does_not_disable_the_operation_for_the_mount() {
     let mut stage = Stage::new();
     let create = Operation::Create {
         name: b"f",
@@ -150,7 +150,7 @@ fn a_remote_that_does_not_know_an_operation_does_not_end_it_for_the_mount() {
 
 /// The thread may be in another pid namespace, where its groups cannot be read.
 #[test]
-fn a_group_that_the_kernel_tells_goes_with_the_call() {
+fn group_in_a_create_request_is_sent_with_the_call() {
     let mut stage = Stage::new();
     let group = Extensions::encode_groups(&[33]);
     assert_eq!(stage.ask(&mkdir(b"with", Extensions::parse(&group).unwrap())), 0);
@@ -169,7 +169,7 @@ fn a_group_that_the_kernel_tells_goes_with_the_call() {
 
 /// As at logout, when the user's runtime directory is removed.
 #[test]
-fn a_mount_ends_and_says_goodbye_though_its_socket_is_gone() {
+fn mount_ends_with_a_goodbye_after_its_status_socket_was_removed() {
     let mut stage = Stage::new();
     assert_eq!(stage.ask(&Operation::GetAttr { fh: None }), 0);
     let runtime = stage.dir.path().to_owned();
@@ -182,7 +182,7 @@ fn a_mount_ends_and_says_goodbye_though_its_socket_is_gone() {
 }
 
 #[test]
-fn a_sockets_name_is_its_own_and_goes_with_its_mount() {
+fn status_socket_has_a_unique_name_and_is_removed_with_its_mount() {
     let stage = Stage::new();
     let runtime = stage.dir.path().to_owned();
     let names = || {

@@ -19,7 +19,7 @@ impl Notifier {
 
 /// A lost wakeup would leave a daemon that never ends.
 #[test]
-fn it_stops_whenever_it_is_told_to() {
+fn notifier_stops_on_request_at_any_time() {
     let driver = Stage::new().driver;
     for round in 0..2_000_u64 {
         let notifier = Arc::new(Notifier::new().unwrap());
@@ -41,7 +41,7 @@ fn it_stops_whenever_it_is_told_to() {
 /// With a mount below, a dentry that leads there is never invalidated, and no epoch is sent; other dentries are
 /// invalidated.
 #[test]
-fn nothing_that_leads_to_a_mount_is_dropped() {
+fn dentry_that_leads_to_a_submount_is_not_invalidated() {
     let stage = Stage::new();
     let (driver, transport) = (stage.driver, stage.kernel);
     // There are mounts below the root.
@@ -77,7 +77,7 @@ fn nothing_that_leads_to_a_mount_is_dropped() {
 
 /// An overlay's dentries would stay stale after an epoch. An overlay tries a whiteout when it is mounted.
 #[test]
-fn nothing_is_dropped_all_at_once_after_a_rename_that_leaves_a_whiteout() {
+fn no_epoch_is_sent_after_a_whiteout_rename() {
     let stage = Stage::new();
     let (driver, transport) = (stage.driver, stage.kernel);
     let of = Arc::clone(&driver);
@@ -188,7 +188,7 @@ fn pages_of(ino: u64) -> KernelInvalidation {
 
 /// A dirty mapping is written back before its page is dropped, and the server is unreachable.
 #[test]
-fn what_waits_for_a_request_is_left_for_what_goes_first_and_told_again() {
+fn blocked_invalidation_yields_to_an_urgent_one_and_is_repeated() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0.., .. }));
     let mut stage = stuck.stage();
     assert_eq!(stage.make("file", false).ino, MADE);
@@ -215,7 +215,7 @@ fn what_waits_for_a_request_is_left_for_what_goes_first_and_told_again() {
 
 /// The kernel may know an earlier inode of this number: that says nothing of a reply in flight.
 #[test]
-fn an_inode_of_two_numbers_is_unknown_where_the_kernel_does_not_know_one() {
+fn inode_with_two_nodeids_is_unknown_if_the_kernel_lacks_one() {
     use NotifyOutcome::{Done, Unknown};
     assert_eq!(super::thread::of_all(&[Done, Unknown]), Some(Unknown));
     assert_eq!(super::thread::of_all(&[Unknown, Done]), Some(Unknown));
@@ -236,7 +236,7 @@ fn is_forgetting(driver: &Driver) -> bool {
 /// However many files are blocked, urgent jobs go on with all others, with a bounded number of threads. Invalidations
 /// without a free thread stay unacknowledged.
 #[test]
-fn what_goes_first_waits_for_nothing_and_is_told_when_nothing_is_left() {
+fn urgent_job_sends_unblocked_invalidations_and_ends_only_when_all_are_sent() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { offset: 0.., .. }));
     let mut stage = stuck.stage();
     let inos: Vec<u64> = (0..100).map(|n| stage.make(&format!("file{n}"), false).ino).collect();
@@ -258,7 +258,7 @@ fn what_goes_first_waits_for_nothing_and_is_told_when_nothing_is_left() {
 
 /// Dropping many pages takes long, and a thread may get no processor: the acknowledgement must still wait.
 #[test]
-fn what_is_only_slow_is_waited_for() {
+fn slow_invalidation_delays_the_acknowledgement() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0.., .. }));
     let mut stage = stuck.stage();
     assert_eq!(stage.make("large", false).ino, MADE);
@@ -343,7 +343,7 @@ const PAGE: u64 = 4096;
 
 /// Pages behind an unanswered write-back may be stale: they are dropped too before the acknowledgement.
 #[test]
-fn pages_behind_many_stores_into_a_map_are_dropped_before_all_counts_as_told() {
+fn pages_behind_many_unanswered_write_backs_are_dropped_before_acknowledgement() {
     let (mut stage, laundry) = Laundry::stage(20);
     assert_eq!(stage.make("mapped", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
@@ -359,7 +359,7 @@ fn pages_behind_many_stores_into_a_map_are_dropped_before_all_counts_as_told() {
 
 /// One file does not use up all threads, and invalidations without a thread stay unacknowledged.
 #[test]
-fn a_file_with_no_end_of_stores_leaves_threads_for_others() {
+fn file_with_many_write_backs_leaves_worker_threads_for_others() {
     let (mut stage, laundry) = Laundry::stage(200);
     assert_eq!(stage.make("mapped", false).ino, MADE);
     let other = stage.make("other", false).ino;
@@ -394,7 +394,7 @@ fn writes_in_part(stage: &mut Stage) -> Notification<'static> {
 
 /// If the kernel had the whole page, it is unlocked and would show other clients' changes as they were before.
 #[test]
-fn a_page_that_is_being_written_in_part_is_dropped_before_all_counts_as_told() {
+fn page_under_partial_write_is_dropped_before_acknowledgement() {
     let mut stage = Stage::new();
     let part = writes_in_part(&mut stage);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
@@ -413,7 +413,7 @@ fn a_page_that_is_being_written_in_part_is_dropped_before_all_counts_as_told() {
 
 /// Otherwise the page is locked until the reply to the write, which may wait for this client's acknowledgement.
 #[test]
-fn a_page_that_is_locked_for_a_write_of_a_part_holds_up_nothing() {
+fn page_locked_by_a_partial_write_does_not_delay_the_acknowledgement() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
     let mut stage = stuck.stage();
     let part = writes_in_part(&mut stage);
@@ -434,7 +434,7 @@ fn a_page_that_is_locked_for_a_write_of_a_part_holds_up_nothing() {
 /// change that caused the recall, which waits for this client's acknowledgement: the notifier must not wait for the
 /// read.
 #[test]
-fn a_file_that_is_opened_and_read_while_its_pages_are_dropped_holds_up_nothing() {
+fn file_opened_and_read_during_invalidation_does_not_delay_the_acknowledgement() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
     let mut stage = stuck.stage();
     assert_eq!(stage.make("file", false).ino, MADE);
@@ -462,7 +462,7 @@ fn a_file_that_is_opened_and_read_while_its_pages_are_dropped_holds_up_nothing()
 /// With a mount below, names are invalidated one by one: those of a locked directory delay no others, and no urgent
 /// job.
 #[test]
-fn names_of_a_locked_directory_hold_up_no_others() {
+fn names_of_a_locked_directory_do_not_delay_other_invalidations() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
     let mut stage = stuck.stage();
     assert_eq!(stage.make("nothing-is-mounted-here", true).ino, MADE);
@@ -500,14 +500,14 @@ fn are_left_to_their_worker(made: &str, locks: impl FnOnce(u64) -> nigh_cache::O
 
 /// The removal holds the directory's lock, and its reply comes after the invalidation.
 #[test]
-fn names_of_a_directory_that_is_being_removed_are_left_to_their_worker() {
+fn names_of_a_directory_under_removal_do_not_delay_later_jobs() {
     let name = Name::new(b"victim").unwrap();
     are_left_to_their_worker("victim", |dir| nigh_cache::Op::Rmdir { dir, name });
 }
 
 /// A rename(2) holds both directories' locks while it looks a name up in one of them, which waits for the invalidation.
 #[test]
-fn names_of_a_directory_that_is_locked_while_a_name_is_looked_up_elsewhere_are_left_to_their_worker() {
+fn names_of_a_directory_locked_by_a_rename_during_lookup_do_not_delay_later_jobs() {
     let name = Name::new(b"from").unwrap();
     are_left_to_their_worker("to", |dir| nigh_cache::Op::Lookup { dir, name });
 }
@@ -515,7 +515,7 @@ fn names_of_a_directory_that_is_locked_while_a_name_is_looked_up_elsewhere_are_l
 /// A recall waits for a write-back of a dirty mapping when the connection is cut: at the end of the term the kernel is
 /// invalidated all the same.
 #[test]
-fn whatever_the_notifier_waits_for_the_kernel_forgets_at_the_end_of_the_term() {
+fn kernel_is_invalidated_at_lease_expiry_while_another_invalidation_is_blocked() {
     let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
     let mut stage = stuck.stage();
     let node = stage.make("file", false);
@@ -546,7 +546,7 @@ fn whatever_the_notifier_waits_for_the_kernel_forgets_at_the_end_of_the_term() {
 
 /// Earlier jobs took time, and a caller has asked for the file's size meanwhile.
 #[test]
-fn what_is_told_late_waits_for_who_asked_meanwhile() {
+fn delayed_invalidation_waits_for_getattr_callers_that_came_meanwhile() {
     let mut stage = Stage::new();
     assert_eq!(stage.make("file", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
@@ -566,7 +566,7 @@ fn what_is_told_late_waits_for_who_asked_meanwhile() {
 
 /// Other clients wait for the invalidations.
 #[test]
-fn all_who_ask_are_waited_for_together() {
+fn wait_for_getattr_callers_is_bounded_once_for_the_whole_job() {
     let mut stage = Stage::new();
     let files: Vec<u64> = ["a", "b", "c", "d"].map(|name| stage.make(name, false).ino).to_vec();
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_of_fuse_has_no_connection() {
+    fn path_without_a_fuse_mount_has_no_connection_id() {
         assert_eq!(connection_id(Path::new("/proc")), None);
         assert_eq!(connection_id(Path::new("/nowhere")), None);
         assert_eq!(abort(Path::new("/proc")).unwrap_err().kind(), io::ErrorKind::NotFound);

@@ -74,7 +74,7 @@ fn an_epoch_makes_every_name_be_looked_up_again() {
 }
 
 #[test]
-fn attributes_pages_and_inodes_are_dropped_when_told() {
+fn notifications_drop_attributes_pages_and_inodes() {
     mounted(Wanted::default(), |tiny| {
         assert_eq!(fs::read(tiny.path("hello")).unwrap().len(), 13);
         // The read invalidated the access time, so the kernel asks for it once.
@@ -109,7 +109,7 @@ fn attributes_pages_and_inodes_are_dropped_when_told() {
 }
 
 #[test]
-fn a_resent_request_is_answered_by_the_number_that_it_came_with() {
+fn resent_request_is_answered_with_its_resend_bit() {
     mounted(Wanted::default(), |tiny| {
         if !tiny.agreed.has(init::HAS_RESEND) {
             eprintln!("SKIPPED: this kernel has no RESEND");

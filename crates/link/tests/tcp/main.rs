@@ -21,7 +21,7 @@ fn one_line(error: &LinkError) -> String {
 }
 
 #[test]
-fn plaintext_needs_both_sides_and_a_token_all_the_same() {
+fn plaintext_needs_option_on_both_sides_and_still_a_token() {
     let house = House::new(true, false);
     let client = house.plain().connect().unwrap();
     exchange(&client, &house.next().unwrap());
@@ -51,7 +51,7 @@ fn another_token_is_refused_on_both_sides() {
 }
 
 #[test]
-fn a_server_without_the_token_is_not_believed() {
+fn server_without_the_token_is_refused_and_not_recorded() {
     let house = House::new(false, true);
     let trusting = house.target();
     assert!(trusting.token.is_none());
@@ -63,7 +63,7 @@ fn a_server_without_the_token_is_not_believed() {
 }
 
 #[test]
-fn a_changed_key_is_refused_in_one_line_that_says_where_it_stands() {
+fn changed_server_key_is_refused_and_error_names_file_and_line() {
     let house = House::new(true, true);
     fs::write(house.path("known_servers"), "# mine\n").unwrap();
     drop(house.target().connect().unwrap());
@@ -189,7 +189,7 @@ mod configs {
 }
 
 #[test]
-fn a_man_in_the_middle_is_noticed_at_first_use_and_later() {
+fn man_in_the_middle_is_refused_at_first_use_and_later() {
     let house = House::new(true, true);
     let middle = man_in_the_middle(house.target(), house.dir.path());
     let through = Target { port: middle.port(), ..house.target() };
@@ -205,7 +205,7 @@ fn a_man_in_the_middle_is_noticed_at_first_use_and_later() {
 }
 
 #[test]
-fn a_recorded_proof_is_worth_nothing() {
+fn replayed_proof_is_refused() {
     let house = House::new(true, false);
     // The client's bytes on the wire, recorded.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -240,7 +240,7 @@ fn a_recorded_proof_is_worth_nothing() {
 }
 
 #[test]
-fn half_a_preamble_and_then_silence_costs_a_bounded_time() {
+fn incomplete_preamble_times_out() {
     let begun = Instant::now();
     thread::scope(|scope| {
         for (tls, bytes) in [
@@ -261,7 +261,7 @@ fn half_a_preamble_and_then_silence_costs_a_bounded_time() {
 }
 
 #[test]
-fn whoever_drips_bytes_is_not_listened_to_for_longer() {
+fn dripping_bytes_does_not_extend_the_handshake_timeout() {
     let house = House::new(true, true);
     let mut stream = TcpStream::connect(house.address).unwrap();
     let begun = Instant::now();
@@ -298,7 +298,7 @@ fn garbage_is_refused_at_once() {
 }
 
 #[test]
-fn a_thousand_half_open_connections_keep_nobody_out() {
+fn thousand_half_open_connections_do_not_block_a_client() {
     let house = House::new(true, true);
     let mut open = Vec::new();
     let mut most = 0;
@@ -345,7 +345,7 @@ fn certified(names: Vec<String>) -> House {
 
 /// The certificate is larger than what a connection takes of a handshake at once.
 #[test]
-fn a_certificate_of_many_kilobytes_is_taken() {
+fn certificate_of_many_kilobytes_is_accepted() {
     let mut names: Vec<String> = (0..600).map(|n| format!("name-{n}.of.a.large.cluster.example")).collect();
     names.push("localhost".into());
     let house = certified(names);
@@ -373,7 +373,7 @@ fn an_authority_takes_the_place_of_known_keys() {
 }
 
 #[test]
-fn who_is_not_there_is_named() {
+fn error_for_unreachable_server_names_it() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let house = House::new(true, true);
     let nobody = Target { port, ..house.target() };

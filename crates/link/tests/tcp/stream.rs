@@ -30,7 +30,7 @@ pub fn exchange(one: &Link, two: &Link) {
 }
 
 #[test]
-fn tls_carries_both_directions_at_once_and_the_key_is_known_again() {
+fn tls_carries_both_directions_at_once_and_key_is_recognised_later() {
     let house = House::new(true, true);
     let client = house.target().connect().unwrap();
     assert!(client.note().unwrap().contains("sha256:"));
@@ -45,7 +45,7 @@ fn tls_carries_both_directions_at_once_and_the_key_is_known_again() {
 }
 
 #[test]
-fn whoever_writes_on_after_the_end_is_told_so_however_little_it_is() {
+fn write_after_end_of_stream_fails_for_any_length() {
     for (tls, theirs) in [(true, true), (true, false), (false, true), (false, false)] {
         let house = House::new(true, tls);
         let target = if tls { house.target() } else { house.plain() };
@@ -87,7 +87,7 @@ fn is_readable(link: &Link, within: Duration) -> bool {
 }
 
 #[test]
-fn what_is_read_without_waiting_is_all_there_is_and_more_makes_the_descriptor_readable() {
+fn nonblocking_read_drains_all_and_new_data_makes_the_descriptor_readable() {
     for tls in [true, false] {
         let house = House::new(true, tls);
         let target = if tls { house.target() } else { house.plain() };
@@ -117,7 +117,7 @@ fn what_is_read_without_waiting_is_all_there_is_and_more_makes_the_descriptor_re
 }
 
 #[test]
-fn what_waits_in_either_direction_is_woken_by_shutdown() {
+fn shutdown_wakes_threads_waiting_in_either_direction() {
     let house = House::new(true, true);
     let client = house.target().connect().unwrap();
     let server = house.next().unwrap();
@@ -135,7 +135,7 @@ fn what_waits_in_either_direction_is_woken_by_shutdown() {
 }
 
 #[test]
-fn what_does_not_fit_is_written_by_whoever_waits_and_nothing_twice() {
+fn rest_of_partial_nonblocking_write_is_sent_once_by_blocking_write() {
     let house = House::new(true, true);
     let client = house.target().connect().unwrap();
     let server = house.next().unwrap();
@@ -159,7 +159,7 @@ fn what_does_not_fit_is_written_by_whoever_waits_and_nothing_twice() {
 }
 
 #[test]
-fn silence_is_told_from_the_end() {
+fn read_timeout_differs_from_end_of_stream() {
     let house = House::new(true, true);
     let client = house.target().connect().unwrap();
     let server = house.next().unwrap();

@@ -37,7 +37,7 @@ const DIR: u32 = 0o040_755;
 const FILE: u32 = 0o100_644;
 
 #[test]
-fn what_was_asked_for_and_what_is_in_it_may_be_told_once() {
+fn prefetch_accepts_requested_directories_and_their_children_once() {
     let mut walk = walk(10);
     let steps = [step(2, &[("a", 4, DIR), ("b", 5, FILE)], true), step(4, &[], true), step(3, &[], true)];
     assert_eq!(walk.check(CALL, &steps, KEY), Ok(()));
@@ -45,7 +45,7 @@ fn what_was_asked_for_and_what_is_in_it_may_be_told_once() {
 }
 
 #[test]
-fn nothing_else_may_be_told() {
+fn prefetch_rejects_unrequested_directory() {
     for other in [5, 6] {
         let mut walk = walk(10);
         assert_eq!(walk.check(CALL, &[step(2, &[("b", 5, FILE)], true)], KEY), Ok(()));
@@ -55,7 +55,7 @@ fn nothing_else_may_be_told() {
 }
 
 #[test]
-fn no_directory_is_begun_without_credit_but_one_that_is_wanted() {
+fn prefetch_without_credit_accepts_only_wanted_directory() {
     let mut walk = walk(3);
     assert_eq!(walk.check(CALL, &[step(2, &[("a", 4, DIR), ("b", 5, FILE)], true)], KEY), Ok(()));
     let mut spent = walk.clone();
@@ -67,7 +67,7 @@ fn no_directory_is_begun_without_credit_but_one_that_is_wanted() {
 }
 
 #[test]
-fn one_that_is_left_out_costs_nothing_and_is_not_told_later() {
+fn prefetch_skipped_directory_costs_no_credit_and_is_not_sent_later() {
     let mut walk = walk(1);
     let out = |dir| PrefetchedDir { dir: id(dir), listed: None, last: true };
     assert_eq!(walk.check(CALL, &[out(2), out(3)], KEY), Ok(()));
@@ -75,7 +75,7 @@ fn one_that_is_left_out_costs_nothing_and_is_not_told_later() {
 }
 
 #[test]
-fn names_of_two_directories_are_not_mixed() {
+fn prefetch_rejects_interleaved_directories() {
     let mut walk = walk(10);
     assert_eq!(walk.check(CALL, &[step(2, &[("a", 4, DIR)], false)], KEY), Ok(()));
     let told = walk.check(CALL, &[step(3, &[], true)], KEY);
@@ -83,7 +83,7 @@ fn names_of_two_directories_are_not_mixed() {
 }
 
 #[test]
-fn a_name_is_told_once_over_all_parts() {
+fn prefetch_rejects_name_repeated_in_later_chunk() {
     let mut walk = walk(10);
     assert_eq!(walk.check(CALL, &[step(2, &[("a", 4, FILE)], false)], KEY), Ok(()));
     let again = walk.check(CALL, &[step(2, &[("a", 4, FILE)], true)], KEY);
@@ -91,7 +91,7 @@ fn a_name_is_told_once_over_all_parts() {
 }
 
 #[test]
-fn a_directory_without_end_does_not_come_unasked() {
+fn prefetch_rejects_oversized_unrequested_directory() {
     let mut walk = Walk::new(&[NodeRef::bare(id(2))], u32::MAX);
     let names: Vec<String> = (0..=Call::MOST_AHEAD).map(|n| n.to_string()).collect();
     let entries: Vec<(&str, u64, u32)> = names.iter().map(|name| (name.as_str(), 9, FILE)).collect();

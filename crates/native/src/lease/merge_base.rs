@@ -179,7 +179,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn bytes_that_were_not_stored_do_not_undo_what_another_client_stored() {
+    fn merge_keeps_bytes_stored_by_another_client() {
         let mut base = MergeBase::default();
         assert_eq!(base.merge(0, b"a...", b"...."), b"a...");
         base.note_changed(0, b"....", b"...b");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_may_have_read_its_page_between_two_changes() {
+    fn merge_handles_page_read_between_two_changes() {
         let mut base = MergeBase::default();
         base.note_changed(0, b"....", b"x...");
         base.note_changed(0, b"x...", b"y...");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_of_an_earlier_value_counts_after_an_own_write_back() {
+    fn merge_keeps_store_of_earlier_value_after_own_write_back() {
         let mut base = MergeBase::default();
         base.note_changed(0, b"00", b"07");
         assert_eq!(base.merge(0, b"10", b"07"), b"17");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_leaves_the_rest_of_its_run() {
+    fn discarded_range_leaves_rest_of_its_run() {
         let mut base = MergeBase::default();
         base.note_changed(10, b"abcdef", b"ABCDEF");
         base.forget(12, 2);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_change_again_costs_nothing() {
+    fn repeated_identical_change_adds_no_merge_memory() {
         let mut base = MergeBase::default();
         for _ in 0..1000 {
             base.note_changed(0, b"0", b"1");
@@ -240,7 +240,7 @@ mod tests {
     proptest! {
         /// Against a model that keeps all values of each byte. Two pieces, so that runs are cut.
         #[test]
-        fn merges_go_by_all_values_that_a_byte_had(
+        fn merge_matches_model_of_all_byte_values(
             steps in proptest::collection::vec((0_u8..3, 0_u64..60, proptest::collection::vec(0_u8..3, 1..60)), 1..20),
         ) {
             const AT: u64 = PIECE - 60;

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_overtake_each_other_all_carry_grants() {
+    fn overlapping_replies_of_one_session_all_carry_live_grants() {
         let mut world = World::new();
         let [mut first, mut second, mut third] = [world.register(), world.register(), world.register()];
         assert!(world.carry(&mut second));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_returned_or_recalled_meanwhile_is_not_carried() {
+    fn grant_returned_or_recalled_before_its_reply_is_not_carried() {
         let mut world = World::new();
         let [mut first, mut second] = [world.register(), world.register()];
         assert!(world.carry(&mut second));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recall_of_data_is_said_behind_the_answers_under_way() {
+    fn data_recall_is_sent_after_unsent_replies_with_grants() {
         let mut world = World::new();
         let key = LeaseKey { covers: LeaseScope::Data, ..KEY };
         let (mut table, mut unsent) = (world.table, world.unsent);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_leaves_nothing() {
+    fn dropped_unsent_grants_leave_no_state() {
         let mut world = World::new();
         let [first, second] = [world.register(), world.register()];
         world.unsent.drop(first.id);

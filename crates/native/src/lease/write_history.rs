@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_that_own_changes_went_through_counts() {
+    fn every_version_made_by_own_writes_is_recognised() {
         let mut own = WriteHistory::default();
         assert!(may(&mut own, at(1, 4), at(1, 4)), "nothing has happened");
         for second in 1..1000 {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_somebody_else_ends_all_of_before() {
+    fn change_by_another_client_clears_write_history() {
         let mut own = WriteHistory::default();
         change(&mut own, at(1, 4), at(2, 4));
         assert!(!may(&mut own, at(2, 4), at(3, 4)));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_from_elsewhere_counts_from_then_on() {
+    fn externally_known_version_extends_write_history() {
         let mut own = WriteHistory::default();
         change(&mut own, at(3, 4), at(4, 4));
         own.handle_begin(|| Ok::<_, ()>(at(4, 4))).unwrap();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_that_overlap_are_one() {
+    fn overlapping_own_changes_count_as_one_change() {
         let mut own = WriteHistory::default();
         own.handle_begin(|| Ok::<_, ()>(at(1, 4))).unwrap();
         own.handle_begin(|| Err("it is not looked at")).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_are_set_back_begin_another_stretch() {
+    fn mtime_set_back_begins_new_stretch_of_write_history() {
         let mut own = WriteHistory::default();
         change(&mut own, at(10, 4), at(12, 4));
         change(&mut own, at(12, 4), at(5, 4));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_after_which_nothing_is_known_ends_all() {
+    fn unknown_version_after_change_clears_write_history() {
         let mut own = WriteHistory::default();
         own.handle_begin(|| Ok::<_, ()>(at(1, 4))).unwrap();
         own.handle_end(|| None);

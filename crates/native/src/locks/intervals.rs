@@ -222,7 +222,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn search_finds_what_overlaps_and_is_not_of_that_owner(
+        fn interval_search_finds_overlaps_of_other_owners(
             steps in prop::collection::vec((1..5_u64, 0..60_u64, 0..20_u64, any::<bool>()), 1..200),
             wanted in prop::collection::vec((0..6_u64, 0..70_u64, 0..30_u64), 1..20),
         ) {

@@ -247,7 +247,7 @@ fn check_books(table: &LockTable<u64>) {
 
 proptest! {
     #[test]
-    fn the_table_does_as_the_model_of_single_bytes(steps in prop::collection::vec(step(), 1..60)) {
+    fn lock_table_matches_per_byte_model(steps in prop::collection::vec(step(), 1..60)) {
         let (mut table, mut model) = (LockTable::default(), Model::default());
         for (number, step) in (1..).zip(steps) {
             let mut touched = Vec::new();
@@ -300,7 +300,7 @@ proptest! {
 }
 
 #[test]
-fn a_forgotten_lock_is_claimed_unless_somebody_had_what_it_excludes() {
+fn forgotten_lock_is_reclaimed_unless_conflicting_lock_was_granted() {
     let mut table = LockTable::default();
     table.handle_lock(claim(1, owner(1, 1), WRITE, 0, 9), None);
     table.handle_lock(claim(1, owner(1, 1), READ, 10, 19), None);
@@ -356,7 +356,7 @@ fn ranges_are_split_and_joined() {
 }
 
 #[test]
-fn who_came_first_is_granted_first() {
+fn waiting_locks_are_granted_in_arrival_order() {
     let mut table = LockTable::default();
     assert_eq!(table.handle_lock(whole(1, owner(1, 1), WRITE), None), Tried::Granted);
     for (session, kind) in [(2, WRITE), (3, READ), (4, READ), (5, WRITE)] {
@@ -375,7 +375,7 @@ fn who_came_first_is_granted_first() {
 }
 
 #[test]
-fn the_lock_in_the_way_is_named() {
+fn conflicting_lock_is_reported() {
     let mut table = LockTable::default();
     table.handle_lock(claim(1, owner(1, 5), READ, 20, 29), None);
     table.handle_lock(claim(1, owner(2, 6), WRITE, 10, 19), None);
@@ -388,7 +388,7 @@ fn the_lock_in_the_way_is_named() {
 }
 
 #[test]
-fn a_cycle_of_owners_is_refused_over_sessions_and_objects() {
+fn lock_deadlock_across_sessions_and_objects_is_refused() {
     let mut table = LockTable::default();
     for n in 1..=3 {
         table.handle_lock(whole(n, owner(n, 1), WRITE), None);
@@ -404,7 +404,7 @@ fn a_cycle_of_owners_is_refused_over_sessions_and_objects() {
 }
 
 #[test]
-fn a_flock_that_is_converted_lets_others_in() {
+fn converted_flock_releases_old_lock_to_waiters() {
     let mut table = LockTable::default();
     for n in [1, 2] {
         assert_eq!(table.handle_lock(whole(1, flock(n, 1), READ), None), Tried::Granted);
@@ -421,7 +421,7 @@ fn a_flock_that_is_converted_lets_others_in() {
 }
 
 #[test]
-fn a_session_holds_a_bounded_number_of_ranges() {
+fn number_of_lock_ranges_per_session_is_bounded() {
     let mut table = LockTable::default();
     for n in 0..MAX_RANGES {
         assert_eq!(table.handle_lock(claim(1, owner(1, 1), READ, 2 * n, 2 * n), None), Tried::Granted);
@@ -463,7 +463,7 @@ fn a_range_is_not_split_into_more_than_a_session_may_hold() {
 }
 
 #[test]
-fn who_waited_and_has_too_many_by_then_is_refused() {
+fn waiting_lock_is_refused_when_session_reached_range_limit() {
     let mut table = LockTable::default();
     nearly_full(&mut table, 1);
     table.handle_lock(whole(2, owner(2, 1), WRITE), None);
@@ -478,7 +478,7 @@ fn who_waited_and_has_too_many_by_then_is_refused() {
 }
 
 #[test]
-fn a_bounded_number_of_calls_waits_for_one_object() {
+fn number_of_waiting_lock_calls_per_object_is_bounded() {
     let mut table = LockTable::default();
     table.handle_lock(whole(1, flock(1, 1), WRITE), None);
     let wait = |table: &mut LockTable<u64>, object, n: usize| {

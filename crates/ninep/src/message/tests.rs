@@ -92,7 +92,7 @@ fn answered() -> impl Strategy<Value = Rmessage> {
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_decoded(tag: u16, asked in asked(), answered in answered()) {
+    fn ninep_messages_round_trip(tag: u16, asked in asked(), answered in answered()) {
         let mut reader = FrameReader::new(1 << 20);
         reader.take(&asked.encode(tag));
         reader.take(&answered.encode(tag));
@@ -109,7 +109,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_cut_short_or_too_long_is_refused(answered in answered(), cut in 1usize..40) {
+    fn ninep_truncated_or_overlong_message_is_refused(answered in answered(), cut in 1usize..40) {
         let whole = answered.encode(1);
         let body = &whole[7..];
         if cut <= body.len() {
@@ -121,7 +121,7 @@ proptest! {
 }
 
 #[test]
-fn a_walk_of_more_names_than_there_may_be_is_refused() {
+fn ninep_walk_with_too_many_names_is_refused() {
     let names = Tmessage::Walk { fid: 0, new: 1, names: Few(vec![b"x".to_vec(); 17]) }.encode(1);
     assert!(Tmessage::decode(names[4], &names[7..]).is_err());
 }

@@ -57,7 +57,7 @@ fn mkdir(dir: NodeId, leaf: &str) -> Request {
 }
 
 #[test]
-fn a_mutation_waits_for_the_acknowledgements_of_others_and_not_for_its_own() {
+fn mutation_waits_for_acknowledgements_of_other_clients_only() {
     let server = FakeServer::new(TreeConfig::default());
     let root = server.edit(|tree| tree.root());
     let (mut a, mut b) = two(&server);
@@ -85,7 +85,7 @@ fn a_mutation_waits_for_the_acknowledgements_of_others_and_not_for_its_own() {
 }
 
 #[test]
-fn a_recall_overtakes_a_reply_that_is_held_or_late() {
+fn recall_overtakes_a_held_or_delayed_reply() {
     let server = FakeServer::new(TreeConfig::default());
     let root = server.edit(|tree| tree.root());
     let (mut a, _) = two(&server);
@@ -113,7 +113,7 @@ fn a_recall_overtakes_a_reply_that_is_held_or_late() {
 }
 
 #[test]
-fn a_listing_comes_in_parts_with_pauses_between() {
+fn listing_comes_in_chunks_with_configured_pauses() {
     let server = FakeServer::new(TreeConfig { part_entries: 2, ..TreeConfig::default() });
     let root = server.edit(|tree| tree.root());
     for i in 0..5 {
@@ -141,7 +141,7 @@ fn a_listing_comes_in_parts_with_pauses_between() {
 }
 
 #[test]
-fn a_lost_session_frees_handles_and_those_who_waited_for_it() {
+fn lost_session_frees_its_handles_and_unblocks_waiting_mutations() {
     let server = FakeServer::new(TreeConfig::default());
     let root = server.edit(|tree| tree.root());
     let file = server.edit(|tree| tree.plant_file(T0, "f", b"x"));
@@ -162,7 +162,7 @@ fn a_lost_session_frees_handles_and_those_who_waited_for_it() {
 }
 
 #[test]
-fn fates_hold_drop_refuse_and_count() {
+fn call_plans_hold_drop_refuse_and_count_calls() {
     let server = FakeServer::new(TreeConfig { term: Term::Limited(Span(7)), ..TreeConfig::default() });
     let root = server.edit(|tree| tree.root());
     let (mut a, _) = two(&server);
@@ -227,12 +227,12 @@ impl Harness for Fakes {
 }
 
 #[test]
-fn the_fake_conforms() {
+fn fake_passes_the_conformance_suite() {
     assert_conforms(&mut Fakes { config: TreeConfig::default(), fate: Fate::default(), now: T0 });
 }
 
 #[test]
-fn a_slow_fake_that_reuses_inodes_and_needs_hints_conforms() {
+fn slow_fake_with_inode_reuse_and_required_hints_passes_the_suite() {
     let config =
         TreeConfig { part_entries: 3, reuse_inos: true, by_hint_only: true, ..TreeConfig::default() };
     let slow = Span::from_millis(3);

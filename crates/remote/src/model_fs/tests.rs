@@ -23,7 +23,7 @@ fn facts(response: &Response) -> Vec<(NodeId, LeaseScope)> {
 }
 
 #[test]
-fn grants_are_as_the_words_say() {
+fn tree_replies_carry_grants_of_the_documented_scopes() {
     let mut tree = Tree::default();
     let (root, dir) = (tree.root(), tree.plant_dir(T0, "d"));
     let file = tree.plant_file(T0, "d/f", b"x");
@@ -59,7 +59,7 @@ fn grants_are_as_the_words_say() {
 
 /// `affected` covers every fact that the call then changes.
 #[test]
-fn affected_foresees_what_changes() {
+fn affected_facts_include_every_fact_that_the_call_changes() {
     let mut tree = Tree::default();
     let root = tree.root();
     let (dir, file) = (tree.plant_dir(T0, "d"), tree.plant_file(T0, "f", b"x"));
@@ -96,7 +96,7 @@ fn affected_foresees_what_changes() {
 }
 
 #[test]
-fn inode_numbers_come_back_only_if_asked_and_never_with_their_generation() {
+fn inode_numbers_are_reused_only_if_configured_and_with_a_new_generation() {
     for reuse_inos in [false, true] {
         let mut tree = Tree::new(TreeConfig { reuse_inos, ..TreeConfig::default() });
         let first = tree.plant_file(T0, "a", b"");
@@ -113,7 +113,7 @@ fn inode_numbers_come_back_only_if_asked_and_never_with_their_generation() {
 }
 
 #[test]
-fn owners_setgid_and_times_follow_the_maker() {
+fn new_inode_gets_owner_of_its_creator_and_setgid_of_its_parent() {
     let mut tree = Tree::default();
     let dir = tree.plant_dir(T0, "d");
     let set = SetAttr { mode: Some(0o2775), gid: Some(9), ..SetAttr::default() };
@@ -140,7 +140,7 @@ fn writers_lose_setuid_as_on_linux() {
 }
 
 #[test]
-fn where_only_hints_lead_a_walk_mends_what_they_miss() {
+fn stale_hint_is_repaired_by_sending_the_path() {
     let mut tree = Tree::new(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
     let (root, file) = (tree.root(), tree.plant_file(T0, "a", b"x"));
     let hinted = |leaf| NodeRef { node: file, path_hint: Some((root, name(leaf))) };

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_does_not_close_holds_up_no_call_on_another_filesystem() {
+    fn hanging_close_does_not_delay_calls_on_other_filesystems() {
         let given_back = Arc::new(GivenBack::default());
         let (release, hung) = channel();
         let hung = Kept { filesystem: 2, file: Box::new(Hung(hung)) };
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn call_that_is_refused_while_space_is_given_back_waits_for_it() {
+    fn call_refused_for_space_waits_for_reclaim_under_way() {
         let given_back = Arc::new(GivenBack::default());
         let (release, slow) = channel();
         let (other, rounds) = (Arc::clone(&given_back), given_back.rounds());

@@ -2,7 +2,7 @@ use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
-fn what_moves_while_it_is_looked_at_is_there_or_is_not() {
+fn lookup_racing_with_rename_finds_file_or_enoent() {
     let dir = tempfile::tempdir().unwrap();
     let paths = ["a", "b"].map(|name| dir.path().join(name));
     paths.iter().for_each(|path| std::fs::create_dir(path).unwrap());

@@ -70,7 +70,7 @@ fn frames_arrive_whole_and_in_order_though_the_socket_is_full() {
 }
 
 #[test]
-fn a_client_that_does_not_read_loses_its_connection_and_may_come_again() {
+fn client_that_does_not_read_loses_its_connection_and_may_reconnect() {
     let outbox = outbox();
     let (writer, theirs) = pair(&outbox);
     outbox.add([Arc::new(vec![100; 8 << 20])], 0, 0);
@@ -90,7 +90,7 @@ fn a_client_that_does_not_read_loses_its_connection_and_may_come_again() {
 }
 
 #[test]
-fn whoever_writes_to_a_link_that_was_replaced_leaves_the_next_one_alone() {
+fn writer_of_replaced_link_does_not_touch_the_next_link() {
     let outbox = outbox();
     let (writer, _theirs) = pair(&outbox);
     outbox.add([Arc::new(vec![100; 4 << 20])], 0, 0);
@@ -109,7 +109,7 @@ fn whoever_writes_to_a_link_that_was_replaced_leaves_the_next_one_alone() {
 
 /// A count that overtook a later one would be taken for an invalid one.
 #[test]
-fn what_is_urgent_goes_before_what_is_queued_and_behind_what_was_begun_in_its_order() {
+fn urgent_frames_follow_partly_sent_frame_and_precede_queued_ones_in_order() {
     let outbox = outbox();
     let frame = |number: u8| Arc::new(vec![number; 1 << 20]);
     let urgent = [Message::Received(5), Message::Pong(1, 6), Message::Received(7)];
@@ -134,7 +134,7 @@ fn what_is_urgent_goes_before_what_is_queued_and_behind_what_was_begun_in_its_or
 /// TLS seals a part of a frame before the socket accepts it, and reports nothing until the socket has accepted that
 /// part whole.
 #[test]
-fn over_tls_too_nothing_overtakes_a_frame_that_was_begun() {
+fn urgent_frame_does_not_split_partly_sent_tls_frame() {
     let outbox = outbox();
     let (ours, theirs) = tls_pair();
     ours.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -163,7 +163,7 @@ fn over_tls_too_nothing_overtakes_a_frame_that_was_begun() {
 }
 
 #[test]
-fn a_bug_ends_the_connection_and_does_not_leave_it_mute() {
+fn panic_while_sending_closes_the_connection() {
     let outbox = outbox();
     let (ours, theirs) = tls_pair();
     // The link has buffered these bytes, and treats a write of other bytes as a bug.
@@ -176,7 +176,7 @@ fn a_bug_ends_the_connection_and_does_not_leave_it_mute() {
 }
 
 #[test]
-fn a_session_that_is_over_keeps_nothing_for_who_does_not_read() {
+fn finished_session_drops_frames_for_client_that_does_not_read() {
     let outbox = outbox();
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -195,7 +195,7 @@ fn a_session_that_is_over_keeps_nothing_for_who_does_not_read() {
 }
 
 #[test]
-fn the_last_word_of_a_session_is_said_if_the_link_takes_it() {
+fn finish_sends_queued_frames_that_the_link_accepts() {
     let outbox = outbox();
     let (writer, theirs) = pair(&outbox);
     outbox.add([Arc::new(vec![102; 16])], 0, 0);
@@ -206,7 +206,7 @@ fn the_last_word_of_a_session_is_said_if_the_link_takes_it() {
 }
 
 #[test]
-fn a_link_is_closed_when_the_client_has_what_was_left_for_it_or_has_had_its_time() {
+fn ending_link_closes_once_all_is_confirmed_or_after_timeout() {
     let outbox = outbox();
     let (writer, _theirs) = pair(&outbox);
     outbox.add([], 1, 1);
@@ -224,7 +224,7 @@ fn a_link_is_closed_when_the_client_has_what_was_left_for_it_or_has_had_its_time
 }
 
 #[test]
-fn what_a_slow_link_takes_in_a_second_is_enough_to_be_queued() {
+fn queue_limit_follows_throughput_of_slow_link() {
     let mut pace = Pace::default();
     assert_eq!(pace.calm(), Outbox::CALM, "nothing is known yet");
     for _ in 0..20 {
@@ -239,7 +239,7 @@ fn what_a_slow_link_takes_in_a_second_is_enough_to_be_queued() {
 
 /// The polling thread of idle connections may be the one that adds frames.
 #[test]
-fn whoever_adds_much_sends_some_of_it_and_the_writer_the_rest() {
+fn adding_thread_sends_limited_bytes_and_writer_sends_the_rest() {
     let outbox = outbox();
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_write_timeout(Some(Duration::from_secs(10))).unwrap();

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn origin_that_comes_late_waits_for_one_item_of_each_other() {
+    fn late_origin_waits_for_at_most_one_item_of_each_other_origin() {
         let mut queue = FairQueue::default();
         (0..1_000).for_each(|_| queue.push((origin(1), 1), "a"));
         (0..1_000).for_each(|n| queue.push((origin(2), n), "b"));

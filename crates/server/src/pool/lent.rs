@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_lent_are_bounded_by_name_by_mount_and_by_origin() {
+    fn lent_threads_are_limited_by_name_mount_and_origin() {
         let origin = |uid| Origin { uid: Some(uid), host: None };
         let mut loans = Loans::default();
         let lend = |loans: &mut Loans, uid, place| loans.add(Lent { origin: origin(uid), place });

@@ -85,7 +85,7 @@ fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_cancel_that_crosses_its_answer_is_not_kept() {
+fn cancel_after_reply_is_not_recorded() {
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
     let root = NodeRef::bare(session.attached().unwrap().export.reach().root());
@@ -108,7 +108,7 @@ fn a_cancel_that_crosses_its_answer_is_not_kept() {
 }
 
 #[test]
-fn a_close_that_takes_long_keeps_nobody_from_being_heard() {
+fn slow_close_does_not_block_the_reader_of_the_session() {
     let (server, _state, dir) = world();
     std::fs::write(dir.path().join("f"), "").unwrap();
     let (session, _theirs) = attached(&server, dir.path());
@@ -157,7 +157,7 @@ fn a_close_that_takes_long_keeps_nobody_from_being_heard() {
 }
 
 #[test]
-fn no_session_begins_while_an_earlier_one_is_being_forgotten() {
+fn new_session_waits_until_calls_of_discarded_session_end() {
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
     // An intermediate state: the session table has lost the session, while a thread may still take one of its calls
@@ -175,7 +175,7 @@ fn no_session_begins_while_an_earlier_one_is_being_forgotten() {
 }
 
 #[test]
-fn an_answer_that_is_remembered_is_not_lost_with_the_session_that_asks_for_it() {
+fn cached_reply_survives_discard_of_the_session_that_requests_it() {
     let (server, _state, dir) = world();
     let name = MutationId { client: 1, incarnation: 1, sequence: 7 };
     let (first, _theirs) = attached(&server, dir.path());
@@ -196,7 +196,7 @@ fn an_answer_that_is_remembered_is_not_lost_with_the_session_that_asks_for_it() 
 }
 
 #[test]
-fn a_client_that_lost_its_locks_is_not_believed_for_an_earlier_session_without_any() {
+fn client_that_lost_its_locks_is_recorded_as_such_despite_earlier_lockless_session() {
     let (server, state, dir) = world();
     let (first, _theirs) = attached(&server, dir.path());
     server.forget(&first, End::Cut);
@@ -209,7 +209,7 @@ fn a_client_that_lost_its_locks_is_not_believed_for_an_earlier_session_without_a
 }
 
 #[test]
-fn locks_are_not_free_before_it_is_recorded_who_loses_them() {
+fn locks_of_discarded_session_are_released_only_after_the_loss_is_recorded() {
     let (server, _state, dir) = world();
     let (holder, _theirs) = attached(&server, dir.path());
     let (other, _theirs) = greeted(&server, dir.path(), 2, None);
@@ -224,7 +224,7 @@ fn locks_are_not_free_before_it_is_recorded_who_loses_them() {
 }
 
 #[test]
-fn a_lock_that_is_called_off_while_it_is_held_back_leaves_nothing() {
+fn cancelled_lock_call_held_in_outbox_leaves_no_state() {
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
     let node = NodeRef::bare(session.attached().unwrap().export.reach().root());
@@ -250,7 +250,7 @@ fn a_lock_that_is_called_off_while_it_is_held_back_leaves_nothing() {
 }
 
 #[test]
-fn a_session_that_lapses_leaves_the_link_alone_on_which_it_is_resumed() {
+fn lease_expiry_does_not_close_the_link_of_a_concurrent_resumption() {
     const ROUNDS: u64 = 20_000;
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
@@ -293,7 +293,7 @@ fn a_session_that_lapses_leaves_the_link_alone_on_which_it_is_resumed() {
 }
 
 #[test]
-fn a_suspect_whose_lease_runs_out_while_it_comes_back_has_a_new_one() {
+fn suspect_session_whose_lease_expires_during_resume_gets_new_lease() {
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
     let Attached { export, files, who, .. } = session.attached().unwrap();

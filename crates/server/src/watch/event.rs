@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_records_and_short_ones_are_overflow_not_panic() {
+    fn malformed_fanotify_records_count_as_loss_without_panic() {
         let whole = event(libc::FAN_CREATE, 7, &[info(2, b"dirdirdi", b"name\0")]);
         for end in 1..whole.len() {
             let said = read(&whole[..end]);

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_places_are_one_and_too_many_are_lost() {
+    fn inbox_merges_equal_locations_and_reports_overflow() {
         let mut inbox = Inbox::default();
         assert!(inbox.is_empty());
         assert!(inbox.hear(3, 1, spot(1)) && inbox.hear(3, 2, spot(1)) && inbox.hear(4, 4, spot(1)));

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_of_a_directory_itself_are_its_rights() {
+    fn attribute_event_of_directory_counts_as_change_of_permissions() {
         let hint = |mask, own| Hint { mask, own, ..Hint::default() };
         let rights = libc::FAN_ATTRIB | libc::FAN_ONDIR;
         assert_eq!(directory_of_rights(&hint(rights | libc::FAN_MOVE_SELF, Some(FILE))), Some(FILE));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn every_event_becomes_its_keys() {
+    fn each_event_maps_to_its_lease_keys() {
         for mask in [libc::FAN_CREATE, libc::FAN_DELETE, libc::FAN_MOVED_FROM, libc::FAN_MOVED_TO] {
             for mask in [mask, mask | libc::FAN_ONDIR] {
                 assert_eq!(told(mask, true, false, false), [(DIR, Attributes, 0), (DIR, Directory, 1)]);

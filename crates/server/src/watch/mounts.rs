@@ -166,7 +166,7 @@ mod tests {
         26 25 0:23 / /mnt/a\\040b rw shared:1 - tmpfs t rw\nnonsense\n27 x\n";
 
     #[test]
-    fn mounts_that_come_and_go_are_told() {
+    fn mount_table_difference_lists_added_and_removed_mounts() {
         let before = Table::parse(BEFORE.as_bytes());
         assert_eq!(before.0.len(), 2);
         let mount = Mount { parent: 25, point: b"/mnt/a b".to_vec(), device: (0, 23), quick: true };
@@ -180,7 +180,7 @@ mod tests {
 
     /// Malformed text in another user's mount, which ordinary users can make.
     #[test]
-    fn bytes_that_are_no_text_hide_no_mount() {
+    fn mount_table_with_non_utf8_entry_keeps_other_mounts() {
         let mut lines = b"30 25 0:40 / /mnt/\xff rw - fuse.x\xff \xfe rw\n".to_vec();
         lines.extend_from_slice(BEFORE.as_bytes());
         let table = Table::parse(&lines[..]);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_looked_for_behind_other_machines_and_programs() {
+    fn mount_points_behind_remote_mounts_are_not_accessed() {
         let lines = "25 1 254:0 / / rw - ext4 /dev/vda rw\n\
             26 25 0:40 / /mnt rw - fuse.nigh nigh rw\n\
             27 26 0:41 / /mnt/a rw - tmpfs t rw\n\

@@ -83,7 +83,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 const MANY: u32 = 10_000;
 
 #[test]
-fn what_was_granted_before_events_were_lost_is_recalled_and_then_granted_again() {
+fn grants_older_than_event_loss_are_recalled_and_can_be_granted_again() {
     for way in [WatchWay::Best, WatchWay::Objects] {
         let bench = Bench::new(way);
         bench.grant("loud");
@@ -107,7 +107,7 @@ fn what_was_granted_before_events_were_lost_is_recalled_and_then_granted_again()
 }
 
 #[test]
-fn grants_have_a_limit_while_too_much_is_lost() {
+fn grants_get_time_limit_while_watch_is_paused() {
     for way in [WatchWay::Best, WatchWay::Objects] {
         let bench = Bench::new(way);
         let before = bench.grant("before");
@@ -121,7 +121,7 @@ fn grants_have_a_limit_while_too_much_is_lost() {
 }
 
 #[test]
-fn the_last_export_ends_the_watch_of_its_filesystem() {
+fn last_export_of_filesystem_ends_its_watch() {
     let mut bench = Bench::new(WatchWay::Objects);
     let granted = bench.grant("d");
     let root = open(bench.dir.path());
@@ -140,7 +140,7 @@ fn the_last_export_ends_the_watch_of_its_filesystem() {
 
 /// Errors other than "gone", such as a lack of descriptors.
 #[test]
-fn what_an_event_leads_to_and_cannot_be_opened_is_lost() {
+fn event_whose_object_cannot_be_opened_counts_as_lost() {
     let bench = Bench::new(WatchWay::Best);
     let granted = bench.grant("d");
     let (token, group) = bench.watch.all_groups().remove(0);
@@ -162,7 +162,7 @@ fn what_an_event_leads_to_and_cannot_be_opened_is_lost() {
 }
 
 #[test]
-fn what_is_removed_by_the_server_itself_is_marked_no_more() {
+fn object_removed_by_server_loses_its_mark() {
     let bench = Bench::new(WatchWay::Objects);
     bench.grant("d");
     let marks = || bench.watch.report()[0]["marks"].as_u64().unwrap();
@@ -177,7 +177,7 @@ fn what_is_removed_by_the_server_itself_is_marked_no_more() {
 
 /// Device numbers are reused by later mounts.
 #[test]
-fn what_takes_the_number_of_a_filesystem_that_was_watched_is_looked_at_anew() {
+fn filesystem_with_reused_device_number_is_identified_anew() {
     let bench = Bench::new(WatchWay::Objects);
     let at = bench.dir.path().join("inner");
     let layers = bench.dir.path().join("layers");

@@ -315,7 +315,7 @@ mod tests {
     use nigh_types::LeaseScope;
 
     #[test]
-    fn three_losses_within_ten_seconds_are_many_until_there_was_none_for_as_long() {
+    fn three_event_losses_within_window_pause_watch_until_window_without_loss() {
         let begun = Instant::now();
         let at = |secs| begun + Duration::from_secs(secs);
         let mut losses = Losses::default();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_comes_once_with_all_its_names_or_none() {
+    fn changes_of_one_key_are_merged_with_their_names() {
         let object = Object { filesystem: 1, ino: 2, birth: 3 };
         let change = |covers, names: &[&str]| {
             let names = names.iter().map(|name| Name::new(name.as_bytes()).unwrap()).collect();

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_awaited_by_a_clock_comes_when_that_clock_says_so() {
+    fn clock_deadline_is_reached_at_its_converted_time() {
         for fast in 0..=30 {
             let clock = Clock::new(77, fast);
             for moment in [77, 78, 1_000_000_007, 123_456_789_012_345] {

@@ -144,7 +144,7 @@ impl Mounts {
 /// Both clients sync at the same time, and each write-back is executed before the other client has given up its page.
 /// A's kernel has dropped the page by itself, and reads it before the client acknowledges the recall.
 #[test]
-fn store_into_a_page_that_is_read_while_an_acknowledgement_is_owed_undoes_no_other() {
+fn store_into_page_read_before_recall_acknowledgement_keeps_other_clients_stores() {
     let mut mounts = Mounts::new(2);
     mounts.store(A, 0, b'a');
     mounts.store(B, 2, b'b');
@@ -173,7 +173,7 @@ fn store_into_a_page_that_is_read_while_an_acknowledgement_is_owed_undoes_no_oth
 /// The recall overtakes the read's reply, so the read's grant is void and the page is dropped after the reply. A third
 /// client's write needs the pages of both.
 #[test]
-fn store_into_a_page_whose_grant_is_not_believed_is_merged() {
+fn store_into_page_with_void_grant_is_merged_at_write_back() {
     let mut mounts = Mounts::new(3);
     mounts.reclaim(A);
     let write = mounts.begin_write(C, 0, b'c');
@@ -195,7 +195,7 @@ fn store_into_a_page_whose_grant_is_not_believed_is_merged() {
 
 /// A returns nothing for so long that its read no longer waits.
 #[test]
-fn store_into_a_page_that_was_read_without_a_grant_is_refused_where_another_client_has_written_since() {
+fn store_into_page_read_without_grant_fails_after_write_of_another_client() {
     let mut mounts = Mounts::new(2);
     mounts.hold(A, true);
     let write = mounts.begin_write(B, 3, b'B');

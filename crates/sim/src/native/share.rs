@@ -63,7 +63,7 @@ fn list(world: &mut World<Native>, dir: u32) -> (usize, Span) {
 }
 
 #[test]
-fn a_walk_over_more_directories_than_its_share_gives_the_oldest_back_and_stalls_nowhere() {
+fn walk_over_more_directories_than_lease_quota_returns_oldest_leases_without_stall() {
     let mut world = world();
     for round in 0..2 {
         for dir in 0..DIRS {

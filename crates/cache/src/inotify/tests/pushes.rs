@@ -23,7 +23,7 @@ impl Stage {
 }
 
 #[test]
-fn what_others_do_is_told_as_it_is_pushed() {
+fn update_in_place_is_reported_without_a_listing() {
     let mut stage = Stage::new();
     stage.push(&[("b", Some((11, file(0))))]);
     assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
@@ -46,7 +46,7 @@ fn what_others_do_is_told_as_it_is_pushed() {
 }
 
 #[test]
-fn a_name_that_others_are_about_to_change_is_not_told_from_memory() {
+fn name_under_update_is_not_served_from_memory() {
     let mut stage = Stage::new();
     stage.push(&[("b", Some((11, file(0))))]);
     let known = |stage: &mut Stage| stage.cache.known(stage.now, 1, &name("b"), Kind::File);
@@ -60,7 +60,7 @@ fn a_name_that_others_are_about_to_change_is_not_told_from_memory() {
 }
 
 #[test]
-fn what_comes_and_goes_at_once_is_told_both_times() {
+fn short_lived_name_is_reported_as_made_and_removed() {
     let mut stage = Stage::new();
     for ino in 20..23 {
         stage.push(&[("b", Some((ino, file(0))))]);
@@ -71,7 +71,7 @@ fn what_comes_and_goes_at_once_is_told_both_times() {
 }
 
 #[test]
-fn a_name_with_an_own_change_under_way_is_compared_when_that_is_answered() {
+fn name_with_a_local_change_in_flight_is_compared_after_its_reply() {
     let mut stage = Stage::new();
     let call = stage.ask(mkdir("d"));
     stage.push(&[("d", Some((30, directory()))), ("e", Some((31, file(0))))]);
@@ -86,7 +86,7 @@ fn a_name_with_an_own_change_under_way_is_compared_when_that_is_answered() {
 
 /// The kernel reports local changes at once: an earlier change must not be reported after them.
 #[test]
-fn what_an_own_change_overtook_is_told_no_more() {
+fn remote_change_superseded_by_a_local_change_is_not_reported() {
     let mut stage = Stage::new();
     stage.push(&[("b", Some((11, file(0)))), ("c", Some((12, file(0))))]);
     stage.told();

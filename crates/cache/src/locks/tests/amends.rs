@@ -77,7 +77,7 @@ fn asks(output: &Output) -> (CallId, Option<LockKind>, u64, u64) {
 }
 
 #[test]
-fn a_lock_that_comes_too_late_does_not_end_the_next_one() {
+fn late_lock_grant_does_not_release_the_next_lock() {
     let mut rig = Rig::new();
     let fh = rig.open();
     let first = rig.ask_for(fh, span(1, (0, 9)), LockKind::Write);
@@ -102,7 +102,7 @@ fn a_lock_that_comes_too_late_does_not_end_the_next_one() {
 }
 
 #[test]
-fn a_lock_that_comes_too_late_is_turned_back_into_what_was_held() {
+fn late_lock_grant_is_reverted_to_the_held_lock() {
     let mut rig = Rig::new();
     let fh = rig.open();
     let held = rig.ask_for(fh, span(1, (0, 9)), LockKind::Read);
@@ -118,7 +118,7 @@ fn a_lock_that_comes_too_late_is_turned_back_into_what_was_held() {
 }
 
 #[test]
-fn who_was_left_with_less_than_it_believes_is_told() {
+fn owner_with_a_weaker_lock_than_granted_gets_eio() {
     let mut rig = Rig::new();
     let fh = rig.open();
     rig.lock(fh, span(1, (0, 9)));
@@ -132,7 +132,7 @@ fn who_was_left_with_less_than_it_believes_is_told() {
 }
 
 #[test]
-fn what_was_sent_under_a_lost_lock_fails_and_is_called_off() {
+fn requests_sent_under_a_lost_lock_fail_and_are_cancelled() {
     let mut rig = Rig::new();
     let (fh, other) = (rig.open(), rig.open());
     rig.lock(fh, span(1, ALL));
@@ -151,7 +151,7 @@ fn what_was_sent_under_a_lost_lock_fails_and_is_called_off() {
 }
 
 #[test]
-fn who_lost_one_lock_keeps_others_out_by_none() {
+fn owner_of_a_lost_lock_releases_its_other_locks() {
     let mut rig = Rig::new();
     let fh = rig.open();
     rig.lock(fh, span(1, (0, 9)));
@@ -171,7 +171,7 @@ fn who_lost_one_lock_keeps_others_out_by_none() {
 }
 
 #[test]
-fn who_closes_while_a_lost_lock_is_still_asked_for_is_told_no_more() {
+fn close_during_a_lock_call_clears_a_lost_lock() {
     let mut rig = Rig::new();
     let (fh, other) = (rig.open(), rig.open());
     rig.lock(fh, span(1, (0, 9)));
@@ -186,7 +186,7 @@ fn who_closes_while_a_lost_lock_is_still_asked_for_is_told_no_more() {
 }
 
 #[test]
-fn what_is_unlocked_while_it_is_claimed_is_unlocked_and_no_more() {
+fn unlock_during_reclaim_releases_only_its_range() {
     let mut rig = Rig::new();
     let fh = rig.open();
     rig.lock(fh, span(1, (0, 99)));
@@ -200,7 +200,7 @@ fn what_is_unlocked_while_it_is_claimed_is_unlocked_and_no_more() {
 }
 
 #[test]
-fn a_wait_for_a_lock_goes_on_over_the_limit_while_the_remote_is_there() {
+fn lock_wait_outlasts_the_request_deadline_while_connected() {
     let limit = Span::from_secs(30);
     let config = Config { on_disconnect: OnDisconnect::Fail(limit), ..Config::default() };
     let mut rig = Rig::with(config);

@@ -67,7 +67,7 @@ const WRITE: Access =
     Access { read: true, write: true, truncate: true, direct: false, sync: false, append: false };
 
 #[test]
-fn a_file_that_a_forgotten_session_had_opened_is_claimed_before_its_caller_is_told() {
+fn file_opened_in_a_forgotten_session_is_reclaimed_before_the_reply() {
     for had in [Ok(()), Err(Errno::ACCES)] {
         let (mut rig, mut untold) = (Rig::new(), Untold::default());
         rig.open();
@@ -98,7 +98,7 @@ fn a_file_that_a_forgotten_session_had_opened_is_claimed_before_its_caller_is_to
 }
 
 #[test]
-fn a_file_that_a_forgotten_session_had_made_is_claimed_where_it_was_made() {
+fn file_created_in_a_forgotten_session_is_reclaimed_at_its_name() {
     let (mut rig, mut untold) = (Rig::new(), Untold::default());
     let name = Name::new(b"new").unwrap();
     let access = Access { truncate: false, ..WRITE };
@@ -132,7 +132,7 @@ fn a_file_that_a_forgotten_session_had_made_is_claimed_where_it_was_made() {
 }
 
 #[test]
-fn a_lock_that_a_forgotten_session_had_granted_is_asked_for_again() {
+fn lock_granted_in_a_forgotten_session_without_a_reply_is_requested_again() {
     for (result, answer) in
         [(Ok(Reply::Done), Answer::Done), (Err(Errno::AGAIN), Answer::Failed(Errno::AGAIN))]
     {
@@ -155,7 +155,7 @@ fn a_lock_that_a_forgotten_session_had_granted_is_asked_for_again() {
 
 /// No other owner may hold the lock that it was about to get.
 #[test]
-fn a_lock_that_a_forgotten_session_had_granted_to_the_dead_is_not_asked_for_again() {
+fn lock_granted_in_a_forgotten_session_to_a_dead_caller_is_not_requested_again() {
     let (mut rig, mut untold) = (Rig::new(), Untold::default());
     let fh = rig.open();
     let op = rig.want(fh, span(1, (0, 9)), false);
@@ -171,7 +171,7 @@ fn a_lock_that_a_forgotten_session_had_granted_to_the_dead_is_not_asked_for_agai
 
 /// The server may grant locks only on open files.
 #[test]
-fn locks_are_claimed_when_every_file_is_had_again() {
+fn locks_are_reclaimed_after_all_files() {
     let mut rig = Rig::new();
     let (fh, _) = (rig.open(), rig.open());
     rig.lock(fh, span(1, (0, 9)));
@@ -190,7 +190,7 @@ fn locks_are_claimed_when_every_file_is_had_again() {
 
 /// The forgotten session may have done it, or not.
 #[test]
-fn what_was_asked_to_be_a_weaker_lock_is_claimed_as_that() {
+fn lock_downgrade_without_a_reply_is_reclaimed_as_the_weaker_lock() {
     for refused in [false, true] {
         let mut rig = Rig::new();
         let fh = rig.open();
@@ -225,7 +225,7 @@ fn what_was_asked_to_be_a_weaker_lock_is_claimed_as_that() {
 
 /// A request whose pages an invalidation left out fails: the pages show old data.
 #[test]
-fn pages_that_were_left_out_for_a_request_go_when_it_fails() {
+fn pages_left_out_for_a_request_are_dropped_when_it_fails() {
     let range = KernelInvalidation::Data { ino: FILE.ino, offset: 0, length: 100 };
     let read = |fh| Op::Read { ino: FILE.ino, fh, offset: 0, size: 100 };
     let told = |rig: &mut Rig| {

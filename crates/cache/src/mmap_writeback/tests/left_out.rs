@@ -4,7 +4,7 @@ use super::*;
 
 /// An invalidation leaves out pages that a request has locked: they are dropped after the reply.
 #[test]
-fn what_was_left_out_keeps_a_file_old() {
+fn left_out_pages_keep_a_file_stale_until_they_are_dropped() {
     let mut rig = Rig::with_pages();
     rig.write(false);
     rig.pass(TERM);
@@ -27,7 +27,7 @@ fn what_was_left_out_keeps_a_file_old() {
 
 /// Two threads read, and one of them always has pages locked while the other's pages are dropped.
 #[test]
-fn requests_that_begin_later_do_not_keep_a_file_old() {
+fn later_requests_do_not_keep_a_file_stale() {
     let mut rig = Rig::with_pages();
     let first = rig.reads_at(4096);
     rig.pass(TERM);
@@ -46,7 +46,7 @@ fn requests_that_begin_later_do_not_keep_a_file_old() {
 }
 
 #[test]
-fn what_drops_some_pages_while_the_server_is_away_does_not_count_as_dropping_all() {
+fn partial_invalidation_while_disconnected_does_not_end_staleness() {
     let on_disconnect = OnDisconnect::Fail(Span::from_secs(30));
     let mut rig = Rig::with(Config { on_disconnect, ..Config::default() });
     rig.read(Some(FIRST), 1);
@@ -63,7 +63,7 @@ fn what_drops_some_pages_while_the_server_is_away_does_not_count_as_dropping_all
 }
 
 #[test]
-fn what_is_answered_while_all_is_dropped_keeps_a_file_old_until_it_is_dropped_too() {
+fn reply_during_a_full_invalidation_keeps_a_file_stale_until_its_pages_drop() {
     let mut rig = Rig::with_pages();
     let read = rig.reads();
     rig.pass(TERM);
@@ -79,7 +79,7 @@ fn what_is_answered_while_all_is_dropped_keeps_a_file_old_until_it_is_dropped_to
 
 /// A grant ends again while left-out pages are stale.
 #[test]
-fn a_further_end_of_a_grant_has_all_pages_dropped_anew() {
+fn second_grant_end_requires_another_full_invalidation() {
     let mut rig = Rig::with_pages();
     let first = rig.reads();
     rig.pass(TERM);
@@ -99,7 +99,7 @@ type End = fn(&mut Rig, OpId, CallId);
 
 /// However the request ends, the pages that were left out are dropped, and then no page is stale.
 #[test]
-fn a_file_is_old_no_more_when_what_was_left_out_has_failed() {
+fn file_is_no_longer_stale_after_requests_with_left_out_pages_fail() {
     let ends: [(&str, End); 5] = [
         ("refused", |rig, _, call| {
             rig.event(Event::Response { call, response: Response::plain(Err(Errno::IO)) });
@@ -144,7 +144,7 @@ fn a_file_is_old_no_more_when_what_was_left_out_has_failed() {
 
 /// Its reply shows another version of the file than was read meanwhile: all pages are dropped after it.
 #[test]
-fn what_was_left_out_may_go_with_all_the_rest() {
+fn left_out_pages_may_drop_with_a_later_full_invalidation() {
     let mut rig = Rig::with_pages();
     let first = rig.reads();
     rig.pass(TERM);
@@ -158,7 +158,7 @@ fn what_was_left_out_may_go_with_all_the_rest() {
 
 /// The request came while the kernel was dropping its facts; then the server goes away again, and the request fails.
 #[test]
-fn what_waited_and_was_left_out_goes_when_it_is_refused() {
+fn pages_of_a_refused_queued_request_are_dropped() {
     let mut rig = Rig::with(Config { on_disconnect: OnDisconnect::Stale, ..Config::default() });
     rig.read(Some(FIRST), 1);
     rig.pass(TERM);

@@ -16,7 +16,7 @@ fn text(rig: &mut Rig, call: CallId, data: &[u8], secs: i64) {
 
 /// The kernel has the page in full, shows the written data at once, and drops the page before the reply to the write.
 #[test]
-fn a_read_of_a_page_that_is_being_written_is_asked_when_that_is_answered() {
+fn read_of_a_page_under_write_is_sent_after_the_write_reply() {
     let mut rig = Rig::with_pages();
     rig.write(false);
     let (write, _) = rig.calls.pop().unwrap();
@@ -35,7 +35,7 @@ fn a_read_of_a_page_that_is_being_written_is_asked_when_that_is_answered() {
 
 /// Two threads take requests from the kernel: the write that was made first arrives last.
 #[test]
-fn a_read_that_was_asked_before_a_write_of_its_page_is_asked_again() {
+fn read_sent_before_a_write_of_its_page_is_sent_again() {
     for write_first in [false, true] {
         let mut rig = Rig::with_pages();
         let op = read(&mut rig, 0);
@@ -60,7 +60,7 @@ fn a_read_that_was_asked_before_a_write_of_its_page_is_asked_again() {
 }
 
 #[test]
-fn a_read_that_waits_for_a_write_is_given_up_and_lost_like_any_other() {
+fn read_waiting_for_a_write_can_be_interrupted_and_fails_with_the_session() {
     let mut rig = Rig::with_pages();
     rig.write(false);
     let killed = read(&mut rig, 0);
@@ -76,7 +76,7 @@ fn a_read_that_waits_for_a_write_is_given_up_and_lost_like_any_other() {
 
 /// An invalidation for a recall leaves out the pages that the read has locked.
 #[test]
-fn pages_of_a_read_that_waits_for_a_write_are_dropped_behind_its_answer() {
+fn pages_of_a_read_waiting_for_a_write_are_dropped_after_its_reply() {
     let mut rig = Rig::with_pages();
     rig.write(false);
     let (write, _) = rig.calls.pop().unwrap();

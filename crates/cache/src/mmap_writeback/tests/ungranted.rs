@@ -8,7 +8,7 @@ fn said(rig: &Rig, offset: u64) -> Option<WriteBackPrecondition> {
 }
 
 #[test]
-fn pages_read_without_a_grant_are_compared_with_the_state_that_the_reply_told_until_they_are_dropped() {
+fn ungranted_pages_have_the_version_of_their_reply_until_they_are_dropped() {
     let mut rig = Rig::with(Config::default());
     rig.read(None, 1);
     assert_eq!(rig.dropped(), [(0, 4096)]);
@@ -21,7 +21,7 @@ fn pages_read_without_a_grant_are_compared_with_the_state_that_the_reply_told_un
 
 /// They are dropped one after the other, each with its version.
 #[test]
-fn page_that_is_read_again_is_of_the_oldest_state_that_is_not_dropped() {
+fn reread_page_has_the_oldest_version_that_is_not_dropped() {
     let mut rig = Rig::with(Config::default());
     rig.read(None, 1);
     rig.read(None, 2);
@@ -32,7 +32,7 @@ fn page_that_is_read_again_is_of_the_oldest_state_that_is_not_dropped() {
 
 /// The recall passed while the read was in flight. The remote may have granted it afterwards, and then merges.
 #[test]
-fn pages_whose_grant_is_not_believed_name_it_until_they_are_dropped() {
+fn pages_with_a_recalled_grant_name_it_until_they_are_dropped() {
     let mut rig = Rig::with_pages();
     let read = rig.reads();
     rig.recall();
@@ -45,7 +45,7 @@ fn pages_whose_grant_is_not_believed_name_it_until_they_are_dropped() {
 }
 
 #[test]
-fn reply_that_a_recall_overtook_leaves_older_pages_beside_the_next_grant_until_they_are_dropped() {
+fn reply_overtaken_by_a_recall_leaves_older_pages_until_they_are_dropped() {
     // The file's time may have been set back meanwhile.
     for (early, late) in [(1, 5), (5, 1), (1, 1)] {
         let mut rig = Rig::with_pages();
@@ -63,7 +63,7 @@ fn reply_that_a_recall_overtook_leaves_older_pages_beside_the_next_grant_until_t
 
 /// The grant is recalled and its pages are not dropped: the remote knows what has changed since.
 #[test]
-fn pages_under_a_recalled_grant_count_beside_younger_ones_without() {
+fn pages_under_a_recalled_grant_take_precedence_over_newer_ungranted_pages() {
     let mut rig = Rig::with_pages();
     rig.recall();
     rig.read(None, 2);
@@ -74,7 +74,7 @@ fn pages_under_a_recalled_grant_count_beside_younger_ones_without() {
 
 /// The kernel does not drop a full page while it writes a part of it.
 #[test]
-fn pages_that_an_own_write_has_locked_are_of_their_state_until_they_are_dropped_behind_it() {
+fn pages_locked_by_a_local_write_keep_their_version_until_dropped_after_it() {
     let mut rig = Rig::with(Config::default());
     rig.read(None, 1);
     rig.write(false);
@@ -87,7 +87,7 @@ fn pages_that_an_own_write_has_locked_are_of_their_state_until_they_are_dropped_
 }
 
 #[test]
-fn pages_that_are_written_without_a_grant_are_of_the_state_after() {
+fn pages_written_without_a_grant_have_the_version_after_the_write() {
     let mut rig = Rig::with(Config::default());
     rig.write(false);
     assert_eq!(rig.written(2, None), Answer::Written(4));
@@ -97,7 +97,7 @@ fn pages_that_are_written_without_a_grant_are_of_the_state_after() {
 
 /// The next session may give other grants with those ids.
 #[test]
-fn grants_that_are_not_believed_are_not_named_in_another_session() {
+fn recalled_grants_are_not_named_in_another_session() {
     let mut rig = Rig::with_pages();
     let read = rig.reads();
     rig.recall();
@@ -114,7 +114,7 @@ fn grants_that_are_not_believed_are_not_named_in_another_session() {
 }
 
 #[test]
-fn nothing_is_kept_of_pages_that_nobody_can_store_into() {
+fn ungranted_pages_of_a_read_only_file_are_not_recorded() {
     let mut rig = Rig::with(Config::default());
     rig.read(None, 1);
     rig.ask(Op::Release { fh: rig.fh, flock: None });
@@ -144,7 +144,7 @@ fn recall_drops_pages_that_were_left_out_while_they_were_written_back() {
 /// Under a grant with a deadline attributes do not tell the version of pages beside local writes, but it was known when
 /// the file was closed.
 #[test]
-fn pages_that_are_kept_for_a_later_open_are_of_their_state() {
+fn pages_kept_for_a_later_open_keep_their_version() {
     for granted in [None, Some(GrantId(12))] {
         let mut rig = Rig::with_pages();
         rig.write(false);
@@ -162,7 +162,7 @@ fn pages_that_are_kept_for_a_later_open_are_of_their_state() {
 }
 
 #[test]
-fn pages_that_are_dropped_by_a_later_open_are_of_no_state() {
+fn pages_dropped_by_a_later_open_have_no_version() {
     let mut rig = Rig::with_pages();
     rig.ask(Op::Release { fh: rig.fh, flock: None });
     rig.calls.clear();

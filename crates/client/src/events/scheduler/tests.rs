@@ -44,7 +44,7 @@ fn playing(stage: &Stage<'_>) -> Vec<Change> {
 }
 
 #[test]
-fn a_child_that_waits_holds_up_its_own_directories_and_no_others() {
+fn blocked_replay_process_delays_only_its_own_directories() {
     let mut mounted = Mounted::new();
     let root = mounted.driver.root();
     let dirs: Vec<u64> = (0..5).map(|number| mounted.make(&format!("d{number}"), true).ino).collect();
@@ -70,7 +70,7 @@ fn a_child_that_waits_holds_up_its_own_directories_and_no_others() {
 }
 
 #[test]
-fn what_the_kernel_did_not_ask_for_is_tried_again_and_then_lost() {
+fn replay_without_a_lookup_is_retried_and_then_counted_as_lost() {
     let mounted = Mounted::new();
     let events = &mounted.driver.events;
     let mut stage = Stage::new(events, &mounted.driver, answering(2));
@@ -88,7 +88,7 @@ fn what_the_kernel_did_not_ask_for_is_tried_again_and_then_lost() {
 }
 
 #[test]
-fn a_child_that_ends_is_followed_by_another() {
+fn ended_replay_process_is_replaced() {
     let mounted = Mounted::new();
     let events = &mounted.driver.events;
     let marker = tempfile::tempdir().unwrap();
@@ -106,7 +106,7 @@ fn a_child_that_ends_is_followed_by_another() {
 }
 
 #[test]
-fn too_many_changes_that_wait_are_lost_and_counted() {
+fn changes_beyond_the_queue_limit_are_counted_as_lost() {
     let mounted = Mounted::new();
     let events = &mounted.driver.events;
     let mut stage = Stage::new(events, &mounted.driver, program("exec sleep 100"));
@@ -120,7 +120,7 @@ fn too_many_changes_that_wait_are_lost_and_counted() {
 }
 
 #[test]
-fn where_a_move_is_refused_both_directories_are_told_that_something_changed() {
+fn refused_move_reports_a_gap_in_both_directories() {
     let mut mounted = Mounted::new();
     let (root, dir) = (mounted.driver.root(), mounted.make("d", true));
     let mut stage = Stage::new(&mounted.driver.events, &mounted.driver, answering(13));
@@ -134,7 +134,7 @@ fn where_a_move_is_refused_both_directories_are_told_that_something_changed() {
 }
 
 #[test]
-fn what_falls_due_between_playing_and_waiting_is_not_waited_for() {
+fn timer_due_between_run_and_wait_does_not_delay_the_next_run() {
     let mounted = Mounted::new();
     let mut stage = Stage::new(&mounted.driver.events, &mounted.driver, program("exec sleep 100"));
     take_in(&mut stage, [made(mounted.driver.root(), "a")]);

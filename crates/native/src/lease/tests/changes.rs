@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn others_are_asked_and_the_change_waits_for_all_of_them() {
+fn change_recalls_other_holders_and_waits_for_all_acknowledgements() {
     let mut bench = Bench::with(&[A, B, C]);
     for holder in [A, B, C] {
         bench.granted(holder, names(1));
@@ -31,7 +31,7 @@ fn others_are_asked_and_the_change_waits_for_all_of_them() {
 }
 
 #[test]
-fn a_change_that_finds_nobody_else_is_ready_at_once() {
+fn change_without_other_holders_is_ready_at_once() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(A, names(1));
     bench.granted(B, inode(1));
@@ -40,7 +40,7 @@ fn a_change_that_finds_nobody_else_is_ready_at_once() {
 }
 
 #[test]
-fn the_disk_itself_asks_everybody() {
+fn host_change_recalls_every_holder() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(A, inode(1));
     bench.granted(B, inode(1));
@@ -50,7 +50,7 @@ fn the_disk_itself_asks_everybody() {
 }
 
 #[test]
-fn nothing_is_granted_while_a_change_is_under_way_not_even_to_its_maker() {
+fn no_grant_is_given_during_change_even_to_its_initiator() {
     let mut bench = Bench::with(&[A, B]);
     let id = bench.change(A, names(1));
     assert_eq!(bench.refused(B, names(1)), Refusal::Changing);
@@ -63,7 +63,7 @@ fn nothing_is_granted_while_a_change_is_under_way_not_even_to_its_maker() {
 }
 
 #[test]
-fn with_two_changes_under_way_the_first_to_end_frees_nothing() {
+fn first_of_two_overlapping_changes_to_end_allows_no_grant() {
     let mut bench = Bench::with(&[A, B]);
     let first = bench.change(A, names(1));
     let second = bench.change(B, names(1));
@@ -75,7 +75,7 @@ fn with_two_changes_under_way_the_first_to_end_frees_nothing() {
 }
 
 #[test]
-fn nothing_is_granted_until_the_recall_is_acknowledged_even_after_the_change() {
+fn no_grant_is_given_before_acknowledgement_even_after_change_ends() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     let id = bench.change(A, names(1));
@@ -88,7 +88,7 @@ fn nothing_is_granted_until_the_recall_is_acknowledged_even_after_the_change() {
 }
 
 #[test]
-fn changes_of_one_key_share_one_recall() {
+fn concurrent_changes_of_one_key_share_one_recall() {
     let mut bench = Bench::with(&[A, B, C]);
     bench.granted(B, names(1));
     let first = bench.change(A, names(1));
@@ -100,7 +100,7 @@ fn changes_of_one_key_share_one_recall() {
 }
 
 #[test]
-fn whoever_owes_a_recall_is_not_held_behind_it() {
+fn change_does_not_wait_for_recall_owed_by_its_own_initiator() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(A, names(1));
     bench.granted(B, names(1));
@@ -119,7 +119,7 @@ fn whoever_owes_a_recall_is_not_held_behind_it() {
 }
 
 #[test]
-fn a_change_is_ready_again_once_what_was_added_is_recalled() {
+fn extended_change_is_ready_after_added_keys_are_recalled() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(2));
     let id = bench.change(A, names(1));
@@ -142,7 +142,7 @@ fn a_change_is_ready_again_once_what_was_added_is_recalled() {
 }
 
 #[test]
-fn what_was_ready_before_it_was_extended_is_not_said_to_be() {
+fn ready_output_is_withheld_after_change_is_extended() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(2));
     let id = bench.change(A, names(1));
@@ -156,7 +156,7 @@ fn what_was_ready_before_it_was_extended_is_not_said_to_be() {
 }
 
 #[test]
-fn names_of_one_key_that_is_named_twice_are_recalled_together() {
+fn names_of_key_listed_twice_are_sent_in_one_recall() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     bench.granted(B, names(2));
@@ -174,7 +174,7 @@ fn names_of_one_key_that_is_named_twice_are_recalled_together() {
 }
 
 #[test]
-fn a_later_grant_takes_the_place_of_an_earlier_one() {
+fn later_grant_on_key_replaces_earlier_grant() {
     let mut bench = Bench::with(&[A, B]);
     let first = bench.granted(B, names(1)).id;
     let second = bench.granted(B, names(1)).id;
@@ -189,7 +189,7 @@ fn a_later_grant_takes_the_place_of_an_earlier_one() {
 }
 
 #[test]
-fn what_was_returned_is_not_asked_for() {
+fn change_does_not_recall_returned_grant() {
     let mut bench = Bench::with(&[A, B]);
     let granted = bench.granted(B, names(1));
     bench.table.handle_return(T0, B, &[granted.id]);
@@ -198,7 +198,7 @@ fn what_was_returned_is_not_asked_for() {
 }
 
 #[test]
-fn a_return_ends_the_waiting_and_not_the_recall() {
+fn return_unblocks_change_but_recall_still_needs_acknowledgement() {
     let mut bench = Bench::with(&[A, B]);
     let granted = bench.granted(B, names(1));
     let id = bench.change(A, names(1));
@@ -216,7 +216,7 @@ fn a_return_ends_the_waiting_and_not_the_recall() {
 }
 
 #[test]
-fn what_never_left_the_server_is_withdrawn_but_not_what_its_holder_may_have() {
+fn unsent_grant_is_withdrawn_unless_it_replaced_a_sent_one() {
     let mut bench = Bench::with(&[A, B]);
     let alone = bench.granted(B, names(1));
     bench.table.handle_withdraw(T0, B, &[alone.id]);
@@ -238,7 +238,7 @@ fn what_never_left_the_server_is_withdrawn_but_not_what_its_holder_may_have() {
 }
 
 #[test]
-fn acknowledgements_that_are_not_owed_do_nothing() {
+fn unexpected_acknowledgement_has_no_effect() {
     let mut bench = Bench::with(&[A, B, C]);
     bench.granted(B, names(1));
     let id = bench.change(A, names(1));

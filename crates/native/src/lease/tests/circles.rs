@@ -26,7 +26,7 @@ impl Bench {
 /// Each holder has stored into an mmap of a file in one directory, and returns the directory lease after its
 /// write-back.
 #[test]
-fn who_write_back_files_of_one_directory_do_not_wait_for_each_other_until_one_is_suspect() {
+fn write_backs_in_one_directory_break_deadlock_before_holders_are_suspect() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(A, names(9));
     bench.granted(B, names(9));
@@ -59,7 +59,7 @@ fn who_write_back_files_of_one_directory_do_not_wait_for_each_other_until_one_is
 }
 
 #[test]
-fn who_waits_for_a_flush_of_who_waits_for_nobody_waits() {
+fn write_back_chain_without_cycle_keeps_waiting() {
     let mut bench = Bench::with(&[A, B, C]);
     bench.granted(B, names(9));
     bench.granted(C, names(8));
@@ -76,7 +76,7 @@ fn who_waits_for_a_flush_of_who_waits_for_nobody_waits() {
 
 /// Both owe and both wait, but for unrelated recalls: the apparent cycle ends by itself.
 #[test]
-fn what_is_acknowledged_soon_was_no_circle() {
+fn recall_acknowledged_early_is_not_treated_as_deadlock() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(A, names(8));
     bench.granted(B, names(9));
@@ -93,7 +93,7 @@ fn what_is_acknowledged_soon_was_no_circle() {
 }
 
 #[test]
-fn three_who_wait_in_a_circle_come_through_one_after_the_other() {
+fn deadlock_of_three_holders_is_broken_and_all_finish() {
     let mut bench = Bench::with(&[A, B, C]);
     let mut asked = Vec::new();
     let mut flushes = Vec::new();
@@ -124,7 +124,7 @@ fn three_who_wait_in_a_circle_come_through_one_after_the_other() {
 
 /// The write-backs are queued behind a plain write, whose holder waits in the queue of another write.
 #[test]
-fn flushes_in_the_queues_of_writers_close_a_circle_too() {
+fn deadlock_through_queued_write_backs_is_broken() {
     let mut bench = Bench::with(&[A, B, C]);
     bench.granted(B, names(9));
     bench.granted(C, names(8));
@@ -145,7 +145,7 @@ fn flushes_in_the_queues_of_writers_close_a_circle_too() {
 
 /// The directory lease may be the only cover of another holder's pages of that file.
 #[test]
-fn what_went_before_an_acknowledgement_does_not_count_as_unchanged_for_who_owes_it() {
+fn write_back_bypassing_acknowledgement_ends_exclusive_history_of_its_holder() {
     let mut bench = Bench::with(&[A, B]);
     let held = bench.granted(B, names(9)).id;
     bench.granted(A, names(9));
@@ -160,7 +160,7 @@ fn what_went_before_an_acknowledgement_does_not_count_as_unchanged_for_who_owes_
 
 /// The directory lease that was bypassed may be the only cover of another holder's pages of the file.
 #[test]
-fn who_syncs_waits_also_for_names_that_its_stores_did_not_wait_for() {
+fn sync_waits_for_directory_recalls_that_write_back_bypassed() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(A, names(9));
     bench.granted(B, names(9));

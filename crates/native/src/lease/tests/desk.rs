@@ -43,7 +43,7 @@ fn writes(key: LeaseKey) -> Change {
 }
 
 #[test]
-fn an_answer_is_put_before_the_recall_of_data_that_it_brings() {
+fn reply_with_data_grant_is_queued_before_its_recall() {
     let mut desk = desk();
     let seat = (A, data(1));
     let ours = register(&mut desk, seat);
@@ -59,7 +59,7 @@ fn an_answer_is_put_before_the_recall_of_data_that_it_brings() {
 }
 
 #[test]
-fn an_answer_carries_no_grant_on_names_whose_recall_was_said() {
+fn reply_carries_no_directory_grant_after_its_recall_was_sent() {
     let mut desk = desk();
     let seat = (A, names(1));
     let ours = register(&mut desk, seat);
@@ -70,7 +70,7 @@ fn an_answer_carries_no_grant_on_names_whose_recall_was_said() {
 }
 
 #[test]
-fn a_call_goes_on_when_the_last_has_acknowledged() {
+fn parked_call_resumes_after_last_acknowledgement() {
     let mut desk = desk();
     let seat = (A, names(1));
     let ours = register(&mut desk, seat);
@@ -89,7 +89,7 @@ fn a_call_goes_on_when_the_last_has_acknowledged() {
 }
 
 #[test]
-fn what_a_reader_was_granted_and_did_not_take_is_withdrawn() {
+fn unclaimed_grant_of_waiting_read_is_withdrawn() {
     for takes in [true, false] {
         let mut desk = desk();
         let key = data(1);

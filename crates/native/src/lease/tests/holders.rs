@@ -22,7 +22,7 @@ fn a_silent_holder_is_fenced_after_1_1_terms_and_its_grants_end() {
 }
 
 #[test]
-fn hearing_renews_a_lease() {
+fn message_from_holder_renews_its_lease() {
     let mut bench = Bench::with(&[A]);
     for round in 1..10 {
         assert_eq!(bench.go_to(at_ms(round * (LAPSE_MS - 1))), []);
@@ -32,7 +32,7 @@ fn hearing_renews_a_lease() {
 }
 
 #[test]
-fn a_lapsed_holder_is_fenced_before_it_is_heard() {
+fn lapsed_holder_is_fenced_before_its_message_renews() {
     let mut bench = Bench::with(&[A]);
     bench.now = at_ms(LAPSE_MS);
     assert!(!bench.heard(A), "nobody minded the timeout");
@@ -40,7 +40,7 @@ fn a_lapsed_holder_is_fenced_before_it_is_heard() {
 }
 
 #[test]
-fn whoever_owes_too_long_is_suspect_then_fenced_and_only_then_others_go_on() {
+fn overdue_holder_becomes_suspect_then_fenced_before_change_proceeds() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     bench.granted(B, names(2));
@@ -66,7 +66,7 @@ fn whoever_owes_too_long_is_suspect_then_fenced_and_only_then_others_go_on() {
 }
 
 #[test]
-fn a_suspect_is_trusted_when_it_has_acknowledged_all_that_it_owes() {
+fn suspect_is_trusted_after_acknowledging_every_recall() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     bench.granted(B, names(2));
@@ -86,7 +86,7 @@ fn a_suspect_is_trusted_when_it_has_acknowledged_all_that_it_owes() {
 }
 
 #[test]
-fn patience_begins_with_each_recall_that_is_put_out() {
+fn patience_is_counted_from_each_recall() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     bench.granted(B, names(2));
@@ -102,7 +102,7 @@ fn patience_begins_with_each_recall_that_is_put_out() {
 }
 
 #[test]
-fn goodbye_ends_all_at_once() {
+fn goodbye_ends_all_grants_at_once() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     bench.granted(B, names(2));
@@ -122,7 +122,7 @@ fn goodbye_ends_all_at_once() {
 }
 
 #[test]
-fn grants_stand_while_the_connection_is_lost_and_recalls_come_on_the_next_one() {
+fn grants_survive_lost_connection_and_recalls_are_sent_on_reconnect() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     bench.granted(B, names(2));
@@ -152,7 +152,7 @@ fn grants_stand_while_the_connection_is_lost_and_recalls_come_on_the_next_one() 
 }
 
 #[test]
-fn a_lost_connection_is_waited_out() {
+fn change_waits_out_lease_of_disconnected_holder() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     bench.table.handle_disconnect(T0, B);
@@ -165,7 +165,7 @@ fn a_lost_connection_is_waited_out() {
 }
 
 #[test]
-fn coming_back_again_and_again_renews_nothing_for_a_suspect() {
+fn reconnecting_repeatedly_does_not_renew_suspect() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     let id = bench.change(A, names(1));
@@ -182,7 +182,7 @@ fn coming_back_again_and_again_renews_nothing_for_a_suspect() {
 }
 
 #[test]
-fn limited_grants_end_of_themselves_1_1_limits_after_they_were_registered() {
+fn limited_grants_expire_1_1_limits_after_registration() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(A, names(9));
     bench.table.handle_limit(T0, B, Span::from_secs(5));
@@ -207,7 +207,7 @@ fn limited_grants_end_of_themselves_1_1_limits_after_they_were_registered() {
 }
 
 #[test]
-fn a_change_waits_no_longer_than_the_limit_of_what_it_recalls() {
+fn change_waits_at_most_for_limit_of_recalled_grant() {
     let mut bench = Bench::with(&[A, B]);
     bench.table.handle_limit(T0, B, Span::from_secs(5));
     bench.granted(B, names(1));
@@ -221,7 +221,7 @@ fn a_change_waits_no_longer_than_the_limit_of_what_it_recalls() {
 }
 
 #[test]
-fn what_stands_before_an_unlimited_grant_does_not_keep_a_limited_one() {
+fn limited_grant_expires_although_later_grants_are_unlimited() {
     let mut bench = Bench::with(&[A, B]);
     bench.table.handle_limit(T0, B, Span::from_secs(5));
     bench.granted(B, names(1));
@@ -233,7 +233,7 @@ fn what_stands_before_an_unlimited_grant_does_not_keep_a_limited_one() {
 }
 
 #[test]
-fn time_that_goes_back_counts_as_the_latest() {
+fn clock_going_backwards_counts_as_latest_time() {
     let mut bench = Bench::with(&[A]);
     bench.now = at_ms(5_000);
     assert!(bench.heard(A));
@@ -245,7 +245,7 @@ fn time_that_goes_back_counts_as_the_latest() {
 }
 
 #[test]
-fn the_report_says_who_is_waited_for_since_when_and_by_what() {
+fn report_lists_overdue_holders_and_waiting_changes() {
     let mut bench = Bench::with(&[A, B, C]);
     bench.granted(B, names(1));
     bench.granted(B, names(2));
@@ -299,7 +299,7 @@ fn doubt_of(bench: &mut Bench, holder: Holder, client: Client) -> Span {
 }
 
 #[test]
-fn who_lets_others_wait_is_granted_nothing_for_longer_each_time() {
+fn penalty_of_delaying_client_doubles_each_time() {
     let mut bench = Bench::with(&[]);
     let mut seconds = Vec::new();
     for round in 0..6 {
@@ -315,7 +315,7 @@ fn who_lets_others_wait_is_granted_nothing_for_longer_each_time() {
 }
 
 #[test]
-fn a_late_acknowledgement_and_a_goodbye_in_its_place_are_letting_others_wait_too() {
+fn late_acknowledgement_or_goodbye_is_penalised_too() {
     for goodbye in [false, true] {
         let mut bench = Bench::with(&[B]);
         bench.table.handle_client(T0, B, party((7, 7)));
@@ -360,7 +360,7 @@ fn delays(bench: &mut Bench, (holder, number): (Holder, u64), maker: Holder) -> 
 }
 
 #[test]
-fn new_client_numbers_of_an_origin_that_delayed_others_are_granted_nothing() {
+fn new_clients_of_penalised_origin_get_no_grants() {
     let mut bench = Bench::with(&[]);
     let origins = [(B, Some(7002)), (C, Some(7001))];
     for (maker, uid) in origins {
@@ -383,7 +383,7 @@ fn new_client_numbers_of_an_origin_that_delayed_others_are_granted_nothing() {
 }
 
 #[test]
-fn a_client_that_delays_its_own_origin_alone_leaves_the_others_of_it_their_grants() {
+fn delay_within_one_origin_penalises_only_that_client() {
     let mut bench = Bench::with(&[B]);
     let origin = Origin { uid: Some(7001), host: None };
     bench.table.handle_client(T0, B, Party { client: (1, 1), origin });
@@ -394,7 +394,7 @@ fn a_client_that_delays_its_own_origin_alone_leaves_the_others_of_it_their_grant
 }
 
 #[test]
-fn a_write_that_queues_behind_the_delaying_origin_counts_as_delayed() {
+fn write_queued_behind_delayed_change_counts_as_delayed() {
     let data = |ino| LeaseKey { covers: LeaseScope::Data, ..names(ino) };
     let mut bench = Bench::with(&[A, B, C]);
     for (holder, uid) in [(A, 7001), (B, 7001), (C, 7002)] {

@@ -65,7 +65,7 @@ impl Bench {
 }
 
 #[test]
-fn one_message_holds_all_of_a_change_and_one_says_what_it_has_become() {
+fn change_sends_one_prepare_and_one_commit_per_holder() {
     let mut bench = bench(&[A, B]);
     let grant = bench.granted(B, names(1));
     bench.granted(B, inode(1));
@@ -95,7 +95,7 @@ fn one_message_holds_all_of_a_change_and_one_says_what_it_has_become() {
 }
 
 #[test]
-fn what_cannot_be_told_is_recalled() {
+fn change_that_cannot_be_sent_as_update_causes_recall() {
     let data = LeaseKey { covers: LeaseScope::Data, ..names(1) };
     for (key, change) in [(names(1), change(names(1))), (data, change(data))] {
         let mut bench = bench(&[A, B]);
@@ -123,7 +123,7 @@ fn what_cannot_be_told_is_recalled() {
 }
 
 #[test]
-fn all_names_after_some_end_the_grant() {
+fn change_of_all_names_after_some_names_recalls_grant() {
     let mut bench = bench(&[A, B]);
     let grant = bench.granted(B, names(1));
     let some = bench.begin(A, &[named(1, &["x"])]);
@@ -150,7 +150,7 @@ fn all_names_after_some_end_the_grant() {
 }
 
 #[test]
-fn of_two_who_change_one_thing_the_last_tells() {
+fn last_of_two_changes_of_one_fact_commits_its_value() {
     let mut bench = bench(&[A, B, C]);
     bench.granted(C, inode(1));
     let [one, two] = [A, B].map(|by| bench.begin(by, &[change(inode(1))]));
@@ -165,7 +165,7 @@ fn of_two_who_change_one_thing_the_last_tells() {
 }
 
 #[test]
-fn who_looked_too_early_tells_nothing() {
+fn commit_omits_value_observed_before_other_change_ended() {
     let mut bench = bench(&[A, B, C]);
     bench.granted(C, inode(1));
     let [one, two] = [A, B].map(|by| bench.begin(by, &[change(inode(1))]));
@@ -179,7 +179,7 @@ fn who_looked_too_early_tells_nothing() {
 }
 
 #[test]
-fn different_names_of_one_directory_are_told_by_each() {
+fn changes_of_different_names_commit_independently() {
     let mut bench = bench(&[A, B, C]);
     bench.granted(C, names(1));
     let one = bench.begin(A, &[named(1, &["x"])]);
@@ -191,7 +191,7 @@ fn different_names_of_one_directory_are_told_by_each() {
 }
 
 #[test]
-fn a_change_that_is_given_up_ends_its_holds() {
+fn abandoned_change_commits_its_prepares_without_values() {
     let mut bench = bench(&[A, B]);
     bench.granted(B, names(1));
     let id = bench.begin(A, &[named(1, &["x"])]);
@@ -205,7 +205,7 @@ fn a_change_that_is_given_up_ends_its_holds() {
 }
 
 #[test]
-fn who_is_silent_about_a_hold_is_waited_out_and_told_all_the_same() {
+fn holder_ignoring_prepare_is_fenced_and_still_gets_commit() {
     let mut bench = bench(&[A, B]);
     bench.granted(B, names(1));
     let id = bench.begin(A, &[named(1, &["x"])]);
@@ -222,7 +222,7 @@ fn who_is_silent_about_a_hold_is_waited_out_and_told_all_the_same() {
 }
 
 #[test]
-fn who_gives_back_what_it_holds_for_others_is_still_told() {
+fn holder_returning_grant_during_prepare_still_gets_commit() {
     let mut bench = bench(&[A, B]);
     let grant = bench.granted(B, names(1));
     let id = bench.begin(A, &[named(1, &["x"])]);
@@ -234,7 +234,7 @@ fn who_gives_back_what_it_holds_for_others_is_still_told() {
 }
 
 #[test]
-fn what_was_held_has_a_gap_and_what_is_granted_next_has_none() {
+fn updated_grant_loses_exclusive_history_and_next_grant_regains_it() {
     let mut bench = bench(&[A, B]);
     let grant = bench.granted(B, inode(1));
     bench.whole_change_of(A);
@@ -260,7 +260,7 @@ impl Bench {
 }
 
 #[test]
-fn what_is_told_makes_nothing_contended() {
+fn updates_do_not_make_keys_contended() {
     let mut bench = bench(&[A, B]);
     bench.granted(B, inode(1));
     for _ in 0..5 {

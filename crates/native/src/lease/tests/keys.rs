@@ -15,7 +15,7 @@ fn contended() -> Bench {
 }
 
 #[test]
-fn a_key_that_was_recalled_twice_within_the_window_is_contended_until_it_is_quiet() {
+fn key_recalled_twice_within_window_is_contended_until_cooldown() {
     let mut bench = contended();
     assert_eq!(bench.table.report().contended, [names(1)]);
     assert_eq!(bench.refused(B, names(1)), Refusal::Contended);
@@ -45,7 +45,7 @@ fn every_change_keeps_a_contended_key_contended() {
 }
 
 #[test]
-fn a_key_stays_contended_through_a_change_that_takes_longer_than_the_quiet() {
+fn key_stays_contended_during_change_longer_than_cooldown() {
     let mut bench = contended();
     assert!(bench.heard(A) && bench.heard(B));
     bench.go_to(at_ms(1_000));
@@ -60,7 +60,7 @@ fn a_key_stays_contended_through_a_change_that_takes_longer_than_the_quiet() {
 }
 
 #[test]
-fn recalls_further_apart_than_the_window_are_no_contention() {
+fn recalls_outside_contention_window_do_not_make_key_contended() {
     let mut bench = Bench::with(&[A, B]);
     for second in 0..8 {
         bench.go_to(at_ms(second * 1_000));
@@ -72,7 +72,7 @@ fn recalls_further_apart_than_the_window_are_no_contention() {
 }
 
 #[test]
-fn recalls_of_what_was_had_for_a_while_are_no_contention() {
+fn recalls_of_old_grants_do_not_make_key_contended() {
     let mut bench = Bench::with(&[A, B]);
     for turn in 0..4 {
         bench.granted(B, names(1));
@@ -86,7 +86,7 @@ fn recalls_of_what_was_had_for_a_while_are_no_contention() {
 }
 
 #[test]
-fn changes_that_find_nobody_to_recall_are_no_contention() {
+fn changes_without_recalls_do_not_make_key_contended() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, names(1));
     bench.granted(A, names(1));
@@ -99,7 +99,7 @@ fn changes_that_find_nobody_to_recall_are_no_contention() {
 }
 
 #[test]
-fn a_change_counts_once_however_many_it_asks_and_one_that_joins_does_not() {
+fn change_counts_once_for_contention_and_joined_change_not_at_all() {
     let mut bench = Bench::with(&[A, B, C]);
     bench.granted(B, names(1));
     bench.granted(C, names(1));
@@ -115,7 +115,7 @@ fn a_change_counts_once_however_many_it_asks_and_one_that_joins_does_not() {
 }
 
 #[test]
-fn changes_of_the_disk_itself_count() {
+fn host_changes_count_towards_contention() {
     let mut bench = Bench::with(&[A]);
     for _ in 0..2 {
         bench.granted(A, inode(1));
@@ -129,7 +129,7 @@ fn quota(grants_per_holder: u64) -> Bench {
 }
 
 #[test]
-fn above_the_quota_the_least_recently_registered_is_recalled_and_nobody_waits() {
+fn grant_above_quota_recalls_oldest_grant_without_waiting() {
     let mut bench = quota(3);
     for ino in 1..=3 {
         bench.granted(A, names(ino));
@@ -151,7 +151,7 @@ fn above_the_quota_the_least_recently_registered_is_recalled_and_nobody_waits() 
 }
 
 #[test]
-fn what_is_recalled_for_the_quota_is_owed_like_the_rest() {
+fn quota_recall_must_be_acknowledged_like_any_other() {
     let mut bench = quota(1);
     bench.granted(A, names(1));
     bench.granted(A, names(2));
@@ -162,7 +162,7 @@ fn what_is_recalled_for_the_quota_is_owed_like_the_rest() {
 }
 
 #[test]
-fn with_a_quota_of_nothing_nothing_is_granted() {
+fn zero_quota_refuses_every_grant() {
     let mut bench = quota(0);
     assert_eq!(bench.refused(A, names(1)), Refusal::Quota);
     assert_eq!(bench.outputs(), []);

@@ -25,7 +25,7 @@ fn missed(bench: &mut Bench, until: GrantId, most: u64) -> u64 {
 }
 
 #[test]
-fn what_is_watched_has_no_limit_for_those_who_trust_that() {
+fn watched_object_is_granted_without_limit_to_holder_that_trusts_watch() {
     let mut bench = watched(&[A]);
     bench.table.handle_attach(T0, B, false);
     bench.table.handle_limit(T0, B, LIMIT);
@@ -44,7 +44,7 @@ fn what_is_watched_has_no_limit_for_those_who_trust_that() {
 }
 
 #[test]
-fn grants_of_one_holder_with_and_without_a_limit_end_each_in_its_time() {
+fn limited_and_unlimited_grants_of_one_holder_end_independently() {
     let mut bench = watched(&[A]);
     let elsewhere =
         |ino| LeaseKey { object: Object { filesystem: 9, ..object(ino) }, covers: LeaseScope::Attributes };
@@ -66,7 +66,7 @@ fn grants_of_one_holder_with_and_without_a_limit_end_each_in_its_time() {
 }
 
 #[test]
-fn limited_never_follows_unlimited_without_a_recall() {
+fn limited_grant_never_replaces_unlimited_grant_without_recall() {
     let mut bench = watched(&[A]);
     let unlimited = bench.granted(A, names(1));
     bench.table.handle_unwatched(bench.now, 8);
@@ -89,7 +89,7 @@ fn limited_never_follows_unlimited_without_a_recall() {
 }
 
 #[test]
-fn overflow_recalls_what_was_before_it_and_not_after() {
+fn watch_overflow_recalls_only_grants_registered_before_it() {
     let mut bench = watched(&[A, B]);
     let elsewhere = LeaseKey { object: Object { filesystem: 9, ..object(1) }, covers: LeaseScope::Directory };
     let kept = bench.granted(B, elsewhere);
@@ -108,7 +108,7 @@ fn overflow_recalls_what_was_before_it_and_not_after() {
 }
 
 #[test]
-fn overflow_makes_nothing_contended() {
+fn watch_overflow_does_not_make_keys_contended() {
     let mut bench = watched(&[A]);
     for _ in 0..5 {
         let granted = bench.granted(A, names(1));
@@ -123,7 +123,7 @@ fn overflow_makes_nothing_contended() {
 }
 
 #[test]
-fn host_change_recalls_all_and_waits_for_none() {
+fn host_change_recalls_all_holders_and_waits_for_none() {
     let mut bench = watched(&[A, B]);
     bench.granted(A, names(1));
     bench.granted(B, names(1));

@@ -39,7 +39,7 @@ fn confined_holder_that_may_list_gets_names_and_keeps_the_right_over_later_grant
 }
 
 #[test]
-fn change_of_rights_recalls_what_was_granted_under_the_old_ones() {
+fn permission_change_recalls_grants_of_confined_holders() {
     let mut bench = bench();
     let before = bench.granted(B, names(1));
     bench.table.handle_may_list(bench.now, B, before.id);
@@ -53,7 +53,7 @@ fn change_of_rights_recalls_what_was_granted_under_the_old_ones() {
 }
 
 #[test]
-fn right_that_was_seen_before_it_changed_counts_for_no_later_grant() {
+fn list_permission_read_before_change_does_not_apply_to_later_grant() {
     let mut bench = bench();
     let grant = bench.granted(B, names(1));
     bench.table.handle_rights_changed(bench.now, object(1));
@@ -65,7 +65,7 @@ fn right_that_was_seen_before_it_changed_counts_for_no_later_grant() {
 }
 
 #[test]
-fn confined_holder_takes_no_pushes() {
+fn confined_holder_is_sent_no_updates() {
     let mut bench = bench();
     bench.table.handle_pushes(T0, B);
     let grant = bench.granted(B, names(1));

@@ -72,7 +72,7 @@ fn three_holders_that_store_into_one_page_all_keep_their_stores() {
 }
 
 #[test]
-fn own_changes_of_other_kinds_leave_no_older_bytes_to_compare_with() {
+fn own_truncate_or_punch_discards_merge_base_of_its_range() {
     let mut bench = Bench::with(&[A, B]);
     let (a, b) = (bench.granted(A, DATA).id, bench.granted(B, DATA).id);
     let mut file = b"1111".to_vec();
@@ -92,7 +92,7 @@ fn own_changes_of_other_kinds_leave_no_older_bytes_to_compare_with() {
 }
 
 #[test]
-fn what_the_servers_own_disk_changes_meanwhile_cannot_be_merged() {
+fn host_change_during_write_back_prevents_merge() {
     let mut bench = Bench::with(&[A, B]);
     let (a, b) = (bench.granted(A, DATA).id, bench.granted(B, DATA).id);
     let mut file = b"....".to_vec();
@@ -106,7 +106,7 @@ fn what_the_servers_own_disk_changes_meanwhile_cannot_be_merged() {
 
 /// Likewise if the server could not read the earlier content.
 #[test]
-fn write_back_that_does_not_say_what_it_changed_cannot_be_merged_with() {
+fn write_back_without_reported_before_image_prevents_merge() {
     let mut bench = Bench::with(&[A, B]);
     let a = bench.granted(A, DATA).id;
     bench.granted(B, DATA);
@@ -120,7 +120,7 @@ fn write_back_that_does_not_say_what_it_changed_cannot_be_merged_with() {
 
 /// The disk was full: the first attempt wrote nothing, and the effect of the second is unknown.
 #[test]
-fn write_back_that_says_what_it_changed_in_one_of_two_attempts_cannot_be_merged_with() {
+fn write_back_with_one_unreported_attempt_prevents_merge() {
     for attempts in [[Some(&[][..]), None], [None, Some(&[][..])]] {
         let mut bench = Bench::with(&[A, B]);
         let a = bench.granted(A, DATA).id;
@@ -138,7 +138,7 @@ fn write_back_that_says_what_it_changed_in_one_of_two_attempts_cannot_be_merged_
 }
 
 #[test]
-fn memory_for_merging_is_bounded_and_the_largest_holder_loses_its_part() {
+fn merge_memory_is_bounded_by_dropping_largest_holders_base() {
     let mut bench = Bench::of(LeaseConfig { merge_bytes: 10_000, ..LeaseConfig::default() }, &[A, B, C]);
     let (a, c) = (bench.granted(A, DATA).id, bench.granted(C, DATA).id);
     bench.granted(B, DATA);

@@ -487,7 +487,7 @@ fn changes(bits: u8) -> Vec<Change> {
 }
 
 #[test]
-fn in_no_history_is_anything_changed_that_somebody_believes() {
+fn random_history_never_changes_a_fact_that_a_client_caches() {
     let cases = ProptestConfig::default().cases.max(3_000);
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     let seen = RefCell::new((LeaseCounters::default(), 0));

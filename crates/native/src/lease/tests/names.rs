@@ -12,7 +12,7 @@ fn bench() -> Bench {
 }
 
 #[test]
-fn alone_they_are_not_shared() {
+fn sole_directory_lease_is_not_marked_shared() {
     let mut bench = bench();
     for holder in [A, B, C] {
         assert!(!bench.granted(holder, names(holder.0)).shared);
@@ -21,7 +21,7 @@ fn alone_they_are_not_shared() {
 }
 
 #[test]
-fn a_second_holder_is_refused_and_what_was_alone_recalled_and_then_both_share() {
+fn second_holder_of_exclusive_directory_is_refused_until_recall_then_both_share() {
     for second in [B, C] {
         let mut bench = bench();
         bench.granted(A, names(1));
@@ -40,7 +40,7 @@ fn a_second_holder_is_refused_and_what_was_alone_recalled_and_then_both_share() 
 }
 
 #[test]
-fn one_that_wants_them_alone_shares_at_once_with_those_that_do_not() {
+fn exclusive_holder_gets_shared_lease_beside_ordinary_holders() {
     let mut bench = bench();
     bench.granted(C, names(1));
     assert!(bench.granted(A, names(1)).shared);
@@ -49,7 +49,7 @@ fn one_that_wants_them_alone_shares_at_once_with_those_that_do_not() {
 }
 
 #[test]
-fn those_that_do_not_care_are_told_all_the_same() {
+fn ordinary_holders_get_shared_mark_in_grant_too() {
     let mut bench = Bench::with(&[A, B]);
     assert!(!bench.granted(A, names(1)).shared);
     assert!(bench.granted(B, names(1)).shared);
@@ -57,7 +57,7 @@ fn those_that_do_not_care_are_told_all_the_same() {
 }
 
 #[test]
-fn only_names_are_had_alone() {
+fn only_directory_leases_are_exclusive() {
     let mut bench = bench();
     for key in [inode(1), LeaseKey { covers: LeaseScope::Data, ..names(1) }] {
         assert!(!bench.granted(A, key).shared);
@@ -67,7 +67,7 @@ fn only_names_are_had_alone() {
 }
 
 #[test]
-fn they_are_shared_until_at_most_one_has_had_them_for_a_while() {
+fn directory_stays_shared_until_single_holder_outlasts_cooldown() {
     let mut bench = bench();
     bench.granted(C, names(1));
     bench.granted(A, names(1));
@@ -86,7 +86,7 @@ fn they_are_shared_until_at_most_one_has_had_them_for_a_while() {
 }
 
 #[test]
-fn one_that_comes_back_in_time_keeps_them_shared() {
+fn second_holder_returning_within_cooldown_keeps_directory_shared() {
     let mut bench = bench();
     bench.granted(C, names(1));
     bench.granted(A, names(1));
@@ -101,7 +101,7 @@ fn one_that_comes_back_in_time_keeps_them_shared() {
 }
 
 #[test]
-fn two_who_have_been_there_begin_the_waiting_anew() {
+fn brief_second_holder_restarts_shared_cooldown() {
     let mut bench = bench();
     let of_c = bench.granted(C, names(1));
     bench.granted(A, names(1));
@@ -122,7 +122,7 @@ fn two_who_have_been_there_begin_the_waiting_anew() {
 }
 
 #[test]
-fn one_that_has_not_acknowledged_is_still_there() {
+fn holder_with_unacknowledged_recall_counts_for_sharing() {
     let mut bench = bench();
     bench.granted(C, names(1));
     bench.granted(A, names(1));
@@ -146,7 +146,7 @@ fn one_that_has_not_acknowledged_is_still_there() {
 }
 
 #[test]
-fn a_shared_key_is_forgotten_when_nobody_has_it() {
+fn shared_key_state_is_dropped_without_holders() {
     let mut bench = bench();
     bench.granted(A, names(1));
     bench.refused(B, names(1));

@@ -35,7 +35,7 @@ impl Bench {
 }
 
 #[test]
-fn who_writes_is_granted_what_it_wrote_before_the_next_one_begins() {
+fn writer_is_granted_its_data_before_next_writer_begins() {
     let mut bench = Bench::with(&[A, B]);
     let (one, two) = (bench.write(A, data(1)), bench.write(B, data(1)));
     assert!(bench.table.is_ready(one) && !bench.table.is_ready(two));
@@ -51,7 +51,7 @@ fn who_writes_is_granted_what_it_wrote_before_the_next_one_begins() {
 }
 
 #[test]
-fn several_writes_of_one_go_on_together_but_not_past_others() {
+fn writes_of_one_holder_overlap_but_do_not_pass_queued_writers() {
     let mut bench = Bench::with(&[A, B]);
     let (one, two) = (bench.write(A, data(1)), bench.write(A, data(1)));
     assert!(bench.table.is_ready(one) && bench.table.is_ready(two));
@@ -69,7 +69,7 @@ fn several_writes_of_one_go_on_together_but_not_past_others() {
 }
 
 #[test]
-fn who_reads_while_others_write_is_granted_it_between_two_writes() {
+fn waiting_reader_is_granted_data_between_two_writes() {
     let mut bench = Bench::with(&[A, B, C]);
     assert_eq!(bench.wait(C, data(1)), None, "nobody writes");
     let (one, two) = (bench.write(A, data(1)), bench.write(B, data(1)));
@@ -88,7 +88,7 @@ fn who_reads_while_others_write_is_granted_it_between_two_writes() {
 }
 
 #[test]
-fn who_writes_after_a_reader_asks_it_for_what_it_read() {
+fn write_after_read_recalls_reader() {
     let mut bench = Bench::with(&[A, B, C]);
     let one = bench.write(A, data(1));
     let reader = bench.wait(C, data(1)).unwrap();
@@ -104,7 +104,7 @@ fn who_writes_after_a_reader_asks_it_for_what_it_read() {
 }
 
 #[test]
-fn own_writes_keep_nobody_from_reading() {
+fn own_write_does_not_block_own_read() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, data(1));
     let one = bench.write(A, data(1));
@@ -117,7 +117,7 @@ fn own_writes_keep_nobody_from_reading() {
 /// The data that it would read could not be granted, and another client's write-back may follow before its kernel has
 /// dropped it.
 #[test]
-fn a_read_waits_for_the_acknowledgement_that_its_own_client_owes() {
+fn read_waits_for_acknowledgement_owed_by_its_own_client() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(A, data(1));
     bench.granted(B, data(1));
@@ -144,7 +144,7 @@ fn a_read_waits_for_the_acknowledgement_that_its_own_client_owes() {
 
 /// Another client's write waits for the same acknowledgement.
 #[test]
-fn a_read_that_waited_for_its_own_acknowledgement_waits_for_the_write_that_this_lets_go_on() {
+fn read_after_own_acknowledgement_waits_for_write_it_unblocked() {
     let mut bench = Bench::with(&[A, B]);
     bench.granted(B, data(1));
     let write = bench.write(A, data(1));
@@ -160,7 +160,7 @@ fn a_read_that_waited_for_its_own_acknowledgement_waits_for_the_write_that_this_
 
 /// That write-back goes before others' changes, and blocks none of them.
 #[test]
-fn a_read_waits_for_write_back_that_waits_for_nobody() {
+fn read_waits_for_prioritised_write_back() {
     let mut bench = Bench::with(&[A, B, C]);
     bench.granted(A, data(1));
     bench.granted(B, data(1));
@@ -180,7 +180,7 @@ fn a_read_waits_for_write_back_that_waits_for_nobody() {
 
 /// Nor does a read wait for a client that is granted nothing.
 #[test]
-fn a_read_waits_no_longer_for_an_acknowledgement_when_its_client_is_suspect_or_gone() {
+fn read_stops_waiting_when_its_client_is_suspect_or_gone() {
     for is_gone in [false, true] {
         let mut bench = Bench::with(&[A, B]);
         bench.granted(A, data(1));
@@ -204,7 +204,7 @@ fn a_read_waits_no_longer_for_an_acknowledgement_when_its_client_is_suspect_or_g
 }
 
 #[test]
-fn data_is_never_contended() {
+fn data_key_is_never_contended() {
     let mut bench = Bench::with(&[A, B]);
     for _ in 0..20 {
         bench.granted(A, data(1));
@@ -215,7 +215,7 @@ fn data_is_never_contended() {
 }
 
 #[test]
-fn what_a_kernel_writes_back_waits_for_nobody_while_its_client_is_asked_for_it() {
+fn write_back_of_recalled_holder_does_not_wait() {
     let mut bench = Bench::with(&[A, B, C]);
     for holder in [A, B, C] {
         bench.granted(holder, data(1));
@@ -244,7 +244,7 @@ fn what_a_kernel_writes_back_waits_for_nobody_while_its_client_is_asked_for_it()
 }
 
 #[test]
-fn what_a_kernel_writes_back_otherwise_waits_like_any_write_until_its_client_is_asked() {
+fn write_back_waits_like_a_write_until_its_holder_is_recalled() {
     let mut bench = Bench::with(&[A, B, C]);
     let one = bench.write(A, data(1));
     let reader = bench.wait(B, data(1)).unwrap();
@@ -258,7 +258,7 @@ fn what_a_kernel_writes_back_otherwise_waits_like_any_write_until_its_client_is_
 }
 
 #[test]
-fn nobody_reads_later_for_one_who_is_silent() {
+fn suspect_holder_does_not_delay_reads() {
     let mut bench = Bench::with(&[A, B, C]);
     bench.granted(B, data(1));
     let one = bench.write(A, data(1));
@@ -274,7 +274,7 @@ fn nobody_reads_later_for_one_who_is_silent() {
 }
 
 #[test]
-fn who_gives_up_waiting_leaves_nothing() {
+fn cancelled_waiting_change_leaves_no_state() {
     let mut bench = Bench::with(&[A, B, C]);
     let (one, two) = (bench.write(A, data(1)), bench.write(B, data(1)));
     let reader = bench.wait(C, data(1)).unwrap();
@@ -286,7 +286,7 @@ fn who_gives_up_waiting_leaves_nothing() {
 }
 
 #[test]
-fn a_change_writes_one_object_at_a_time() {
+fn change_leaves_write_queue_when_it_writes_another_object() {
     let mut bench = Bench::with(&[A, B]);
     let one = bench.write(A, data(1));
     bench.table.handle_extend(T0, one, &[write(data(2))]);
@@ -297,7 +297,7 @@ fn a_change_writes_one_object_at_a_time() {
 /// Its pages are covered by the directory lease. A writer recalls that, and it is returned after the stores are written
 /// back.
 #[test]
-fn a_flush_goes_before_a_writer_that_waits_for_the_names_under_which_its_pages_stand() {
+fn write_back_precedes_writer_that_recalled_its_directory_lease() {
     for flushes_first in [false, true] {
         let mut bench = Bench::with(&[A, B, C]);
         let names = names(9);
@@ -328,7 +328,7 @@ fn a_flush_goes_before_a_writer_that_waits_for_the_names_under_which_its_pages_s
 
 /// It was queued behind the writer before the writer recalled the file.
 #[test]
-fn a_flush_that_waits_goes_on_when_the_writer_asks_its_maker_for_more() {
+fn queued_write_back_proceeds_when_writer_recalls_its_holder() {
     let mut bench = Bench::with(&[A, B]);
     let names = names(9);
     bench.granted(A, names);
@@ -342,7 +342,7 @@ fn a_flush_that_waits_goes_on_when_the_writer_asks_its_maker_for_more() {
 /// The disk's change may have followed the write's effect, and the writer's kernel would cache the write's data
 /// instead.
 #[test]
-fn what_the_servers_own_disk_changes_while_it_is_written_is_asked_back_behind_the_write() {
+fn host_change_during_write_recalls_writer_after_its_reply() {
     type Deed = fn(&mut Bench);
     let host: Deed = |bench| bench.whole_change(None, data(1));
     let lost: Deed = |bench| {
@@ -369,7 +369,7 @@ fn what_the_servers_own_disk_changes_while_it_is_written_is_asked_back_behind_th
 
 /// More would fill the kernel's queue, and block the acknowledgement that they wait for.
 #[test]
-fn few_reads_of_one_holder_wait_at_a_time() {
+fn number_of_waiting_reads_per_holder_is_bounded() {
     let mut bench = Bench::with(&[A, B, C]);
     let writing = bench.write(A, data(1));
     assert!(bench.table.is_ready(writing));

@@ -16,7 +16,7 @@ fn is_unbroken(bench: &mut Bench, key: LeaseKey, since: GrantId) -> bool {
 }
 
 #[test]
-fn a_grant_and_those_that_take_its_place_go_on_until_one_ends() {
+fn exclusive_history_continues_over_replaced_grants_until_one_ends() {
     let mut bench = Bench::with(&[A, B]);
     let first = bench.granted(A, data(1)).id;
     let later = bench.granted(A, data(1)).id;
@@ -30,7 +30,7 @@ fn a_grant_and_those_that_take_its_place_go_on_until_one_ends() {
 }
 
 #[test]
-fn what_is_asked_for_stands_until_it_is_given_back_or_has_ended() {
+fn recalled_grant_keeps_exclusive_history_until_it_ends() {
     let mut bench = Bench::with(&[A, B]);
     bench.table.handle_limit(bench.now, A, Span::from_secs(5));
     let held = bench.granted(A, data(1)).id;
@@ -46,7 +46,7 @@ fn what_is_asked_for_stands_until_it_is_given_back_or_has_ended() {
 }
 
 #[test]
-fn a_new_grant_after_a_fence_does_not_make_the_old_one_good() {
+fn grant_after_fence_does_not_restore_exclusive_history() {
     let mut bench = Bench::with(&[A, B]);
     let held = bench.granted(A, data(1)).id;
     while bench.table.knows(A) {
@@ -62,7 +62,7 @@ fn a_new_grant_after_a_fence_does_not_make_the_old_one_good() {
 
 /// The disk's change waits for no acknowledgement.
 #[test]
-fn what_the_servers_own_disk_has_changed_does_not_count_until_it_is_given_back() {
+fn host_change_ends_exclusive_history_until_next_grant() {
     for asked_before in [false, true] {
         let mut bench = Bench::with(&[A, B]);
         let held = bench.granted(A, data(1)).id;
@@ -80,7 +80,7 @@ fn what_the_servers_own_disk_has_changed_does_not_count_until_it_is_given_back()
 }
 
 #[test]
-fn what_may_have_been_missed_does_not_count() {
+fn possibly_missed_host_change_ends_exclusive_history() {
     let mut bench = Bench::with(&[A]);
     let held = bench.granted(A, data(1)).id;
     assert_eq!(bench.table.handle_missed(bench.now, 8, held, (None, 10)), None);
@@ -91,7 +91,7 @@ fn what_may_have_been_missed_does_not_count() {
 /// The write-back goes before the change of the recalling holder, which is recalled too and has not acknowledged
 /// either.
 #[test]
-fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_asked() {
+fn write_back_by_recalled_holder_ends_exclusive_history_of_recaller() {
     let mut bench = Bench::with(&[A, B]);
     let held = bench.granted(A, data(1)).id;
     bench.granted(B, data(1));
@@ -107,7 +107,7 @@ fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_asked() {
 
 /// The directory lease may be the only cover of another holder's pages of that file.
 #[test]
-fn what_a_kernel_wrote_back_in_between_does_not_count_for_who_was_asked_for_names_either() {
+fn write_back_ends_exclusive_history_of_holder_recalled_for_names() {
     let mut bench = Bench::with(&[A, B, C]);
     let held = bench.granted(A, names(9)).id;
     bench.granted(B, data(1));

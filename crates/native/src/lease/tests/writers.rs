@@ -204,7 +204,7 @@ impl World {
 }
 
 #[test]
-fn writers_and_readers_of_one_file_take_turns_and_all_come_through() {
+fn concurrent_writers_and_readers_of_one_file_all_finish() {
     let seen = std::cell::RefCell::new([0; 4]);
     let config = ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() };
     let run = |steps: Vec<Step>| {

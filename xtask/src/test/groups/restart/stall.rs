@@ -55,7 +55,7 @@ fn threads(pid: u32) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_thread_that_waits_is_seen() {
+    fn waiting_thread_is_listed_with_kernel_function() {
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
         let waiting =
             std::thread::Builder::new().name("it-waits".into()).spawn(move || receiver.recv()).unwrap();
