@@ -57,7 +57,6 @@ pub struct Cache {
     /// Boxed: a hash table with churn is twice as large as need be, and three times while it grows.
     pub(crate) inodes: FxHashMap<u64, Box<Inode>>,
     pub(crate) dirs: FxHashMap<u64, Directory>,
-    /// Directories in eviction order.
     pub(crate) order: VecDeque<u64>,
     pub(crate) row_bytes: u64,
     /// Queue of the inodes that the kernel knows, and the time of the next search for idle directories.
@@ -70,8 +69,7 @@ pub struct Cache {
     pub(crate) shown_root: String,
     pub(crate) dirents: NameStreams,
     pub(crate) oversized: Oversized,
-    /// Latest directory leases that were returned with calls in flight. A reply with an earlier grant on the same names
-    /// begins no lease.
+    /// Directory leases that were returned with calls in flight: a reply with an earlier grant on them begins no lease.
     pub(crate) returned: BTreeMap<NodeId, GrantId>,
     /// Invalidation of all dentries that is queued because of a mount below.
     pub(crate) names_going: Option<crate::op::Invalidation>,
@@ -92,16 +90,14 @@ pub struct Cache {
     /// Requests queued while there is no session.
     pub(crate) queued_ops: BTreeMap<OpId, (Caller, Op)>,
     pub(crate) limits: Limits,
-    /// Reclaim calls without a reply; whether lock reclaims are still to be sent; whether [`Output::Reclaimed`] is
-    /// still owed.
+    /// Reclaim calls without a reply; whether lock reclaims are to be sent; whether [`Output::Reclaimed`] is owed.
     pub(crate) claims: u64,
     pub(crate) claims_locks: bool,
     pub(crate) reclaims: bool,
     /// Handles closed while the remote was away.
     pub(crate) unreleased: Vec<Handle>,
-    /// Invalidation of everything that the kernel held when all grants ended. Until it is done the kernel may hold
-    /// stale facts, and no request is answered from a new session (`SessionState::Reclaiming`). After `forget_by` the kernel
-    /// counts as slow, and requests no longer wait.
+    /// Invalidation of everything that the kernel held when all grants ended. Before it is done a new session answers no
+    /// request (`SessionState::Reclaiming`). After `forget_by` the kernel counts as slow, and requests no longer wait.
     pub(crate) forgetting: Option<Invalidation>,
     pub(crate) forget_by: Option<Time>,
     pub(crate) kernel_is_slow: bool,
@@ -500,8 +496,7 @@ impl Cache {
         debug_assert!(removed.is_none_or(|call| call == id), "a call leaves for itself");
     }
 
-    /// Handles a signal for the application's thread. Only a fatal signal ends a wait, except a wait for a lock (S8):
-    /// the call goes on if it changes something, and its reply is applied.
+    /// Handles a signal for an application's thread. Only a fatal one ends a wait, except a wait for a lock (S8).
     pub fn handle_interrupt(&mut self, op: OpId, fatal: bool) {
         if !fatal {
             return self.interrupt_lock(op);
@@ -515,13 +510,11 @@ impl Cache {
         self.out.push_back(Output::Answer { op, answer });
     }
 
-    /// Returns whether the request still waits.
     #[must_use]
     pub fn is_waiting(&self, op: OpId) -> bool {
         self.waiting.contains_key(&op)
     }
 
-    /// Returns whether there is a session.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         matches!(self.standing, SessionState::Active | SessionState::Reclaiming)

@@ -107,8 +107,7 @@ impl Cache {
         more.linked_from.take_if(|from| (from.0, &from.1) == at);
     }
 
-    /// Resets a new inode's record. On filesystems without birth times an inode that is gone may have had the same id:
-    /// no fact about it holds.
+    /// Resets a new inode's record. Without birth times an inode that is gone may have had the same id.
     fn reset_reused_id(&mut self, id: NodeId) {
         if self.dirs.contains_key(&id.ino) {
             self.forget_names(id.ino);
@@ -317,8 +316,7 @@ impl Cache {
         )
     }
 
-    /// Returns the file that a rename replaces, for the remote to pin: it may be opened under its name meanwhile, and
-    /// atomic replacement must never show an open that fails.
+    /// Returns the file that a rename replaces, for the remote to pin: an open by its name meanwhile must not fail.
     fn file_at(&self, dir: u64, name: &Name) -> Option<NodeId> {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
@@ -353,8 +351,7 @@ impl Cache {
         let moved_child = self.child_for(flight, moved, old, response);
         let other = replaced.filter(|_| *exchange);
         left.into_iter().for_each(|left| self.reset_reused_id(left));
-        // A whiteout is applied like an exchanged inode. The kernel has no dentry for the old name (`d_move`), so
-        // nothing is invalidated.
+        // A whiteout is applied like an exchanged inode. The kernel has no dentry for the old name (`d_move`).
         let other_child = other.or(left).and_then(|id| self.child_for(flight, id, new, response));
         if let Some(replaced) = replaced.filter(|_| !*exchange) {
             self.leave_home(replaced, new, kept);
@@ -495,8 +492,7 @@ impl Cache {
         if let Some(inode) = inode.filter(|i| !i.is_at(dir, name)) {
             inode.attr_valid_until = Time(0);
             if inode.nlookup > 0 {
-                // The kernel may have an old dentry under this name from before another one, and its entry timeout is
-                // not known any more.
+                // The kernel may have an old dentry under this name, whose entry timeout is not known any more.
                 inode.entry_valid_until = Time::FAR;
             }
             self.move_home(id, (dir, name));

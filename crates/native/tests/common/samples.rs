@@ -319,18 +319,7 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
     responses.push(("error".to_owned(), response(Err(Errno::NOTEMPTY))));
     let recall =
         Recall { id: RecallId(6), node: id(1), covers: LeaseScope::Directory, names: vec![name("x")] };
-    let held = |covers, names| UpdateScope { node: id(1), covers, names };
-    let facts =
-        vec![held(LeaseScope::Directory, vec![name("x"), name("y")]), held(LeaseScope::Attributes, vec![])];
-    let hold = UpdatePrepare { id: RecallId(6), facts };
-    let commit = UpdateCommit {
-        id: RecallId(6),
-        facts: vec![
-            UpdatedFact::Name { dir: id(1), name: name("x"), entry: None },
-            UpdatedFact::Name { dir: id(1), name: name("y"), entry: Some(entry(0o120_777)) },
-            UpdatedFact::Attr { node: id(1), attr: attr(0o040_755) },
-        ],
-    };
+    let (hold, commit) = update();
     let resuming = Hello { resume: Some(Resume { session_id: 12, received: 345 }), ..hello() };
     let resumed = Welcome { resumed: Some(Resumed { received: 678, lapsed: true }), ..welcome() };
     let limits = Limits { max_bytes: 8 << 20, ..Limits::default() };
@@ -373,6 +362,23 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
         ("reclaimed", one(Message::Reclaimed)),
         ("bye", one(Message::Bye("unmounted".to_owned()))),
     ]
+}
+
+/// The two steps of an update.
+fn update() -> (UpdatePrepare, UpdateCommit) {
+    let held = |covers, names| UpdateScope { node: id(1), covers, names };
+    let facts =
+        vec![held(LeaseScope::Directory, vec![name("x"), name("y")]), held(LeaseScope::Attributes, vec![])];
+    let hold = UpdatePrepare { id: RecallId(6), facts };
+    let commit = UpdateCommit {
+        id: RecallId(6),
+        facts: vec![
+            UpdatedFact::Name { dir: id(1), name: name("x"), entry: None },
+            UpdatedFact::Name { dir: id(1), name: name("y"), entry: Some(entry(0o120_777)) },
+            UpdatedFact::Attr { node: id(1), attr: attr(0o040_755) },
+        ],
+    };
+    (hold, commit)
 }
 
 fn variant(reply: &Reply) -> String {
