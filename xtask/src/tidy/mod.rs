@@ -7,6 +7,7 @@ mod lengths;
 mod numbers;
 mod planted;
 mod semantics;
+mod vocabulary;
 mod words;
 
 use std::path::{Path, PathBuf};
@@ -75,6 +76,8 @@ pub fn problems() -> Result<Vec<String>> {
             found.extend(lengths::check(source, &code));
             found.extend(numbers::check(source, &code));
             found.extend(words::check_code(source, &code));
+            found.extend(vocabulary::check(source));
+            found.extend(vocabulary::check_code(source, &code));
             found.extend(words::check_pure(source, &code));
             found.extend(planted::check_code(source, &code));
         }
