@@ -99,7 +99,7 @@ pub struct MountArgs {
     pub request_timeout: String,
     /// How user and group ids are mapped: `user` (you map to the user that the server takes you for), `name` (equal
     /// names on both sides), `none` (ids unchanged), or a file of lines `u LOCAL REMOTE` and `g LOCAL REMOTE`
-    /// [default: none]
+    /// [default: none for a directory and 9p://, user for nigh:// and HOST:/DIR]
     #[arg(long, value_name = "user|name|none|FILE")]
     pub idmap: Option<String>,
     /// Memory for cached metadata, for example 256M [default: a quarter of the memory, at most 1G]

@@ -186,7 +186,7 @@ fn changed(world: &World, distant: &Distant<'_>) -> Result<()> {
 
 /// Runs `ls` on scattered directories of a tree, each at most once.
 fn at_random(world: &World, distant: &Distant<'_>) -> Result<()> {
-    /// The budget of the cache for trying (`ahead/budget.rs`).
+    /// The budget of the cache for trying (`prefetch/budget.rs`).
     const FREE_WASTE: u64 = 2_048;
     const OPENED: u64 = 160;
     // Numbers of the 1,440 deepest directories, without a predictable pattern.
