@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 ///
 /// **Order.** A call that holds no lock waits for several in stripe order. A call that holds a lock only tries for
 /// another. Inode locks come before every other lock of the server.
-pub(crate) struct PlaceLocks {
+pub(crate) struct InodeLocks {
     filesystems: Box<[OnceLock<Stripes>]>,
     met: RwLock<FxHashMap<u64, u32>>,
 }
@@ -37,7 +37,7 @@ pub(crate) enum LockMode {
 
 /// The inode locks of one call, released when dropped.
 pub(crate) struct HeldPlaces<'a> {
-    locks: &'a PlaceLocks,
+    locks: &'a InodeLocks,
     wanted: BTreeMap<u32, LockMode>,
     held: BTreeMap<u32, Guard<'a>>,
     filesystem: Option<u64>,
@@ -49,10 +49,10 @@ enum Guard<'a> {
     Exclusive(RwLockWriteGuard<'a, ()>),
 }
 
-impl PlaceLocks {
-    pub(crate) fn new() -> PlaceLocks {
+impl InodeLocks {
+    pub(crate) fn new() -> InodeLocks {
         let filesystems = (0..FILESYSTEMS).map(|_| OnceLock::new()).collect();
-        PlaceLocks { filesystems, met: RwLock::default() }
+        InodeLocks { filesystems, met: RwLock::default() }
     }
 
     pub(crate) fn none_held(&self) -> HeldPlaces<'_> {
@@ -139,7 +139,7 @@ mod tests {
 
     /// Two objects with different locks, and a third that shares the first one's lock.
     fn three() -> [Object; 3] {
-        let (first, locks) = (object(1), PlaceLocks::new());
+        let (first, locks) = (object(1), InodeLocks::new());
         let stripe = locks.stripe(first);
         let other = (2..).map(object).find(|o| locks.stripe(*o) != stripe).unwrap();
         let same = (2..).map(object).find(|o| locks.stripe(*o) == stripe).unwrap();
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn inode_lock_admits_shared_holders_or_one_exclusive_holder() {
         let [first, other, _] = three();
-        let locks = PlaceLocks::new();
+        let locks = InodeLocks::new();
         let (mut a, mut b) = (locks.none_held(), locks.none_held());
         assert!(a.take(first, LockMode::Shared) && b.take(first, LockMode::Shared));
         assert!(b.take(other, LockMode::Exclusive));
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn objects_sharing_a_lock_stripe_do_not_deadlock() {
         let [first, _, same] = three();
-        let locks = PlaceLocks::new();
+        let locks = InodeLocks::new();
         let mut held = locks.none_held();
         assert!(held.take(first, LockMode::Shared));
         assert!(!held.take(same, LockMode::Exclusive), "it is held shared: begin anew");
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn objects_of_different_filesystems_share_no_lock() {
-        let locks = PlaceLocks::new();
+        let locks = InodeLocks::new();
         let mut held = locks.none_held();
         assert!((0..5_000).map(object).all(|object| {
             held.take(object, LockMode::Exclusive) || {
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn inode_locks_taken_in_different_orders_do_not_deadlock() {
-        let locks = Arc::new(PlaceLocks::new());
+        let locks = Arc::new(InodeLocks::new());
         let inside = Arc::new(AtomicU64::new(0));
         let workers: Vec<_> = (0..4_u64)
             .map(|number| {

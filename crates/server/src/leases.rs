@@ -3,7 +3,7 @@
 
 use crate::change_result::{ChangeProbe, ObservedFacts};
 use crate::export::{Export, GivenBack};
-use crate::inode_locks::PlaceLocks;
+use crate::inode_locks::InodeLocks;
 use crate::open_files::OpenFileTable;
 use crate::pool::{Job, Pool};
 use crate::session::{Attached, Session, now};
@@ -33,7 +33,7 @@ pub(crate) struct Leases {
     wake: Condvar,
     /// Pool that resumes parked calls; `None` for a table of one session, which never parks any.
     pool: Option<Weak<Pool>>,
-    pub(crate) places: PlaceLocks,
+    pub(crate) places: InodeLocks,
     pub(crate) homes: Arc<OpenFileTable>,
     pub(crate) given_back: Arc<GivenBack>,
 }
@@ -103,7 +103,7 @@ impl Leases {
             state: Mutex::new(state),
             wake: Condvar::new(),
             pool: pool.map(Arc::downgrade),
-            places: PlaceLocks::new(),
+            places: InodeLocks::new(),
             homes: Arc::default(),
             given_back: Arc::default(),
         })
