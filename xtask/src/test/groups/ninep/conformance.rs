@@ -127,11 +127,11 @@ const DIOD_LACKS: &[&str] = &["unlinked_files_are_cut_and_changed_while_open"];
 pub fn diod(world: &World) -> Result<()> {
     let export = in_memory(&world.root).unwrap_or_else(|| world.root.clone()).join("diod");
     std::fs::create_dir_all(&export)?;
-    let server = Rc::new(diod_on(world, &export, free_port()?)?);
+    // One server for each case: diod 1.0.24 may crash after a connection has ended.
     let stage = |count| {
         let tree = export.join(format!("case-{count}"));
         std::fs::create_dir(&tree)?;
-        Ok((Rc::clone(&server), tree))
+        Ok((Rc::new(diod_on(world, &export, free_port()?)?), tree))
     };
     judge(&run(&mut Served::new(Box::new(stage), &[NINEP_LACKS, DIOD_LACKS])))
 }
