@@ -101,10 +101,12 @@ fn run_mounted(options: &Options, groups: &[&groups::Group], tally: &mut Tally) 
         Err(e) => return groups.iter().for_each(|group| tally.not_run(group.name, &format!("{e:#}"))),
     };
     world.sample.print();
-    let exercisers = packages::Exercisers::start(groups, options.no_install);
+    let mut exercisers = packages::build_exercisers(groups, options.no_install);
     for group in groups {
-        if packages::uses_exercisers(group.name) {
-            exercisers.wait();
+        if packages::uses_exercisers(group.name)
+            && let Some(building) = exercisers.take()
+        {
+            let _ = building.join();
         }
         run_group(group, tally, |run, tally| run.mounted(&world, options.over, tally));
     }

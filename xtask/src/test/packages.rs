@@ -3,7 +3,6 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::thread::JoinHandle;
 
 use super::groups::Group;
@@ -82,24 +81,15 @@ pub fn uses_exercisers(group: &str) -> bool {
     matches!(group, "tools" | "ninep")
 }
 
-/// Programs from crates.io that are built while groups run that do not need them.
-pub struct Exercisers(Mutex<Option<JoinHandle<()>>>);
-
-impl Exercisers {
-    #[must_use]
-    pub fn start(groups: &[&Group], no_install: bool) -> Exercisers {
-        let wanted = groups.iter().any(|group| uses_exercisers(group.name));
-        let build = move || {
+/// Builds the programs from crates.io in a thread, if a group needs them.
+pub fn build_exercisers(groups: &[&Group], no_install: bool) -> Option<JoinHandle<()>> {
+    let wanted = groups.iter().any(|group| uses_exercisers(group.name));
+    wanted.then(|| {
+        std::thread::spawn(move || {
             exercisers(EXERCISERS, no_install);
             exercisers(SERVERS, no_install);
-        };
-        Exercisers(Mutex::new(wanted.then(|| std::thread::spawn(build))))
-    }
-
-    pub fn wait(&self) {
-        let building = self.0.lock().ok().and_then(|mut building| building.take());
-        building.into_iter().for_each(|building| drop(building.join()));
-    }
+        })
+    })
 }
 
 fn present(program: &str) -> bool {
