@@ -27,7 +27,7 @@ pub struct Counters {
     pub ahead_wasted: u64,
     pub recalled: u64,
     pub updated_in_place: u64,
-    /// How often the kernel was told to drop all dentries at once without having been slow to drop one.
+    /// Number of invalidations of all dentries at once, without the kernel having been slow to drop one.
     pub epoch_planned: u64,
     /// How often all grants ended because the remote was away for longer than its term.
     pub lapses: u64,

@@ -239,7 +239,7 @@ impl Cache {
     ) -> Option<Answer> {
         let holder = Holder { ino, flock: false, owner };
         match self.locks.close(holder).then(|| self.end_locks(now, holder)).flatten() {
-            // The remote is told in any case; only stale mode does not wait for the reply.
+            // The call goes out in any case; only stale mode does not wait for the reply.
             Some(call) if !self.answers_stale() => {
                 self.wait(op, caller, call, crate::calls::ReplyKind::Reply, false)
             }

@@ -7,7 +7,7 @@ use crate::state::Inode;
 use nigh_types::{Call, Errno, Name, NodeId, NodeRef, OpId};
 
 /// Inode number of no inode.
-const NOBODY: u64 = 0;
+const NO_INODE: u64 = 0;
 
 impl Cache {
     /// Returns the id of an inode number.
@@ -39,7 +39,7 @@ impl Cache {
         // Locks of a file that is gone are gone too: the inode that has its number now keeps its locks.
         let unlocks = matches!(op, Op::Flush { .. } | Op::Unlock { .. });
         for number in op.numbers().into_iter().flatten() {
-            *number = if unlocks && is_former(*number) { NOBODY } else { self.inode_of(*number) };
+            *number = if unlocks && is_former(*number) { NO_INODE } else { self.inode_of(*number) };
         }
         Ok(op)
     }
@@ -471,7 +471,7 @@ mod numbers {
         let number = cache.number_of(7);
         let flush = |ino: u64| Op::Flush { ino, owner: 5 };
         assert_eq!(cache.resolve_nodeid(flush(number)), Ok(flush(7)));
-        assert_eq!(cache.resolve_nodeid(flush(7)), Ok(flush(NOBODY)));
+        assert_eq!(cache.resolve_nodeid(flush(7)), Ok(flush(NO_INODE)));
         assert_eq!(cache.resolve_nodeid(Op::GetFlags { ino: 7 }), Err(Errno::STALE));
         // A file handle of the first inode, after its FORGET.
         cache.handle_forget(7, 1);

@@ -174,7 +174,7 @@ mod tests {
         assert!(numbers.forget(7, 1).is_err() && numbers.forget(second, 1).is_err());
         assert_eq!(numbers.forget(third, 1), Ok(7));
         numbers.leave(7);
-        assert!(numbers.resolve(7).is_err(), "it was told of that twice");
+        assert!(numbers.resolve(7).is_err(), "forgotten twice");
         assert!(numbers.forget(7, 1).is_err());
         assert_eq!(numbers.forget(7, 1), Ok(7));
         assert!(numbers.are_their_own() && numbers.left.is_empty());

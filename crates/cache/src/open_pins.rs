@@ -1,7 +1,7 @@
 //! Pins for files that the kernel has open and the remote does not.
 //!
 //! A file that is only read is opened under a grant, without a call to the remote. Its data depends on that grant: a
-//! client that removes its last name waits for the recall. So before the grant ends, the remote is told to pin the
+//! client that removes its last name waits for the recall. So before the grant ends, the cache asks the remote to pin the
 //! file: on a recall, at its deadline, on eviction, when a local change moves the file or links it, and when a session
 //! is active again. Nothing waits for the pin, since calls that are sent later are done later.
 //!

@@ -178,7 +178,7 @@ impl Wire for Hello {
             moment: 0,
             resume: None,
         };
-        // Hellos of versions 1 and 2 end here; their clients are told which side to update.
+        // Hellos of versions 1 and 2 end here; the refusal says which side to update.
         if !r.is_empty() {
             hello.moment = r.u64()?;
             let resumes = bool::parse(r)?;

@@ -14,7 +14,7 @@ pub(crate) struct ConcurrentDentry {
     /// The inode after the latest local change with a reply; `None`: the name was learned from other replies only.
     pub own: Option<Option<NodeId>>,
     /// Set if a directory lease lived from before that change was sent: until the directory's `gaps` differ, the cache
-    /// was told of every later change by other clients.
+    /// received every later change by other clients.
     pub until_gap: Option<u64>,
 }
 
@@ -132,7 +132,7 @@ impl Cache {
     }
 
     /// Returns the directory's `gaps` if its lease has lived without a break since the change was sent, so that the
-    /// cache was told of all changes by other clients.
+    /// cache received all changes by other clients.
     fn held_since_sent(&self, change: &InflightCall, dir: u64) -> Option<u64> {
         let directory = self.dirs.get(&dir).filter(|_| !change.seen.granted.contains(&dir))?;
         directory.held.filter(|held| held.recallable && held.lives(self.clock)).map(|_| directory.lease_epoch)

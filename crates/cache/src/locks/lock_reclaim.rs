@@ -79,7 +79,7 @@ impl Cache {
         ops.into_iter().for_each(|op| self.abort(op, Errno::IO));
     }
 
-    /// Corrects the remote's state after unwanted locks were granted: the remote is told what the owner does hold. Only
+    /// Corrects the remote's state after unwanted locks were granted: a call says what the owner does hold. Only
     /// without a lock call of the owner in flight: that call may be for the same bytes.
     pub(super) fn set_right(&mut self, now: Time, holder: Holder) {
         let Some(held) = self.locks.holders.get_mut(&holder).filter(|held| held.calls == 0) else { return };

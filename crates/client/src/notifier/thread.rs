@@ -40,7 +40,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 const ANSWERS: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// A number that no thread has.
-const NOBODY: u32 = u32::MAX;
+const NO_THREAD: u32 = u32::MAX;
 pub(super) const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 
 /// A dentry to invalidate, and the inode whose attributes are invalidated after it; with the time until which to wait
@@ -382,7 +382,7 @@ fn wait_for_readers(driver: &Driver, ino: u64, until: Instant, give_up: impl Fn(
     while Instant::now() < until && asked() && !give_up() {
         std::thread::sleep(LOOK_AGAIN);
     }
-    driver.readers.wait(ino, NOBODY);
+    driver.readers.wait(ino, NO_THREAD);
 }
 
 fn drop_ranges(driver: &Driver, node: u64, ranges: &[(u64, u64)]) {

@@ -20,8 +20,8 @@ use std::task::{Context, Poll};
 
 /// The most requests in flight, each of which may need another tag for its flush; the highest tag is [`NO_TAG`].
 const MOST_TAGS: u16 = 4_096;
-/// No slot has this number.
-const NOBODY: u64 = 0;
+/// A number that no task has.
+const NO_TASK: u64 = 0;
 
 /// A message whose reply has not arrived, or was not yet taken.
 #[derive(Debug)]
@@ -335,7 +335,7 @@ impl SessionState {
         let stands = answer.as_ref().is_ok_and(|message| slot.has_made(message));
         let fids = std::mem::take(&mut slot.fids);
         match slot.is_called_off {
-            true => self.tags.insert(tag, NOBODY),
+            true => self.tags.insert(tag, NO_TASK),
             false => self.tags.remove(&tag),
         };
         if let Some(fid) = ends {
