@@ -25,7 +25,7 @@ impl Cache {
         let held = directory.held.filter(|h| h.lives(now))?;
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
         let child = row.child.filter(|c| c.id == id)?;
-        (child.attr_known && child.attr().covered_by_parent()).then_some((child.attr(), held))
+        child.is_covered().then_some((child.attr(), held))
     }
 
     /// Returns a child's attributes under a live grant, from its directory entry if that has them.
@@ -38,7 +38,7 @@ impl Cache {
         if self.is_suspended(child.id.ino) || self.knows_another(child.id) {
             return None;
         }
-        if child.attr_known && child.attr().covered_by_parent() {
+        if child.is_covered() {
             return Some((child.attr(), held));
         }
         let inode = self.inodes.get(&child.id.ino).filter(|i| i.id == child.id)?;
@@ -196,7 +196,7 @@ impl Cache {
         }
         let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
         // An entry that did not answer for the inode was not updated for new xattrs.
-        child.no_xattrs &= child.attr_known && child.attr().covered_by_parent();
+        child.no_xattrs &= child.is_covered();
         child.compact = attr.into();
         child.attr_known = true;
         attr.covered_by_parent().then_some(held)

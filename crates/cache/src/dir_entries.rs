@@ -53,7 +53,12 @@ impl CachedEntry {
         CachedEntry { id, compact, attr_known: false, no_xattrs: false, target: None }
     }
 
-    /// Returns the attributes. They are served only while `attr_known`, and only if the directory lease covers them.
+    /// Whether the directory lease covers the attributes and the absence of xattrs, so that a recall or an update keeps them true.
+    pub fn is_covered(&self) -> bool {
+        self.attr_known && self.attr().covered_by_parent()
+    }
+
+    /// Returns the attributes. They are served only while [`CachedEntry::is_covered`].
     pub fn attr(&self) -> Attr {
         self.compact.into()
     }

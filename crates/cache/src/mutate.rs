@@ -438,7 +438,7 @@ impl Cache {
             // says what it leads to, and nothing of the old inode's xattrs.
             let is_home = self.inodes.get(&id.ino).is_none_or(|inode| inode.is_at(dir, name));
             let is_held = self.holds.has_name(dir, name) || flight.seen.is_pushed(dir, name);
-            let answered = child.attr_known && child.attr().covered_by_parent() && is_home && !is_held;
+            let answered = child.is_covered() && is_home && !is_held;
             return Some(CachedEntry {
                 compact: attr.map_or(child.compact, Into::into),
                 attr_known: attr.is_some(),

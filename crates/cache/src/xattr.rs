@@ -107,7 +107,7 @@ impl Cache {
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
         let child = row.and_then(|r| r.child).filter(|c| c.id == id);
         // A hard link's entries may say so under several names, and only the parent entry is kept up to date.
-        child.is_some_and(|c| c.no_xattrs && c.attr_known && c.attr().covered_by_parent())
+        child.is_some_and(|c| c.no_xattrs && c.is_covered())
     }
 
     /// Records that the remote found no xattrs. For a child that its directory's lease does not cover, this is valid as
