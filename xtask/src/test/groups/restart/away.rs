@@ -25,12 +25,14 @@ struct Cut<'w> {
 }
 
 impl<'w> Cut<'w> {
-    fn new(world: &'w World, arguments: &[&str]) -> Result<Cut<'w>> {
-        let (idle, keep) = (world.dir("keeper-source", WHO)?, world.dir("keeper", WHO)?);
+    /// `test` begins the names of its directories: several tests run at once.
+    fn new(world: &'w World, test: &str, arguments: &[&str]) -> Result<Cut<'w>> {
+        let dir = |name: &str| world.dir(&format!("{test}-{name}"), WHO);
+        let (idle, keep) = (dir("keeper-source")?, dir("keeper")?);
         let keeper = Mount::new(world, &idle, &keep, &How::new(WHO))?;
         let xtask = world.root.join("bin/xtask");
         let link = Emulator::start(&xtask, &world.root, &world.server_socket(WHO), "1ms", "1Gbit")?;
-        let (source, point) = (world.dir("source", WHO)?, world.dir("mnt", WHO)?);
+        let (source, point) = (dir("source")?, dir("mnt")?);
         fs::write(source.join("file"), b"here")?;
         fs::create_dir(source.join("unknown"))?;
         fs::write(source.join("unknown/file"), b"there")?;
@@ -90,7 +92,7 @@ fn killed_in_all_ways(cut: &Cut<'_>) -> Result<()> {
 }
 
 pub fn waits(world: &World) -> Result<()> {
-    let mut cut = Cut::new(world, &[])?;
+    let mut cut = Cut::new(world, "waits", &[])?;
     cut.cut()?;
     killed_in_all_ways(&cut)?;
     drop(cut);
@@ -99,7 +101,7 @@ pub fn waits(world: &World) -> Result<()> {
 
 /// Stores into a map are not lost with their process: it exits after their write-back, or when the connection ends.
 pub fn stores_are_kept(world: &World) -> Result<()> {
-    let mut cut = Cut::new(world, &[])?;
+    let mut cut = Cut::new(world, "stores", &[])?;
     let child = store_and_stay(&cut.at("file"))?;
     cut.cut()?;
     process::signal(child, libc::SIGKILL);
@@ -117,8 +119,11 @@ fn store_and_stay(file: &Path) -> Result<u32> {
     // SAFETY: the child makes system calls only.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: a mapping of one page of a file that is not empty, which stays until the end.
+        // SAFETY: a mapping of one page of a file that is not empty, which stays until the end. No descriptor of
+        // another test stays open here, which may wait for its end of file.
         unsafe {
+            libc::dup2(writer.as_raw_fd(), 0);
+            libc::close_range(1, libc::c_uint::MAX, 0);
             let fd = libc::open(path.as_ptr(), libc::O_RDWR);
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let at = libc::mmap(std::ptr::null_mut(), 4096, protection, libc::MAP_SHARED, fd, 0);
@@ -126,7 +131,7 @@ fn store_and_stay(file: &Path) -> Result<u32> {
                 libc::_exit(1);
             }
             at.cast::<u8>().write_volatile(b'H');
-            libc::write(writer.as_raw_fd(), at, 1);
+            libc::write(0, at, 1);
             loop {
                 libc::pause();
             }
@@ -152,32 +157,37 @@ fn ends(child: u32, limit: Duration) -> bool {
     false
 }
 
-/// The limit applies whether the link is known to be cut or only silent.
 pub fn fails(world: &World) -> Result<()> {
-    for options in [["--on-disconnect=fail", "--request-timeout=1500ms"], ["-o", "soft,timeo=15"]] {
-        let mut cut = Cut::new(world, &options)?;
-        if let Some(link) = &cut.link {
-            link.pause()?;
-        }
-        let mut took = Vec::new();
-        for known in [false, true] {
-            if known {
-                cut.cut()?;
-            }
-            let start = Instant::now();
-            ensure!(errno(fs::metadata(cut.at("unknown/file"))) == libc::EIO, "a question");
-            took.push(start.elapsed());
-            ensure!(errno(fs::create_dir(cut.at("new"))) == libc::EIO, "a change");
-        }
-        let fits = |took: &Duration| (1_400..4_000).contains(&took.as_millis());
-        ensure!(took.iter().all(fits), "1.5 s were asked for, it took {took:?}");
-        killed_in_all_ways(&cut)?;
+    fails_with(world, "fail", &["--on-disconnect=fail", "--request-timeout=1500ms"])
+}
+
+pub fn fails_as_soft(world: &World) -> Result<()> {
+    fails_with(world, "soft", &["-o", "soft,timeo=15"])
+}
+
+/// The limit applies whether the link is known to be cut or only silent.
+fn fails_with(world: &World, test: &str, options: &[&str]) -> Result<()> {
+    let mut cut = Cut::new(world, test, options)?;
+    if let Some(link) = &cut.link {
+        link.pause()?;
     }
-    Ok(())
+    let mut took = Vec::new();
+    for known in [false, true] {
+        if known {
+            cut.cut()?;
+        }
+        let start = Instant::now();
+        ensure!(errno(fs::metadata(cut.at("unknown/file"))) == libc::EIO, "a question");
+        took.push(start.elapsed());
+        ensure!(errno(fs::create_dir(cut.at("new"))) == libc::EIO, "a change");
+    }
+    let fits = |took: &Duration| (1_400..4_000).contains(&took.as_millis());
+    ensure!(took.iter().all(fits), "1.5 s were asked for, it took {took:?}");
+    killed_in_all_ways(&cut)
 }
 
 pub fn answers_stale(world: &World) -> Result<()> {
-    let mut cut = Cut::new(world, &["--on-disconnect=stale", "--host-timeout=500ms"])?;
+    let mut cut = Cut::new(world, "stale", &["--on-disconnect=stale", "--host-timeout=500ms"])?;
     std::thread::sleep(Duration::from_millis(700));
     cut.cut()?;
     let known =

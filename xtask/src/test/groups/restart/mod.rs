@@ -28,10 +28,6 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("a server that is killed again and again under a load", load::killed_servers),
         ("a link that is cut again and again under a load", load::cut_links),
         ("the same over nigh://", load::cut_links_by_tcp),
-        ("a link that was cut: requests wait, and can be killed", away::waits),
-        ("a link that was cut: what was stored into a map is kept, whoever is killed", away::stores_are_kept),
-        ("--on-disconnect=fail", away::fails),
-        ("--on-disconnect=stale", away::answers_stale),
     ];
     for (name, test) in tests {
         let start = Instant::now();
@@ -43,6 +39,39 @@ pub fn run(world: &World, tally: &mut Tally) {
         let result = below_stays(world);
         tally.record("a server that was killed: mounts below the mount stay", start.elapsed(), result);
     }
+    // Last: a server that is killed afterwards waits for the sessions that these leave.
+    at_once(
+        world,
+        tally,
+        &[
+            ("a link that was cut: requests wait, and can be killed", away::waits),
+            (
+                "a link that was cut: what was stored into a map is kept, whoever is killed",
+                away::stores_are_kept,
+            ),
+            ("--on-disconnect=fail", away::fails),
+            ("-o soft,timeo=15", away::fails_as_soft),
+            ("--on-disconnect=stale", away::answers_stale),
+        ],
+    );
+}
+
+/// Runs tests at once that wait for the end of a lease most of the time.
+fn at_once(world: &World, tally: &mut Tally, tests: &[super::Test]) {
+    let timed = |test: fn(&World) -> Result<()>| {
+        let start = Instant::now();
+        (test(world), start.elapsed())
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> =
+            tests.iter().map(|(name, test)| (name, scope.spawn(move || timed(*test)))).collect();
+        for (name, thread) in running {
+            match thread.join() {
+                Ok((result, took)) => tally.record(name, took, result),
+                Err(_) => tally.fail(name, "it panicked"),
+            }
+        }
+    });
 }
 
 /// Kills the process at the other end of the server's socket. If a server has just died, waits for the next one.
