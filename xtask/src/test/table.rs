@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use super::mount::{How, Mount, no_orphans};
 use super::world::{As, World};
@@ -117,8 +117,8 @@ pub fn parse(ended: &Ended) -> Verdicts {
     verdicts
 }
 
-/// Runs the table in a local directory, then on a mount of `source`, and counts each case. A case that passes in the local
-/// directory may not be skipped on the mount.
+/// Runs the table in a local directory, and at the same time on a mount of `source`, and counts each case. A case that
+/// passes in the local directory may not be skipped on the mount. The local directory is made beside `source`.
 pub fn compare(world: &World, tally: &mut Tally, name: &str, source: &Path, how: &How, table: &Table<'_>) {
     if let Err(e) = try_compare(world, tally, name, (source, how), table) {
         tally.fail(name, &format!("{e:#}"));
@@ -133,10 +133,14 @@ fn try_compare(
     table: &Table<'_>,
 ) -> Result<()> {
     let start = Instant::now();
-    let local = control(world, source, how.who, table)?;
     let point = world.dir("mnt", how.who)?;
     let mount = Mount::new(world, source, &point, how)?;
-    let mounted = run(world, &point, how.who, table, Some(&mount))?;
+    let (local, mounted) = std::thread::scope(|scope| {
+        let local = scope.spawn(|| control(world, source, how.who, table));
+        let mounted = run(world, &point, how.who, table, Some(&mount));
+        (local.join(), mounted)
+    });
+    let (local, mounted) = (local.map_err(|_| anyhow::anyhow!("the local run panicked"))??, mounted?);
     count(tally, name, &local, &mounted, how.minor());
     if mounted.values().any(|verdict| matches!(verdict, Verdict::Failed(_))) {
         println!("  the daemon said: {}", mount.said());
@@ -153,9 +157,10 @@ fn control(world: &World, source: &Path, who: As, table: &Table<'_>) -> Result<V
     if let Some(verdicts) = known.get(&(who.name(), table.entries)).filter(|_| is_ours) {
         return Ok(verdicts.clone());
     }
-    let inner = source.join("control");
+    let inner = source.with_file_name("control");
     std::fs::create_dir_all(&inner)?;
     world.give(&inner, who)?;
+    ensure!(inner.metadata()?.dev() == source.metadata()?.dev(), "{} is another filesystem", inner.display());
     let verdicts = run(world, &inner, who, table, None)?;
     std::fs::remove_dir_all(&inner)?;
     if is_ours {

@@ -96,7 +96,11 @@ pub fn run(world: &World, tally: &mut Tally) {
 
 fn one(world: &World, tally: &mut Tally, kind: &str, disk: &Disk, whole: bool) {
     let table = if whole { world.table() } else { Table::NAMES };
-    table::compare(world, tally, kind, &disk.point, &How::new(As::Us), &table);
+    let source = disk.point.join("source");
+    match fs::create_dir(&source) {
+        Ok(()) => table::compare(world, tally, kind, &source, &How::new(As::Us), &table),
+        Err(e) => tally.fail(kind, &format!("{}: {e}", source.display())),
+    }
     if kind == "btrfs" {
         let start = Instant::now();
         let result = subvolumes(world, disk);
