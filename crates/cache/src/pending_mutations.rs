@@ -1,4 +1,4 @@
-//! Pending mutations of this client, by operation name. See docs/decisions/0003-operation-names.md and
+//! Pending mutations of this client, by operation name. See docs/decisions/0003-mutation-ids.md and
 //! 0004-facts-and-overlay.md.
 
 use nigh_types::MutationId;

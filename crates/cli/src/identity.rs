@@ -1,4 +1,4 @@
-//! The ids of this client (docs/decisions/0003-operation-names.md).
+//! The ids of this client (docs/decisions/0003-mutation-ids.md).
 
 use anyhow::{Context, Result};
 use std::io::Write;

@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Permanent identifier of a mutation: the remote recognises a retransmission by it.
-/// See docs/decisions/0003-operation-names.md.
+/// See docs/decisions/0003-mutation-ids.md.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MutationId {
     /// The client's durable identity.
