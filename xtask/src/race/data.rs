@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use nigh_sim::random::Dice;
 
 use super::stage::{Meter, Stage, Told};
 
@@ -51,10 +52,9 @@ pub fn records(first: &Path, second: &Path, count: u64) -> Result<Meter> {
     let tick = || clock.fetch_add(1, Ordering::SeqCst);
     let side = |top: &Path, who: u64, last: &mut BTreeMap<u64, Write>, meter: &mut Meter| {
         let file = meter.call("open", || read_write(&top.join("f")))?;
-        let mut random = who;
+        let mut dice = Dice::new(who);
         for i in 0..count {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let (at, value) = ((random >> 33) % RECORDS, (who << 56) | (i + 1));
+            let (at, value) = (dice.below(RECORDS), (who << 56) | (i + 1));
             let began = tick();
             meter.call("pwrite", || file.write_all_at(&record(value), at * RECORD_BYTES))?;
             last.insert(at, Write { value, began, returned: tick() });

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
+use nigh_sim::random::Dice;
 
 use super::{PACE, Pair};
 use crate::test::mount::How;
@@ -29,15 +30,13 @@ struct Load {
     root: PathBuf,
     dirs: Vec<(String, BTreeMap<String, Kind>, Instant)>,
     told: BTreeMap<String, Vec<(String, String)>>,
-    random: u64,
+    dice: Dice,
     made: u64,
 }
 
 impl Load {
     fn below(&mut self, most: usize) -> usize {
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(self.random >> 33).unwrap_or(0) % most.max(1)
+        usize::try_from(self.dice.below(most.max(1) as u64)).unwrap_or(0)
     }
 
     /// Returns a directory that was not changed for long enough, and is not `but`.
@@ -159,7 +158,7 @@ pub fn mixed(world: &World) -> Result<()> {
         root: pair.there.point.clone(),
         dirs: dirs.iter().map(|dir| (dir.clone(), BTreeMap::new(), now)).collect(),
         told: BTreeMap::new(),
-        random: SEED,
+        dice: Dice::new(SEED),
         made: 0,
     };
     let mut done = 0;
