@@ -29,6 +29,9 @@ pub struct Options {
     seconds: u64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Kill the server in each window instead of cutting a link.
+    #[arg(long)]
+    kill_server: bool,
     /// Test this binary instead of building one.
     #[arg(long, value_name = "PATH")]
     nigh: Option<PathBuf>,
@@ -36,8 +39,61 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<bool> {
     let world = World::new(options.nigh.as_deref(), Length::Long)?;
-    check(&world, Duration::from_secs(options.seconds), options.seed)?;
+    let fault = if options.kill_server { Fault::KilledServer } else { Fault::CutLink };
+    check(&world, Duration::from_secs(options.seconds), options.seed, fault)?;
     Ok(true)
+}
+
+/// The fault that each window has once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    CutLink,
+    KilledServer,
+}
+
+impl Fault {
+    /// Returns the parameters of a window, and its fault. In some windows changes come as fast as possible, in others
+    /// they are slow: with few names at full speed every lease is contended, and none is held for long.
+    fn window(self, number: u32, dice: &mut Dice) -> Result<(Plan, Faults)> {
+        let limit = Duration::from_secs(120);
+        match self {
+            Fault::CutLink => {
+                let mount = u8::try_from(dice.below(u64::from(stage::MOUNTS)))?;
+                let at = Duration::from_millis(100 + dice.below(1_500));
+                let (calls, change_ms) =
+                    if number.is_multiple_of(3) { (200, None) } else { (400, Some(250)) };
+                let plan = Plan { number, calls, time: Duration::from_secs(6), change_ms, maps: true, limit };
+                Ok((plan, Faults::new(vec![(at, Step::Cut(mount))])))
+            }
+            Fault::KilledServer => {
+                let at = Duration::from_millis(500 + dice.below(1_000));
+                let change_ms = (!number.is_multiple_of(2)).then_some(250);
+                let time = at + Duration::from_secs(2);
+                let plan = Plan { number, calls: 3_000, time, change_ms, maps: false, limit };
+                Ok((plan, Faults::new(vec![(at, Step::KillServer)])))
+            }
+        }
+    }
+
+    /// Checks that the run has tested what it is for. Without a killed server the outcome of every change is known, and
+    /// every open file stays usable.
+    fn floors(self, counts: &Counts, faults: u64, recalls: u64) -> Result<()> {
+        if self == Fault::KilledServer {
+            ensure!(faults > 0, "no mount held a grant when the server was killed");
+            return Ok(());
+        }
+        let Counts { looks, looks_from_memory, changes, unknown, lost, .. } = *counts;
+        ensure!(
+            unknown + lost == 0,
+            "{unknown} calls are in doubt, {lost} open files lost, and no server died"
+        );
+        ensure!(
+            looks_from_memory * 100 >= looks * FROM_MEMORY,
+            "only {looks_from_memory} of {looks} looks came from memory, less than {FROM_MEMORY} %"
+        );
+        ensure!(recalls * CHANGES_A_RECALL >= changes, "only {recalls} recalls at {changes} changes");
+        Ok(())
+    }
 }
 
 /// Minimum share of reads answered from a cache, in percent.
@@ -46,17 +102,15 @@ const FROM_MEMORY: u64 = 30;
 const CHANGES_A_RECALL: u64 = 20;
 
 /// Works for this time; an error with the first call that no order explains.
-pub fn check(world: &World, time: Duration, seed: u64) -> Result<()> {
+pub fn check(world: &World, time: Duration, seed: u64, fault: Fault) -> Result<()> {
     let mut stage = Stage::new(world, seed)?;
     let mut counts = Counts::default();
     let mut dice = Dice::new(seed);
-    let (end, mut cuts) = (Instant::now() + time, 0);
+    let (end, mut counted) = (Instant::now() + time, 0);
     for number in 0.. {
-        let mount = u8::try_from(dice.below(u64::from(stage::MOUNTS)))?;
-        let at = Duration::from_millis(100 + dice.below(1_500));
-        let mut faults = Faults::new(vec![(at, Step::Cut(mount))]);
-        let Done { history, report } = window::run(&mut stage, &plan(number), seed, &mut faults)?;
-        cuts += faults.happened.iter().filter(|happened| happened.counts).count();
+        let (plan, mut faults) = fault.window(number, &mut dice)?;
+        let Done { history, report } = window::run(&mut stage, &plan, seed, &mut faults)?;
+        counted += faults.happened.iter().filter(|happened| happened.counts).count() as u64;
         counts.add(&history, &report);
         if Instant::now() > end {
             break;
@@ -66,18 +120,9 @@ pub fn check(world: &World, time: Duration, seed: u64) -> Result<()> {
     stage.close()?;
     println!(
         "{}",
-        serde_json::json!({ "seed": seed, "cuts": cuts, "recalls": recalls, "counts": counts.json() })
+        serde_json::json!({ "seed": seed, "faults": counted, "recalls": recalls, "counts": counts.json() })
     );
-    floors(&counts, recalls)
-}
-
-/// Two of three windows are slow: with few names at full speed every lease is contended, and none is held for long.
-fn plan(number: u32) -> Plan {
-    let (time, limit) = (Duration::from_secs(6), Duration::from_secs(120));
-    match number % 3 {
-        0 => Plan { number, calls: 200, time, change_ms: None, maps: true, limit },
-        _ => Plan { number, calls: 400, time, change_ms: Some(250), maps: true, limit },
-    }
+    fault.floors(&counts, counted, recalls)
 }
 
 fn recalls(stage: &Stage<'_>) -> Result<u64> {
@@ -88,15 +133,4 @@ fn recalls(stage: &Stage<'_>) -> Result<u64> {
         recalls += leases("recalled") + leases("updated_in_place");
     }
     Ok(recalls)
-}
-
-/// Checks that the run has tested caches and recalls at all.
-fn floors(counts: &Counts, recalls: u64) -> Result<()> {
-    let Counts { looks, looks_from_memory, changes, .. } = *counts;
-    ensure!(
-        looks_from_memory * 100 >= looks * FROM_MEMORY,
-        "only {looks_from_memory} of {looks} looks came from memory, less than {FROM_MEMORY} %"
-    );
-    ensure!(recalls * CHANGES_A_RECALL >= changes, "only {recalls} recalls at {changes} changes");
-    Ok(())
 }

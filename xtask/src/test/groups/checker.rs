@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::checker;
+use crate::checker::{self, Fault};
 use crate::report::Tally;
 use crate::root;
 use crate::test::sample;
@@ -13,8 +13,15 @@ pub fn run(world: &World, tally: &mut Tally) {
         // What is made belongs to a group that tells who made it, which only root may choose.
         return tally.not_run("checker", "needs root");
     }
-    let start = Instant::now();
     let seed = sample::seed();
-    let result = checker::check(world, Duration::from_secs(if world.short { 40 } else { 60 }), seed);
-    tally.record("three mounts: some order explains what all were told", start.elapsed(), result);
+    let (cuts, kills) = if world.short { (40, 20) } else { (60, 40) };
+    let tests = [
+        ("three mounts: some order explains what all were told", cuts, Fault::CutLink),
+        ("three mounts, and a server that is killed again and again", kills, Fault::KilledServer),
+    ];
+    for (name, seconds, fault) in tests {
+        let start = Instant::now();
+        let result = checker::check(world, Duration::from_secs(seconds), seed, fault);
+        tally.record(name, start.elapsed(), result);
+    }
 }
