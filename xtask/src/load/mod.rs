@@ -1,4 +1,5 @@
-//! A load on a directory that continues while the server or the link fails. Each worker has files of its own, so it
+//! Locks, appends and writes by open descriptors, on a directory that continues while the server or the link fails:
+//! what the checker's calls do not include (docs/decisions/0037-one-load.md). Each worker has files of its own, so it
 //! knows the required result of each call, and reports at the end (docs/decisions/0009).
 //!
 //! Runs in a process of its own, which the caller may give up. It works until its standard input, which carries the
@@ -6,7 +7,6 @@
 //! first wrong result.
 
 mod locks;
-mod names;
 mod records;
 
 use std::fs;
@@ -14,9 +14,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow};
+
+use crate::race::stage::Meter;
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -30,17 +32,11 @@ pub struct Options {
     try_locks: bool,
 }
 
-/// Number of names that each listing of `fixed` must have.
-const FIXED: u64 = 200;
 /// Size of the file that is only read.
 const GIVEN: u64 = 1 << 20;
 
 /// Creates a load's files, without the mount.
 pub fn prepare(dir: &Path) -> io::Result<()> {
-    fs::create_dir_all(dir.join("fixed"))?;
-    for n in 0..FIXED {
-        fs::write(dir.join("fixed").join(fixed(n)), b"")?;
-    }
     for name in ["lock-flock", "lock-range"] {
         fs::write(dir.join(name), b"")?;
     }
@@ -48,10 +44,6 @@ pub fn prepare(dir: &Path) -> io::Result<()> {
         dir.join("given"),
         (0..GIVEN / 8).flat_map(|word| (word * 8).to_le_bytes()).collect::<Vec<u8>>(),
     )
-}
-
-fn fixed(n: u64) -> String {
-    format!("entry-{n:03}")
 }
 
 /// Returns the time, in ns since boot.
@@ -72,7 +64,6 @@ pub fn kill_line(began: u64, ended: u64) -> String {
 pub struct Shared {
     stop: AtomicBool,
     kills: Mutex<Vec<(u64, u64)>>,
-    longest: AtomicU64,
     /// Calls whose outcome was unknown after a server kill, and which did not take effect exactly once.
     doubts: AtomicU64,
 }
@@ -81,36 +72,18 @@ pub struct Shared {
 pub struct Calls<'a> {
     shared: &'a Shared,
     done: &'a AtomicU64,
+    /// When the latest call began.
     began: u64,
+    meter: Meter,
 }
 
 impl Calls<'_> {
-    /// Makes a call and records its time; any result is allowed.
-    fn make<T>(&mut self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        self.began = moment();
-        let result = call();
-        self.shared.longest.fetch_max(moment() - self.began, Ordering::Relaxed);
-        self.done.fetch_add(1, Ordering::Relaxed);
-        result
-    }
-
     /// Makes a call that must succeed.
-    fn must<T>(&mut self, what: &str, call: impl FnOnce() -> io::Result<T>) -> Result<T> {
-        self.make(call).with_context(|| what.to_owned())
-    }
-
-    /// Makes a change of names that must take effect once. If the server died meanwhile it may have applied the change
-    /// before, and the retry fails with `again`: no other errno, and only then.
-    fn once(&mut self, what: &str, again: i32, call: impl FnOnce() -> io::Result<()>) -> Result<()> {
-        match self.make(call) {
-            Err(error) if error.raw_os_error() == Some(again) => {
-                let (began, ended) = (self.began, moment());
-                ensure!(self.shared.was_killed(began, ended)?, "{what}: {error}, and nobody was killed");
-                self.shared.doubts.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
-            result => result.with_context(|| what.to_owned()),
-        }
+    fn must<T>(&mut self, what: &'static str, call: impl FnOnce() -> io::Result<T>) -> Result<T> {
+        self.began = moment();
+        let result = self.meter.call(what, call);
+        self.done.store(self.meter.operations, Ordering::Relaxed);
+        result
     }
 
     fn goes_on(&self) -> bool {
@@ -120,20 +93,10 @@ impl Calls<'_> {
 }
 
 impl Shared {
-    /// Returns whether a server was killed between these times. The kill is reported a moment later.
+    /// Returns whether a server was killed between these times. All kills are known when the workers have stopped.
     fn was_killed(&self, began: u64, ended: u64) -> Result<bool> {
-        let give_up = Instant::now() + Duration::from_secs(5);
-        loop {
-            let kills = self.kills.lock().map_err(|_| anyhow::anyhow!("a worker died"))?;
-            if kills.iter().any(|(from, to)| began <= *to && ended >= *from) {
-                return Ok(true);
-            }
-            drop(kills);
-            if Instant::now() > give_up {
-                return Ok(false);
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let kills = self.kills.lock().map_err(|_| anyhow!("a worker died"))?;
+        Ok(kills.iter().any(|(from, to)| began <= *to && ended >= *from))
     }
 
     /// Reads the reported kills until the end of standard input.
@@ -142,7 +105,7 @@ impl Shared {
             let line = line?;
             let (from, to) = line.split_once(' ').context("not two moments")?;
             let kill = (from.parse()?, to.parse()?);
-            self.kills.lock().map_err(|_| anyhow::anyhow!("a worker died"))?.push(kill);
+            self.kills.lock().map_err(|_| anyhow!("a worker died"))?.push(kill);
         }
         self.stop.store(true, Ordering::SeqCst);
         Ok(())
@@ -151,14 +114,11 @@ impl Shared {
 
 type Worker = fn(&Path, &mut Calls<'_>) -> Result<()>;
 
-const WORKERS: [(&str, Worker); 7] = [
+const WORKERS: [(&str, Worker); 4] = [
     ("appends", |dir, calls| records::appends(&dir.join("appended-1"), calls)),
     ("appends too", |dir, calls| records::appends(&dir.join("appended-2"), calls)),
     ("writes in place", records::in_place),
     ("reads", records::reads),
-    ("makes, renames and removes", names::changes),
-    ("lists", names::lists),
-    ("looks at files", names::looks),
 ];
 
 pub fn run(options: &Options) -> Result<bool> {
@@ -168,9 +128,10 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     let held = locks::hold(&options.dir)?;
     let shared = Shared::default();
-    let done: [AtomicU64; 7] = Default::default();
+    let done: [AtomicU64; 4] = Default::default();
     let over = AtomicBool::new(false);
-    let failed = std::thread::scope(|scope| {
+    let mut meter = Meter::default();
+    std::thread::scope(|scope| {
         scope.spawn(|| {
             if shared.hear_of_kills().is_err() {
                 shared.stop.store(true, Ordering::SeqCst);
@@ -180,25 +141,34 @@ pub fn run(options: &Options) -> Result<bool> {
         let workers = WORKERS.iter().zip(&done).map(|((name, worker), done)| {
             let (shared, dir) = (&shared, options.dir.as_path());
             scope.spawn(move || {
-                let result = worker(dir, &mut Calls { shared, done, began: 0 });
-                if let Err(error) = &result {
+                let mut calls = Calls { shared, done, began: 0, meter: Meter::default() };
+                if let Err(error) = worker(dir, &mut calls) {
                     // Reported at once: the other workers may wait for a long time.
                     eprintln!("{name}: {error:#}");
                     std::process::exit(1);
                 }
+                calls.meter
             })
         });
         let workers: Vec<_> = workers.collect();
-        let died = workers.into_iter().any(|worker| worker.join().is_err());
+        let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         over.store(true, Ordering::SeqCst);
-        died
-    });
-    ensure!(!failed, "a worker died");
+        for worker in ended {
+            meter.add(&worker.map_err(|_| anyhow!("a worker died"))?);
+        }
+        anyhow::Ok(())
+    })?;
     drop(held);
-    let calls: u64 = done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
-    let longest_ms = shared.longest.load(Ordering::Relaxed) / 1_000_000;
-    let doubts = shared.doubts.load(Ordering::Relaxed);
-    println!("{}", serde_json::json!({ "calls": calls, "longest_ms": longest_ms, "doubts": doubts }));
+    let (longest_ms, doubts) = (meter.longest.as_millis(), shared.doubts.load(Ordering::Relaxed));
+    println!(
+        "{}",
+        serde_json::json!({
+            "calls": meter.operations,
+            "longest_ms": u64::try_from(longest_ms)?,
+            "longest_call": meter.longest_call,
+            "doubts": doubts,
+        })
+    );
     Ok(true)
 }
 
@@ -216,14 +186,4 @@ fn tell(progress: Option<&Path>, done: &[AtomicU64], over: &AtomicBool) {
 /// Returns each worker's reported number of calls.
 pub fn progress(path: &Path) -> Result<Vec<u64>> {
     Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
-}
-
-/// Returns the sorted names in a directory.
-fn listing(dir: &Path) -> io::Result<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
-    }
-    names.sort();
-    Ok(names)
 }

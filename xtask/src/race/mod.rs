@@ -10,7 +10,7 @@ pub(crate) mod maps;
 mod names;
 mod scans;
 mod sizes;
-mod stage;
+pub(crate) mod stage;
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
 //! The server dies, or the link is cut, again and again under a load of readers and writers (`xtask load`), with locks
-//! held throughout: no hang, only errnos that docs/decisions/0009 names, no loss, no duplicates except calls in flight
-//! at a kill, and a waiting process can be killed.
+//! held throughout: no hang, no error, no loss, no duplicates except appends in flight at a kill, and a waiting process
+//! can be killed. Changes of names under the same faults are in group `checker`.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -216,7 +216,11 @@ impl<'w> Under<'w> {
         let said: Value = serde_json::from_str(said.lines().last().unwrap_or_default())?;
         let number = |key: &str| said[key].as_u64().with_context(|| format!("{key} is not said: {said}"));
         let (longest_ms, doubts) = (number("longest_ms")?, number("doubts")?);
-        println!("  {} calls, the longest {longest_ms} ms, {doubts} in doubt", number("calls")?);
+        let longest_call = said["longest_call"].as_str().unwrap_or("?");
+        println!(
+            "  {} calls, the longest {longest_ms} ms ({longest_call}), {doubts} in doubt",
+            number("calls")?
+        );
         ensure!(u128::from(longest_ms) < GOES_ON_WITHIN.as_millis(), "a call took {longest_ms} ms");
         let Under { work, mount, beside, source, .. } = self;
         drop(work);
