@@ -3,7 +3,6 @@
 mod code;
 mod exceptions;
 mod imports;
-mod lengths;
 mod numbers;
 mod planted;
 mod semantics;
@@ -73,7 +72,7 @@ pub fn problems() -> Result<Vec<String>> {
         found.extend(planted::check(source));
         if source.is_rust() {
             let code = code::Code::of(&source.text);
-            found.extend(lengths::check(source, &code));
+            found.extend(words::check_length(source));
             found.extend(numbers::check(source, &code));
             found.extend(words::check_code(source, &code));
             found.extend(vocabulary::check(source));
