@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::report::Tally;
-use crate::{licences, process, root, tidy};
+use crate::{explore, process, root, tidy};
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -21,8 +21,7 @@ pub fn run(options: &Options) -> Result<bool> {
     house_rules(&mut tally);
     let clippy = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
     cargo(&mut tally, "lints", &clippy, &[]);
-    listed(&mut tally, "licences", licences::problems());
-    advisories(&mut tally);
+    packages(&mut tally);
     if !options.no_tests {
         crate::test::groups::unit::run(&mut tally);
     }
@@ -65,32 +64,30 @@ fn listed(tally: &mut Tally, name: &str, problems: Result<Vec<String>>) {
     }
 }
 
-/// Known vulnerabilities: needs cargo-deny and its database, which is a git repository.
-fn advisories(tally: &mut Tally) {
-    if process::which("cargo-deny").is_none() {
-        println!("NOT RUN: advisories: cargo-deny is not installed (cargo install --locked cargo-deny)");
-        return;
-    }
-    let start = Instant::now();
-    let mut command = Command::new(root::cargo());
-    command.current_dir(root::checkout()).args([
-        "deny",
-        "--locked",
-        "check",
-        "advisories",
-        "bans",
-        "sources",
-    ]);
-    match command.output() {
-        Ok(out) if out.status.success() => tally.pass("advisories", start.elapsed()),
-        Ok(out) => {
-            let said = String::from_utf8_lossy(&out.stderr);
-            if said.contains("failed to fetch") || said.contains("fetch advisory database") {
-                println!("NOT RUN: advisories: the advisory database cannot be reached");
-            } else {
-                tally.fail("advisories", said.trim());
+/// Licences, sources and known vulnerabilities of all packages, as deny.toml says. The database of vulnerabilities is a
+/// git repository.
+fn packages(tally: &mut Tally) {
+    let tool = match process::which("cargo-deny").map_or_else(|| explore::tool("cargo-deny"), Ok) {
+        Ok(tool) => tool,
+        Err(e) => return tally.not_run("licences, advisories", &format!("{e:#}")),
+    };
+    for (name, checks) in
+        [("licences", &["licenses", "bans", "sources"][..]), ("advisories", &["advisories"])]
+    {
+        let start = Instant::now();
+        let mut command = Command::new(&tool);
+        command.current_dir(root::checkout()).args(["--locked", "check"]).args(checks);
+        match command.output() {
+            Ok(out) if out.status.success() => tally.pass(name, start.elapsed()),
+            Ok(out) => {
+                let said = String::from_utf8_lossy(&out.stderr);
+                if said.contains("failed to fetch advisory database") {
+                    println!("NOT RUN: {name}: the advisory database cannot be reached");
+                } else {
+                    tally.fail(name, said.trim());
+                }
             }
+            Err(e) => tally.fail(name, &e.to_string()),
         }
-        Err(e) => tally.fail("advisories", &e.to_string()),
     }
 }

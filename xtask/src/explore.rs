@@ -224,7 +224,7 @@ pub fn coverage() -> Result<bool> {
 }
 
 /// Where a program is that cargo calls; it is installed below the target directory at the first use.
-fn tool(name: &str) -> Result<PathBuf> {
+pub fn tool(name: &str) -> Result<PathBuf> {
     let tools = root::target().join("tools");
     let tool = tools.join("bin").join(name);
     if !tool.is_file() {

@@ -7,7 +7,6 @@ mod check;
 mod checker;
 mod explore;
 mod host;
-mod licences;
 mod link;
 mod listing;
 mod load;

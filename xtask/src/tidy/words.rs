@@ -1,4 +1,4 @@
-//! Words that may not stand somewhere, and too many of them.
+//! Words that may not stand somewhere, and the length of files.
 
 use super::code::Code;
 use super::{Problem, Source, line_of};
