@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::report::Tally;
 use crate::{explore, process, root, tidy};
@@ -31,7 +31,11 @@ pub fn run(options: &Options) -> Result<bool> {
 /// Format, the rules of `tidy`, and the stricter lints of the pure crates.
 pub fn house_rules(tally: &mut Tally) {
     cargo(tally, "format", &["fmt", "--all", "--check"], &[]);
-    listed(tally, "tidy", tidy::problems());
+    tally.test("tidy", || {
+        let problems = tidy::problems()?;
+        ensure!(problems.is_empty(), "{}\n  {}", problems.len(), problems.join("\n  "));
+        Ok(())
+    });
     pure_lints(tally);
 }
 
@@ -53,15 +57,6 @@ fn pure_lints(tally: &mut Tally) {
     arguments.extend(packages.iter().map(String::as_str));
     arguments.extend(["--", "-D", "warnings", "-D", "clippy::iter_over_hash_type"]);
     cargo(tally, "lints of pure crates", &arguments, &[("CLIPPY_CONF_DIR", &rules.to_string_lossy())]);
-}
-
-fn listed(tally: &mut Tally, name: &str, problems: Result<Vec<String>>) {
-    let start = Instant::now();
-    match problems {
-        Ok(problems) if problems.is_empty() => tally.pass(name, start.elapsed()),
-        Ok(problems) => tally.fail(name, &format!("{}\n  {}", problems.len(), problems.join("\n  "))),
-        Err(e) => tally.fail(name, &format!("{e:#}")),
-    }
 }
 
 /// Licences, sources and known vulnerabilities of all packages, as deny.toml says. The database of vulnerabilities is a

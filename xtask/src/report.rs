@@ -1,6 +1,6 @@
 //! Counts what passed, failed and was skipped, and says it while it happens.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Results so far.
 #[derive(Default)]
@@ -48,6 +48,28 @@ impl Tally {
         if self.strict {
             self.failed += 1;
             self.failures.push(format!("{what} (could not run)"));
+        }
+    }
+
+    /// Runs one test.
+    pub fn test(&mut self, name: &str, test: impl FnOnce() -> anyhow::Result<()>) {
+        let start = Instant::now();
+        let result = test();
+        self.record(name, start.elapsed(), result);
+    }
+
+    /// Makes what tests need, which counts as a test. `None`: it failed.
+    pub fn prepare<T>(&mut self, name: &str, make: impl FnOnce() -> anyhow::Result<T>) -> Option<T> {
+        let start = Instant::now();
+        match make() {
+            Ok(made) => {
+                self.pass(name, start.elapsed());
+                Some(made)
+            }
+            Err(e) => {
+                self.fail(name, &format!("{e:#}"));
+                None
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Several mounts of one directory at work on the same names, and a judge of all that they are told.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::checker::{self, Fault};
 use crate::report::Tally;
@@ -20,8 +20,6 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("three mounts, and a server that is killed again and again", kills, Fault::KilledServer),
     ];
     for (name, seconds, fault) in tests {
-        let start = Instant::now();
-        let result = checker::check(world, Duration::from_secs(seconds), seed, fault);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || checker::check(world, Duration::from_secs(seconds), seed, fault));
     }
 }

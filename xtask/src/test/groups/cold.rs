@@ -25,17 +25,10 @@ const AT_ONCE: u64 = 8;
 const WALKS: &[&str] = &["ls -R", "ls -lR", "find . -type f -size +0c", "du -s .", "tar cf - ."];
 
 pub fn run(world: &World, tally: &mut Tally) {
-    let start = Instant::now();
-    let distant = match prepared(world) {
-        Ok(distant) => distant,
-        Err(e) => return tally.fail("cold: the trees", &format!("{e:#}")),
-    };
-    tally.record("cold: the trees", start.elapsed(), Ok(()));
+    let Some(distant) = tally.prepare("cold: the trees", || prepared(world)) else { return };
     for (tree, most) in [("deep", MOST_WALKING), ("chain", MOST_WALKING), ("flat", MOST_FLAT)] {
         for walk in WALKS.iter().filter(|walk| !walk.starts_with("tar") || tree == "deep") {
-            let start = Instant::now();
-            let result = cold(world, &distant, tree, walk, most);
-            tally.record(&format!("cold: {walk}, {tree}"), start.elapsed(), result);
+            tally.test(&format!("cold: {walk}, {tree}"), || cold(world, &distant, tree, walk, most));
         }
     }
     type Test = fn(&World, &Distant<'_>) -> Result<()>;
@@ -50,9 +43,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("cold: leases cost no round trips", with_leases),
     ];
     for (name, test) in tests {
-        let start = Instant::now();
-        let result = test(world, &distant);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world, &distant));
     }
 }
 

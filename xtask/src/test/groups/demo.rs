@@ -1,7 +1,7 @@
 //! `nigh demo`: under a minute, exit 0, nothing left behind.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
@@ -12,9 +12,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     let mut users = vec![As::Us];
     users.extend(world.tester.filter(|who| *who != As::Us));
     for who in users {
-        let start = Instant::now();
-        let result = demo(world, who);
-        tally.record(&format!("demo as {}", who.name()), start.elapsed(), result);
+        tally.test(&format!("demo as {}", who.name()), || demo(world, who));
     }
 }
 

@@ -110,10 +110,8 @@ pub fn fsx(world: &World, tally: &mut Tally, disk: &Path, how: &How) {
     let none = "mapread = 0\nmapwrite = 0\ninvalidate = 0\n";
     for (name, weights, seed) in [("without maps", none, "11"), ("with maps", maps, "12")] {
         let name = format!("fsx, {operations} operations {name}");
-        let start = Instant::now();
         let config = format!("flen = 1048576\n[weights]\n{common}{weights}");
-        let result = one_fsx(world, &program, disk, how, &config, operations, seed);
-        tally.record(&name, start.elapsed(), result);
+        tally.test(&name, || one_fsx(world, &program, disk, how, &config, operations, seed));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -88,9 +88,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("a bind mount of the mount point", bound_elsewhere),
     ];
     for (name, test) in tests {
-        let start = Instant::now();
-        let result = test(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world));
     }
 }
 
@@ -102,9 +100,7 @@ fn one(world: &World, tally: &mut Tally, kind: &str, disk: &Disk, whole: bool) {
         Err(e) => tally.fail(kind, &format!("{}: {e}", source.display())),
     }
     if kind == "btrfs" {
-        let start = Instant::now();
-        let result = subvolumes(world, disk);
-        tally.record("btrfs subvolumes", start.elapsed(), result);
+        tally.test("btrfs subvolumes", || subvolumes(world, disk));
     }
 }
 

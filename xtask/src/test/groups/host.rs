@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -29,17 +29,13 @@ pub fn run(world: &World, tally: &mut Tally) {
     for who in users.iter().copied() {
         for (what, rate) in [("1,000 a second", 1000), ("one after the other", 0)] {
             let name = format!("host: changes on the server's disk, {what}, as {}", who.name());
-            let start = Instant::now();
-            let result = changes(world, who, rate);
-            tally.record(&name, start.elapsed(), result);
+            tally.test(&name, || changes(world, who, rate));
         }
     }
     // Root passes permission checks whatever the kernel has cached.
     for who in users.into_iter().filter(|who| *who != As::Us || !root::is_root()) {
-        let start = Instant::now();
-        let result = root_that_changes(world, who);
         let name = format!("host: a root that changes while its mount begins, as {}", who.name());
-        tally.record(&name, start.elapsed(), result);
+        tally.test(&name, || root_that_changes(world, who));
     }
 }
 

@@ -61,12 +61,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         return tally.not_run("huge", "needs root for a filesystem of its own");
     }
     let scale = if world.hours { FULL } else { SHORT };
-    let start = Instant::now();
-    let disk = match prepared(world, &scale) {
-        Ok(disk) => disk,
-        Err(e) => return tally.fail("huge: the trees", &format!("{e:#}")),
-    };
-    tally.record("huge: the trees", start.elapsed(), Ok(()));
+    let Some(disk) = tally.prepare("huge: the trees", || prepared(world, &scale)) else { return };
     type Test = fn(&World, &Disk, &Scale) -> Result<()>;
     let tests: [(&str, Test); 4] = [
         ("huge: a walk larger than the budget, twice", walk),
@@ -75,9 +70,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("huge: memory is short", short),
     ];
     for (name, test) in tests {
-        let start = Instant::now();
-        let result = test(world, &disk, &scale);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world, &disk, &scale));
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
@@ -20,29 +20,21 @@ const FEW: u32 = 20_000;
 
 pub fn run(world: &World, tally: &mut Tally) {
     let count = if world.short { 100_000 } else { 1_000_000 };
-    let start = Instant::now();
     let program = match compiled(world) {
         Ok(program) => program,
         Err(e) => return tally.not_run("narrow", &format!("gcc -m32: {e:#}")),
     };
-    let source = match directory(world, count) {
-        Ok(source) => source,
-        Err(e) => return tally.fail("narrow: the files", &format!("{e:#}")),
-    };
-    tally.record(&format!("narrow: {count} files"), start.elapsed(), Ok(()));
+    let source = tally.prepare(&format!("narrow: {count} files"), || directory(world, count));
+    let Some(source) = source else { return };
     type Test = fn(&World, &Path, &Path, u32) -> Result<()>;
     let tests: [(&str, Test); 2] = [
         ("narrow: without cookies=31 it is EOVERFLOW", overflows),
         ("narrow: no entry is skipped, singly and by seeks", lists_and_seeks),
     ];
     for (name, test) in tests {
-        let start = Instant::now();
-        let result = test(world, &program, &source, count);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world, &program, &source, count));
     }
-    let start = Instant::now();
-    let result = unkept(world, &program);
-    tally.record("narrow: the same in listings that are not kept", start.elapsed(), result);
+    tally.test("narrow: the same in listings that are not kept", || unkept(world, &program));
     let _ = fs::remove_dir_all(&source);
 }
 

@@ -66,24 +66,16 @@ pub fn run(world: &World, tally: &mut Tally) {
     if !root::is_root() {
         return tally.not_run("reexport", "needs root");
     }
-    let start = Instant::now();
     let small = match (world.short, world.hours) {
         (true, _) => 4_000,
         (_, true) => 64_000,
         _ => 16_000,
     };
     let sizes = [small, small * 4];
-    let source = match prepared(world, sizes) {
-        Ok(source) => source,
-        Err(e) => return tally.fail("reexport: the directories", &format!("{e:#}")),
-    };
-    tally.record("reexport: the directories", start.elapsed(), Ok(()));
-    let start = Instant::now();
-    let result = by_smbd(world, &source, sizes);
-    tally.record("reexport: smbd", start.elapsed(), result);
-    let start = Instant::now();
-    let result = by_ganesha(world, &source, sizes);
-    tally.record("reexport: ganesha", start.elapsed(), result);
+    let source = tally.prepare("reexport: the directories", || prepared(world, sizes));
+    let Some(source) = source else { return };
+    tally.test("reexport: smbd", || by_smbd(world, &source, sizes));
+    tally.test("reexport: ganesha", || by_ganesha(world, &source, sizes));
 }
 
 /// Creates two directories, named by their number of files.

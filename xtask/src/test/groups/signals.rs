@@ -27,9 +27,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("SIGTERM ends a process that does not catch it", terminated_while_silent),
     ];
     for (name, test) in tests {
-        let start = Instant::now();
-        let result = test(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
@@ -33,9 +33,7 @@ pub fn run(world: &World, tally: &mut Tally) {
                 tally.not_run(&name, &format!("{missing} is missing"));
                 continue;
             }
-            let start = Instant::now();
-            let result = compare(world, script, who);
-            tally.record(&name, start.elapsed(), result);
+            tally.test(&name, || compare(world, script, who));
         }
     }
 }

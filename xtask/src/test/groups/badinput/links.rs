@@ -46,15 +46,11 @@ pub fn run(world: &World, tally: &mut Tally) {
         ),
     ];
     for (name, test) in tests {
-        let start = Instant::now();
-        let result = test(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world));
     }
     let name = "unix://: a full disk under the server's state";
     if root::is_root() {
-        let start = Instant::now();
-        let result = full_disk(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || full_disk(world));
     } else {
         tally.skip(name, "needs root to make one");
     }

@@ -46,17 +46,11 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("these tests, ended by a signal", tests_ended),
     ];
     for (name, test) in tests {
-        let start = Instant::now();
-        let result = test(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world));
     }
     links::run(world, tally);
-    let start = Instant::now();
     match world.tester.filter(|_| root::is_root()) {
-        Some(who) => {
-            let result = export_forbidden(world, who);
-            tally.record("a path without permission", start.elapsed(), result);
-        }
+        Some(who) => tally.test("a path without permission", || export_forbidden(world, who)),
         None => tally.skip("a path without permission", "needs root to make it"),
     }
 }

@@ -44,9 +44,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("an ordinary user is not told where it may not write, and that is counted", refused),
     ];
     for (name, test) in tests {
-        let start = Instant::now();
-        let result = test(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world));
     }
 }
 

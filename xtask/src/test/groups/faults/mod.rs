@@ -13,8 +13,6 @@ mod space;
 mod stuck;
 mod unwatched;
 
-use std::time::Instant;
-
 use crate::report::Tally;
 use crate::test::world::World;
 
@@ -33,8 +31,6 @@ pub fn run(world: &World, tally: &mut Tally) {
         unwatched::TESTS,
     ];
     for (name, test) in areas.iter().copied().flatten() {
-        let start = Instant::now();
-        let result = test(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world));
     }
 }

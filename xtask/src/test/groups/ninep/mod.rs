@@ -9,8 +9,6 @@ mod restart;
 mod server;
 mod wire;
 
-use std::time::Instant;
-
 use crate::report::Tally;
 use crate::test::world::World;
 
@@ -32,8 +30,6 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("diod killed and started again", restart::killed),
     ];
     for (name, test) in tests {
-        let start = Instant::now();
-        let result = test(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world));
     }
 }

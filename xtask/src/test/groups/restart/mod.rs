@@ -30,14 +30,10 @@ pub fn run(world: &World, tally: &mut Tally) {
         ("the same over nigh://", load::cut_links_by_tcp),
     ];
     for (name, test) in tests {
-        let start = Instant::now();
-        let result = test(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || test(world));
     }
     if root::is_root() {
-        let start = Instant::now();
-        let result = below_stays(world);
-        tally.record("a server that was killed: mounts below the mount stay", start.elapsed(), result);
+        tally.test("a server that was killed: mounts below the mount stay", || below_stays(world));
     }
     // Last: a server that is killed afterwards waits for the sessions that these leave.
     at_once(

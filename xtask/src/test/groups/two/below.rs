@@ -26,9 +26,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
         return tally.not_run(name, "needs root");
     }
     if !deadline.is_over(tally, name) {
-        let start = Instant::now();
-        let result = below(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || below(world));
     }
 }
 

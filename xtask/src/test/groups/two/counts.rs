@@ -1,6 +1,6 @@
 //! The cost of seeing a change: no request before it, and none after it if the change was pushed.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
@@ -103,12 +103,9 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
         return tally.fail("two: counts", &format!("preparing: {e:#}"));
     }
     for (number, look) in LOOKS.iter().enumerate() {
-        let start = Instant::now();
-        let result = try_look(&mounts, number, look);
-        tally.record(&format!("two: requests to see {}", look.name), start.elapsed(), result);
+        tally.test(&format!("two: requests to see {}", look.name), || try_look(&mounts, number, look));
     }
-    let start = Instant::now();
-    tally.record("two: counts unmounted", start.elapsed(), mounts.unmount());
+    tally.test("two: counts unmounted", || mounts.unmount());
 }
 
 fn sh(mounts: &Mounts<'_>, number: usize, script: &str) -> Result<String> {

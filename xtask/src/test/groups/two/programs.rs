@@ -1,6 +1,6 @@
 //! Typical programs in one tree on two mounts.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 
@@ -94,9 +94,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
         if deadline.is_over(tally, &name) {
             continue;
         }
-        let start = Instant::now();
-        let result = try_program(world, program);
-        tally.record(&name, start.elapsed(), result);
+        tally.test(&name, || try_program(world, program));
     }
 }
 

@@ -21,9 +21,7 @@ const BACK_WITHIN: Duration = Duration::from_secs(10);
 pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
     let name = "two: a stopped client is waited for, and no longer";
     if !deadline.is_over(tally, name) {
-        let start = Instant::now();
-        let result = stopped(world);
-        tally.record(name, start.elapsed(), result);
+        tally.test(name, || stopped(world));
     }
 }
 
