@@ -18,6 +18,7 @@ mod root;
 mod scale;
 mod test;
 mod tidy;
+mod wait;
 
 use std::process::ExitCode;
 

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
+use crate::wait;
+
 /// How a command ended, with its output (standard output and error together; the end of it, if long).
 pub struct Ended {
     pub how: How,
@@ -69,18 +71,7 @@ pub fn run(mut command: Command, limit: Duration, log: &Path) -> io::Result<Ende
 
 /// Waits for a process; `None`: it still runs at the limit.
 pub fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let end = Instant::now() + limit;
-    let mut pause = Duration::from_micros(500);
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if Instant::now() >= end {
-            return Ok(None);
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(20));
-    }
+    wait::until(limit, || child.try_wait())
 }
 
 pub fn kill_group(process: u32) {
@@ -103,6 +94,15 @@ fn end_of(log: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Returns the last lines of a log, in one.
+#[must_use]
+pub fn last_lines(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(8)..].join(" / ")
 }
 
 /// Returns a line of /proc/PID/status such as `VmRSS:`, in KiB.

@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::trees::{self, Sizes};
 use crate::link::client::Emulator;
@@ -14,6 +14,7 @@ use crate::process;
 use crate::test::mount::{How, Mount, device_of};
 use crate::test::over::{self, Over};
 use crate::test::world::{As, World};
+use crate::wait;
 
 /// The null daemon, with the trees in it.
 pub struct Null {
@@ -30,13 +31,8 @@ impl Null {
         command.arg("null-daemon").arg(&point).arg("--control").arg(&control);
         let child = command.stdin(Stdio::null()).process_group(0).spawn()?;
         let mut null = Null { point, control, child };
-        let end = Instant::now() + Duration::from_secs(10);
-        while device_of(&null.point).is_none() || !null.control.exists() {
-            if Instant::now() > end || null.child.try_wait()?.is_some() {
-                bail!("the null daemon does not start");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let is_there = || Ok(device_of(&null.point).is_some() && null.control.exists());
+        wait::ready(&mut null.child, Duration::from_secs(10), is_there).context("the null daemon")?;
         trees::build(&null.point, sizes)?;
         Ok(null)
     }

@@ -17,6 +17,7 @@ use crate::load::moment;
 use crate::process;
 use crate::test::mount::{How, Mount, no_orphans};
 use crate::test::world::{As, World};
+use crate::wait;
 
 const WHO: As = As::Us;
 pub const MOUNTS: u8 = 3;
@@ -49,15 +50,14 @@ impl<'w> Server<'w> {
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
-        let end = Instant::now() + Duration::from_secs(20);
-        while UnixStream::connect(self.world.server_socket(WHO)).is_err() {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("the server ended with {status}: {}", self.said());
-            }
-            ensure!(Instant::now() < end, "the server does not listen: {}", self.said());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
+        let socket = self.world.server_socket(WHO);
+        let ready =
+            wait::ready(
+                &mut self.child,
+                Duration::from_secs(20),
+                || Ok(UnixStream::connect(&socket).is_ok()),
+            );
+        ready.with_context(|| format!("the server: {}", self.said()))
     }
 
     pub fn pid(&self) -> u32 {
@@ -84,9 +84,7 @@ impl<'w> Server<'w> {
     }
 
     pub fn said(&self) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(8)..].join(" / ")
+        process::last_lines(&self.log)
     }
 }
 

@@ -6,10 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
+
+use crate::wait;
 
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
@@ -66,15 +68,10 @@ impl Emulator {
         command.args(["link-emulator", "--listen", &listen, "--to", &to, "--rtt", rtt]);
         command.args(["--bandwidth", bandwidth, "--control", &format!("unix:{}", control.display())]);
         command.args(more);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-        let end = Instant::now() + Duration::from_secs(5);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
         // It listens before its control socket exists.
-        while !control.exists() {
-            if Instant::now() > end {
-                bail!("the link emulator does not start");
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait::ready(&mut child, Duration::from_secs(5), || Ok(control.exists()))
+            .context("the link emulator")?;
         Ok(Emulator { socket, control, child })
     }
 

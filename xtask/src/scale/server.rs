@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::process;
+use crate::wait;
 
 /// Serves one directory on a unix socket; ended when dropped.
 pub struct Server {
@@ -39,13 +40,8 @@ impl Server {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
         let child = command.spawn().with_context(|| nigh.display().to_string())?;
         let mut server = Server { child, socket, log };
-        let end = Instant::now() + Duration::from_secs(10);
-        while !server.socket.exists() {
-            if Instant::now() > end || server.child.try_wait()?.is_some() {
-                bail!("the server does not start: {}", server.said());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let ready = wait::ready(&mut server.child, Duration::from_secs(10), || Ok(server.socket.exists()));
+        ready.with_context(|| format!("the server: {}", server.said()))?;
         Ok(server)
     }
 

@@ -5,12 +5,13 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 
 use super::mount::{abort_connection, connection_of};
 use super::world::{PREFIX, TESTER, in_memory};
+use crate::wait;
 use crate::{process, root};
 
 /// `cargo xtask clean`. Always true: failures are reported.
@@ -93,15 +94,11 @@ pub fn below(dir: &Path) {
 
 /// Kills the processes, and waits up to two seconds for their end.
 fn end_processes_below(dir: &Path) {
-    let end = Instant::now() + Duration::from_secs(2);
-    loop {
+    let _ = wait::holds(Duration::from_secs(2), || {
         let pids = processes_below(dir);
-        if pids.is_empty() || Instant::now() > end {
-            return;
-        }
-        pids.into_iter().for_each(|pid| process::signal(pid, libc::SIGKILL));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        pids.iter().for_each(|pid| process::signal(*pid, libc::SIGKILL));
+        Ok(pids.is_empty())
+    });
 }
 
 /// Returns the mounts below a directory, innermost first.

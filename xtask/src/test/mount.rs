@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::over::{self, Over};
 use super::world::{As, World};
 use crate::process::{self, Ended};
+use crate::wait;
 
 const READY_LIMIT: Duration = Duration::from_secs(20);
 
@@ -149,10 +150,7 @@ impl<'w> Mount<'w> {
     /// Returns the daemon's last output.
     #[must_use]
     pub fn said(&self) -> String {
-        let text = fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(8)..].join(" / ")
+        process::last_lines(&self.log)
     }
 
     /// Unmounts as a user would; an error if that does not succeed.
@@ -237,16 +235,10 @@ fn device_in(table: &str, point: &Path) -> Option<u32> {
 /// Checks that no removed open file is left: sessions end a moment after their mounts.
 pub fn no_orphans(source: &Path) -> Result<()> {
     let folder = source.join(".nigh-orphans");
-    let give_up = Instant::now() + Duration::from_secs(5);
-    loop {
-        let Ok(entries) = fs::read_dir(&folder) else { return Ok(()) };
-        let left = entries.count();
-        if left == 0 {
-            return Ok(());
-        }
-        ensure!(Instant::now() < give_up, "{left} files are left in {}", folder.display());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let left = || fs::read_dir(&folder).map_or(0, Iterator::count);
+    let none = wait::holds(Duration::from_secs(5), || Ok(left() == 0))?;
+    ensure!(none, "{} files are left in {}", left(), folder.display());
+    Ok(())
 }
 
 #[cfg(test)]

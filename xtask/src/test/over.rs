@@ -6,12 +6,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 
 use super::mount::How;
 use super::world::{As, TESTER, World};
+use crate::wait;
 use crate::{process, root};
 
 /// How a mount reaches its server.
@@ -76,24 +77,16 @@ impl Serving {
         command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let child = command.spawn().context("starting a server")?;
         let mut serving = Serving { child, port, log };
-        let end = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            if let Some(status) = serving.child.try_wait()? {
-                bail!("it ended with {status}: {}", serving.said());
-            }
-            ensure!(Instant::now() < end, "it does not listen: {}", serving.said());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let listens = || Ok(TcpStream::connect(("127.0.0.1", port)).is_ok());
+        let ready = wait::ready(&mut serving.child, Duration::from_secs(20), listens);
+        ready.with_context(|| format!("a server: {}", serving.said()))?;
         Ok(serving)
     }
 
     /// Returns its last output.
     #[must_use]
     pub fn said(&self) -> String {
-        let text = fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(8)..].join(" / ")
+        process::last_lines(&self.log)
     }
 }
 
@@ -226,10 +219,7 @@ fn end_own_server(world: &World, who: As) {
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
     for pid in pids.filter(is_it) {
         process::signal(pid, libc::SIGTERM);
-        let end = Instant::now() + Duration::from_secs(5);
-        while Path::new(&format!("/proc/{pid}")).exists() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let _ = wait::holds(Duration::from_secs(5), || Ok(!Path::new(&format!("/proc/{pid}")).exists()));
     }
 }
 

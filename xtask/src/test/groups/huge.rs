@@ -16,6 +16,7 @@ use crate::report::Tally;
 use crate::root;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
+use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(900);
 const MIB: u64 = 1 << 20;
@@ -105,11 +106,7 @@ fn another_server(world: &World) -> Result<()> {
         return Ok(());
     }
     signal_server(world, libc::SIGTERM)?;
-    let give_up = Instant::now() + Duration::from_secs(10);
-    while is_there() {
-        ensure!(Instant::now() < give_up, "the server stays after SIGTERM");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    ensure!(wait::holds(Duration::from_secs(10), || Ok(!is_there()))?, "the server stays after SIGTERM");
     Ok(())
 }
 
@@ -195,15 +192,10 @@ fn walk(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
 
 /// Waits until the kernel has forgotten what it is to forget.
 fn settled(mount: &Mount<'_>, most: u64) -> Result<()> {
-    let give_up = Instant::now() + Duration::from_secs(10);
-    loop {
-        let inodes = mount.status()?["cache"]["inodes"].as_u64().context("no inodes in the status")?;
-        if inodes <= most {
-            return Ok(());
-        }
-        ensure!(Instant::now() < give_up, "the kernel knows {inodes} inodes 10 s after the walk");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let inodes = || mount.status()?["cache"]["inodes"].as_u64().context("no inodes in the status");
+    let settled = wait::holds(Duration::from_secs(10), || Ok(inodes()? <= most))?;
+    ensure!(settled, "the kernel knows {} inodes 10 s after the walk", inodes()?);
+    Ok(())
 }
 
 fn one(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::process;
 use crate::report::Tally;
@@ -14,6 +14,7 @@ use crate::root;
 use crate::test::mount::{How, Mount};
 use crate::test::over;
 use crate::test::world::{As, World};
+use crate::wait;
 
 /// Limit of one listing.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -36,22 +37,12 @@ impl Server {
     }
 
     fn said(&self) -> String {
-        let text = fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(6)..].join(" / ")
+        process::last_lines(&self.log)
     }
 
     /// Waits until its client gets a reply.
-    fn wait(&mut self, mut is_there: impl FnMut() -> Result<bool>) -> Result<()> {
-        let end = Instant::now() + START;
-        while !is_there()? {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("it ended with {status}: {}", self.said());
-            }
-            ensure!(Instant::now() < end, "it does not answer: {}", self.said());
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
+    fn wait(&mut self, is_there: impl FnMut() -> Result<bool>) -> Result<()> {
+        wait::ready(&mut self.child, START, is_there).with_context(|| self.said())
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nigh_native::{Message, Refused};
@@ -24,6 +24,7 @@ use crate::test::clean;
 use crate::test::mount::{How, Mount};
 use crate::test::over::{self, Over, Serving};
 use crate::test::world::{As, World};
+use crate::wait;
 
 const WHO: As = As::Us;
 
@@ -69,11 +70,9 @@ fn cannot_mount(world: &World, source: &str, options: &[&str], names: &[&str]) -
         let mut words = said.split(|byte| *byte == 0);
         words.any(|word| word == b"mount") && words.any(|word| word == point.as_bytes())
     };
-    let end = Instant::now() + Duration::from_secs(5);
-    while let Some(pid) = clean::processes().into_iter().find(ours) {
-        ensure!(Instant::now() < end, "process {pid} stays");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let left = || clean::processes().into_iter().find(ours);
+    let none = wait::holds(Duration::from_secs(5), || Ok(left().is_none()))?;
+    ensure!(none, "process {:?} stays", left());
     ensure!(fs::read_dir(&point)?.next().is_none(), "something is left in the mount point");
     Ok(())
 }
@@ -250,14 +249,11 @@ fn another_version_later(world: &World) -> Result<()> {
     let later = Later::listen(&world.root.join("later.sock"))?;
     lead_to(&later.socket)?;
     drop(first);
-    let end = Instant::now() + Duration::from_secs(10);
     let problem = |mount: &Mount<'_>| -> Result<String> {
         Ok(mount.status()?["remote"]["problem"].as_str().unwrap_or_default().to_owned())
     };
-    while problem(&mount)? != TOO_OLD {
-        ensure!(Instant::now() < end, "nigh status says {:?}", problem(&mount)?);
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let said = wait::holds(Duration::from_secs(10), || Ok(problem(&mount)? == TOO_OLD))?;
+    ensure!(said, "nigh status says {:?}", problem(&mount)?);
     let page = super::nigh(world, WHO, &["status", &text(&point)])?;
     ensure!(page.said.contains(TOO_OLD), "the page does not say it: {}", page.said);
     ensure!(mount.said().contains(TOO_OLD), "the log does not say it: {}", mount.said());

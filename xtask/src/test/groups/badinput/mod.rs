@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -17,6 +17,7 @@ use crate::root;
 use crate::test::clean;
 use crate::test::mount::{How, Mount, device_of};
 use crate::test::world::{As, PREFIX, World};
+use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -169,10 +170,7 @@ fn killed(world: &World) -> Result<(PathBuf, PathBuf)> {
     fs::write(source.join("f"), b"contents")?;
     let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
     crate::process::signal(mount.daemon(), libc::SIGKILL);
-    let end = Instant::now() + Duration::from_secs(5);
-    while fs::metadata(point.join("f")).is_ok() && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait::holds(Duration::from_secs(5), || Ok(fs::metadata(point.join("f")).is_err()))?;
     // The guard would clean up; this test checks that nigh does.
     std::mem::forget(mount);
     Ok((source, point))
@@ -218,14 +216,11 @@ fn tests_ended(world: &World) -> Result<()> {
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
     let mut tests = command.spawn()?;
     let root = std::env::temp_dir().join(format!("{PREFIX}{}", tests.id()));
-    let end = Instant::now() + Duration::from_secs(120);
     // A server and a mount.
-    while clean::running(&root.join("bin/nigh")).len() < 2 {
-        if tests.try_wait()?.is_some() || Instant::now() > end {
-            crate::process::kill_group(tests.id());
-            bail!("the tests within did not begin");
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    let both = || Ok(clean::running(&root.join("bin/nigh")).len() >= 2);
+    if let Err(error) = wait::ready(&mut tests, Duration::from_secs(120), both) {
+        crate::process::kill_group(tests.id());
+        return Err(error.context("the tests within did not begin"));
     }
     crate::process::signal(tests.id(), libc::SIGTERM);
     let status = crate::process::wait(&mut tests, Duration::from_secs(20))?;

@@ -18,6 +18,7 @@ use crate::report::Tally;
 use crate::root;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
+use crate::wait;
 
 /// Interval between two changes of one directory. A directory that is recalled repeatedly within 200 ms of its grants
 /// is granted late, and an entry that is created and removed between two listings causes no event.
@@ -76,11 +77,11 @@ impl<'w> Pair<'w> {
     /// Watches directories, and waits until the mount has noticed.
     pub fn watch(&self, world: &World, paths: &[String]) -> Result<Watcher> {
         let watcher = Watcher::start(world, self.here.how.who, &self.here.point, paths)?;
-        let end = Instant::now() + Duration::from_secs(20);
-        while self.count("watched")? < paths.len() as u64 || self.here.status()?["events"]["unsettled"] != 0 {
-            ensure!(Instant::now() < end, "20 s after somebody began to watch the mount does not know");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let known = wait::holds(Duration::from_secs(20), || {
+            let events = &self.here.status()?["events"];
+            Ok(events["watched"].as_u64() >= Some(paths.len() as u64) && events["unsettled"] == 0)
+        })?;
+        ensure!(known, "20 s after a program began to watch the mount does not know");
         Ok(watcher)
     }
 
@@ -112,11 +113,9 @@ impl Watcher {
         command.stdin(Stdio::null()).stdout(File::create(&log)?).stderr(File::create(&said)?);
         let child = command.spawn()?;
         let watcher = Watcher { child, log, root: root.to_owned() };
-        let end = Instant::now() + Duration::from_secs(10);
-        while !fs::read_to_string(&said)?.contains("Watches established") {
-            ensure!(Instant::now() < end, "inotifywait does not begin: {}", fs::read_to_string(&said)?);
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let watches = || Ok(fs::read_to_string(&said)?.contains("Watches established"));
+        let begun = wait::holds(Duration::from_secs(10), watches)?;
+        ensure!(begun, "inotifywait does not begin: {}", fs::read_to_string(&said)?);
         Ok(watcher)
     }
 
@@ -230,14 +229,8 @@ fn wait_for(
     watcher: &Watcher,
     expected: &[(String, String, String)],
 ) -> Result<Vec<(String, String, String)>> {
-    let end = Instant::now() + Duration::from_secs(5);
-    loop {
-        let seen = watcher.seen()?;
-        if seen.len() >= expected.len() || Instant::now() > end {
-            return Ok(seen);
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait::holds(Duration::from_secs(5), || Ok(watcher.seen()?.len() >= expected.len()))?;
+    watcher.seen()
 }
 
 fn own(world: &World) -> Result<()> {
@@ -362,11 +355,8 @@ fn killed(world: &World) -> Result<()> {
     ensure!(watcher.all(1)?.len() == 1, "told: {:?}", watcher.seen()?);
     ensure!(replaying(&pair.here.point)?.len() == 1, "nobody replays");
     process::signal(pair.here.daemon(), libc::SIGKILL);
-    let end = Instant::now() + Duration::from_secs(5);
-    while !replaying(&pair.here.point)?.is_empty() {
-        ensure!(Instant::now() < end, "it lives 5 s after its daemon was killed");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let ended = wait::holds(Duration::from_secs(5), || Ok(replaying(&pair.here.point)?.is_empty()))?;
+    ensure!(ended, "it lives 5 s after its daemon was killed");
     drop(watcher);
     let mut clear = world.command(world.nigh(), As::Us);
     clear.arg("umount").arg(&pair.here.point);

@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -15,6 +15,7 @@ use crate::root;
 use crate::test::groups::Test;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
+use crate::wait;
 
 pub const TESTS: &[Test] = &[
     ("faults: output to a closed pipe ends in silence", closed_pipe),
@@ -95,10 +96,7 @@ fn lowered(world: &World) -> Result<()> {
             .chain([inside.as_os_str()])
             .collect::<Vec<_>>(),
     )?;
-    let end = Instant::now() + LIMIT;
-    while mount.status()?["kernel"]["lowered"] != true && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait::holds(LIMIT, || Ok(mount.status()?["kernel"]["lowered"] == true))?;
     let (status, mut page) = (mount.status()?, world.command(world.nigh(), As::Us));
     page.arg("status").arg(&mount.point);
     let page = world.run(page, LIMIT)?;

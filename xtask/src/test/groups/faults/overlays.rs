@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{CWD, RenameFlags};
@@ -17,6 +16,7 @@ use crate::test::groups::filesystems::Disk;
 use crate::test::mount::{How, Mount};
 use crate::test::over::Over;
 use crate::test::world::{As, World};
+use crate::wait;
 
 pub const TESTS: &[Test] = &[
     ("faults: an overlay has its layers on a mount", layers),
@@ -93,11 +93,8 @@ fn lower_layer(world: &World) -> Result<()> {
     let merged = dir("merged")?;
     process::output(Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options, &merged]))?;
     let merged = Disk { point: merged.into() };
-    let until = Instant::now() + LIMIT;
-    while mount.status()?["kernel"]["notifications"] == "all" {
-        ensure!(Instant::now() < until, "all names may still be dropped at once");
-        sleep(Duration::from_millis(10));
-    }
+    let lowered = || Ok(mount.status()?["kernel"]["notifications"] != "all");
+    ensure!(wait::holds(LIMIT, lowered)?, "all names may still be dropped at once");
     ensure!(fs::read(merged.point.join("file")).with_context(|| mount.said())? == b"below");
     drop(merged);
     mount.unmount()

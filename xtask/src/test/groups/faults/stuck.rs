@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nigh_native::{ServerConfig, ServerConnection, ServerEvent, Session};
@@ -18,6 +18,7 @@ use crate::test::clean;
 use crate::test::groups::Test;
 use crate::test::mount::{How, Mount, device_of};
 use crate::test::world::{As, World};
+use crate::wait;
 
 pub const TESTS: &[Test] = &[
     ("faults: daemon killed while its notifier waits leaves no unkillable process", |world| {
@@ -45,11 +46,7 @@ fn skipped(why: &str) -> Result<()> {
 }
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
-    let end = Instant::now() + LIMIT;
-    while !holds() {
-        ensure!(Instant::now() < end, "{what}: not after {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    ensure!(wait::holds(LIMIT, || Ok(holds()))?, "{what}: not after {LIMIT:?}");
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use crate::test::groups::badinput::refused;
 use crate::test::mount::{How, Mount};
 use crate::test::over::{self, Over};
 use crate::test::world::{As, World};
+use crate::wait;
 
 /// A server's reply to a message: its bytes, given the tag. `None`: it closes the connection.
 type Says = fn(u16) -> Option<Vec<u8>>;
@@ -149,11 +150,9 @@ pub fn in_the_midst(world: &World) -> Result<()> {
         }
         let took = begun.elapsed();
         ensure!(took < Duration::from_secs(5), "{lie:?}: it took {took:?}");
-        let give_up = Instant::now() + Duration::from_secs(10);
-        while std::fs::read_to_string(point.join("file")).ok().as_deref() != Some("data") {
-            ensure!(Instant::now() < give_up, "{lie:?}: the mount does not come back: {}", mount.said());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let reads = || Ok(std::fs::read_to_string(point.join("file")).ok().as_deref() == Some("data"));
+        let back = wait::holds(Duration::from_secs(10), reads)?;
+        ensure!(back, "{lie:?}: the mount does not come back: {}", mount.said());
         let said = mount.said();
         ensure!(said.contains("protocol error"), "{lie:?}: the log does not say why: {said}");
         mount.unmount()?;

@@ -14,6 +14,7 @@ use crate::link::client::Emulator;
 use crate::process;
 use crate::test::mount::{How, Mount};
 use crate::test::world::{As, World};
+use crate::wait;
 
 const WHO: As = As::Us;
 
@@ -49,11 +50,9 @@ impl<'w> Cut<'w> {
     /// Ends the link for good; waits until the mount has noticed.
     fn cut(&mut self) -> Result<()> {
         self.link = None;
-        let end = Instant::now() + Duration::from_secs(20);
-        while self.mount.status()?["remote"]["connected"] == true {
-            ensure!(Instant::now() < end, "20 s after its link ended the mount does not know");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let ended = || Ok(self.mount.status()?["remote"]["connected"] != true);
+        let known = wait::holds(Duration::from_secs(20), ended)?;
+        ensure!(known, "20 s after its link ended the mount does not know");
         let lapses = self.mount.status()?["remote"]["lapses"].as_u64();
         ensure!(lapses == Some(1), "remote.lapses is {lapses:?}");
         Ok(())
@@ -105,9 +104,9 @@ pub fn stores_are_kept(world: &World) -> Result<()> {
     let child = store_and_stay(&cut.at("file"))?;
     cut.cut()?;
     process::signal(child, libc::SIGKILL);
-    let waited = !ends(child, Duration::from_secs(1));
+    let waited = !ends(child, Duration::from_secs(1))?;
     cut.mount.abort();
-    ensure!(ends(child, Duration::from_secs(5)), "it lives 5 s after the connection");
+    ensure!(ends(child, Duration::from_secs(5))?, "it lives 5 s after the connection");
     ensure!(waited, "what it had stored was given up");
     Ok(())
 }
@@ -144,17 +143,10 @@ fn store_and_stay(file: &Path) -> Result<u32> {
     Ok(u32::try_from(child)?)
 }
 
-fn ends(child: u32, limit: Duration) -> bool {
-    let end = Instant::now() + limit;
-    while Instant::now() < end {
-        // SAFETY: nothing is written.
-        let gone = unsafe { libc::waitpid(child.cast_signed(), std::ptr::null_mut(), libc::WNOHANG) };
-        if gone != 0 {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    false
+fn ends(child: u32, limit: Duration) -> Result<bool> {
+    // SAFETY: nothing is written.
+    let gone = || unsafe { libc::waitpid(child.cast_signed(), std::ptr::null_mut(), libc::WNOHANG) };
+    wait::holds(limit, || Ok(gone() != 0))
 }
 
 pub fn fails(world: &World) -> Result<()> {

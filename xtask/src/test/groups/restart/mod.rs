@@ -12,13 +12,14 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::process;
 use crate::report::Tally;
 use crate::root;
 use crate::test::mount::{How, Mount, no_orphans};
 use crate::test::world::{As, World};
+use crate::wait;
 
 pub fn run(world: &World, tally: &mut Tally) {
     let tests: &[super::Test] = &[
@@ -77,14 +78,8 @@ pub fn kill_server(world: &World) -> Result<()> {
 
 /// Sends another signal to the server.
 pub fn signal_server(world: &World, signal: i32) -> Result<()> {
-    let give_up = Instant::now() + Duration::from_secs(10);
-    let stream = loop {
-        match UnixStream::connect(world.server_socket(As::Us)) {
-            Ok(stream) => break stream,
-            Err(error) if Instant::now() > give_up => bail!("no server after 10 s: {error}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
-    };
+    let connect = || anyhow::Ok(UnixStream::connect(world.server_socket(As::Us)).ok());
+    let stream = wait::until(Duration::from_secs(10), connect)?.context("no server after 10 s")?;
     signal_peer(&stream, signal)
 }
 

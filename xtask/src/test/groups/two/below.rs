@@ -5,7 +5,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::{ALL, Deadline, Mounts};
 use crate::process;
@@ -13,6 +13,7 @@ use crate::report::Tally;
 use crate::root;
 use crate::test::groups::filesystems::Disk;
 use crate::test::world::{As, World};
+use crate::wait;
 
 const ROUNDS: u64 = 100;
 /// Rounds in one directory: a contended directory is not recalled any more.
@@ -64,16 +65,7 @@ fn below(world: &World) -> Result<()> {
 }
 
 fn is_noticed(mounts: &Mounts<'_>, number: usize) -> Result<()> {
-    let give_up = Instant::now() + SHORT;
-    loop {
-        let status = mounts.mounts[number].status()?;
-        let level = status["kernel"]["notifications"].as_str().unwrap_or("?");
-        if level != "all" {
-            return Ok(());
-        }
-        if Instant::now() > give_up {
-            bail!("mount {} does not notice what is mounted below it", number + 1);
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let lowered = || Ok(mounts.mounts[number].status()?["kernel"]["notifications"] != "all");
+    ensure!(wait::holds(SHORT, lowered)?, "mount {} does not notice what is mounted below it", number + 1);
+    Ok(())
 }
