@@ -6,7 +6,6 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use serde_json::Value;
 
-use crate::process;
 use crate::report::Tally;
 use crate::root;
 use crate::test::mount::{How, Mount};
@@ -54,10 +53,7 @@ pub fn run(options: &Options) -> Result<bool> {
         bail!("the matrix needs root: it mounts as root and as an ordinary user");
     }
     let world = World::new(options.nigh.as_deref(), Length::Short)?;
-    let mut users = vec![As::Us];
-    if process::which("fusermount3").is_some() {
-        users.extend(world.tester);
-    }
+    let mut users = world.mounting_users();
     users.retain(|who| options.users.iter().any(|name| name == who.name()));
     let mut tally = Tally::new();
     println!(

@@ -265,9 +265,7 @@ fn configure(world: &World, port: u16) -> Result<()> {
          AuthorizedKeysFile {0}/authorized-%u\nMaxStartups 100\nMaxSessions 100\n",
         dir.display()
     );
-    let mut users = vec![As::Us];
-    users.extend(world.tester.filter(|who| *who != As::Us));
-    for who in users {
+    for who in world.users() {
         let own = world.dir(&format!("ssh/{}", who.name()), who)?;
         keygen(&own.join("key"))?;
         fs::write(own.join("known"), format!("nigh-test {host}"))?;

@@ -199,6 +199,19 @@ impl World {
         self.give(dir, who)
     }
 
+    /// The users that run tests: this process's user; if that is root, the ordinary user too.
+    #[must_use]
+    pub fn users(&self) -> Vec<As> {
+        let tester = self.tester.filter(|who| *who != As::Us);
+        std::iter::once(As::Us).chain(tester).collect()
+    }
+
+    /// The users that can mount: an ordinary user needs `fusermount3`.
+    #[must_use]
+    pub fn mounting_users(&self) -> Vec<As> {
+        if process::which("fusermount3").is_some() { self.users() } else { vec![As::Us] }
+    }
+
     /// Runs tests whose mounts reach their servers over that link.
     pub fn over<T>(&self, over: Over, tests: impl FnOnce() -> T) -> T {
         let set = |over| {

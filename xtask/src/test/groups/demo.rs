@@ -9,9 +9,7 @@ use crate::report::Tally;
 use crate::test::world::{As, World};
 
 pub fn run(world: &World, tally: &mut Tally) {
-    let mut users = vec![As::Us];
-    users.extend(world.tester.filter(|who| *who != As::Us));
-    for who in users {
+    for who in world.users() {
         tally.test(&format!("demo as {}", who.name()), || demo(world, who));
     }
 }

@@ -24,16 +24,14 @@ const MOUNTS: u32 = 15;
 const LONG_LIMIT: Duration = Duration::from_secs(500);
 
 pub fn run(world: &World, tally: &mut Tally) {
-    let mut users = vec![As::Us];
-    users.extend(world.tester.filter(|who| *who != As::Us));
-    for who in users.iter().copied() {
+    for who in world.users() {
         for (what, rate) in [("1,000 a second", 1000), ("one after the other", 0)] {
             let name = format!("host: changes on the server's disk, {what}, as {}", who.name());
             tally.test(&name, || changes(world, who, rate));
         }
     }
     // Root passes permission checks whatever the kernel has cached.
-    for who in users.into_iter().filter(|who| *who != As::Us || !root::is_root()) {
+    for who in world.users().into_iter().filter(|who| *who != As::Us || !root::is_root()) {
         let name = format!("host: a root that changes while its mount begins, as {}", who.name());
         tally.test(&name, || root_that_changes(world, who));
     }

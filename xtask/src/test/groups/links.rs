@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use super::two;
 use crate::bench::places::Distant;
-use crate::process;
 use crate::report::Tally;
 use crate::test::mount::{How, Mount};
 use crate::test::over::Over;
@@ -54,11 +53,7 @@ const CELLS: [(Over, bool); 6] = [
 ];
 
 fn over_one(world: &World, tally: &mut Tally, over: Over, cells: &[&(Over, bool)]) {
-    let mut users = vec![As::Us];
-    if process::which("fusermount3").is_some() {
-        users.extend(world.tester.filter(|who| *who != As::Us));
-    }
-    for who in users.into_iter().filter(|who| cells.contains(&&(over, *who != As::Us))) {
+    for who in world.mounting_users().into_iter().filter(|who| cells.contains(&&(over, *who != As::Us))) {
         let name = format!("links: {} as {}", over.name(), who.name());
         match world.dir("source", who) {
             Ok(source) => table::compare(world, tally, &name, &source, &How::new(who), &world.table()),

@@ -23,9 +23,7 @@ pub fn run(world: &World, tally: &mut Tally) {
             tally.not_run("tools: cargo build", &format!("{e:#}"));
         }
     }
-    let mut users = vec![As::Us];
-    users.extend(world.tester.filter(|who| *who != As::Us));
-    for who in users {
+    for who in world.users() {
         let some = if who == As::Us { SCRIPTS.len() } else { 3 };
         for script in world.sample.of("tools", SCRIPTS, some) {
             let name = format!("{} as {}", script.name, who.name());

@@ -164,12 +164,3 @@ impl<'w> Mounts<'w> {
         no_orphans(&self.source)
     }
 }
-
-/// The users that mount: this process's user; if that is root, the ordinary user too.
-fn users(world: &World) -> Vec<As> {
-    let mut users = vec![As::Us];
-    if process::which("fusermount3").is_some() {
-        users.extend(world.tester.filter(|who| *who != As::Us));
-    }
-    users
-}

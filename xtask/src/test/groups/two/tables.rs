@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::{ALL, Deadline, Kind, Mounts, NO_EPOCH, NONE, OLD, users};
+use super::{ALL, Deadline, Kind, Mounts, NO_EPOCH, NONE, OLD};
 use crate::process::{self, Ended};
 use crate::report::Tally;
 use crate::test::table::{self, Verdict, Verdicts};
@@ -41,8 +41,7 @@ const SMALLER: &[&str] = &[
 ];
 
 pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
-    let users = users(world);
-    for who in users.into_iter().filter(|who| *who == As::Us || !world.short) {
+    for who in world.mounting_users().into_iter().filter(|who| *who == As::Us || !world.short) {
         let control = match control(world, who) {
             Ok(control) => control,
             Err(e) => return tally.fail("two: the table on a local directory", &format!("{e:#}")),
