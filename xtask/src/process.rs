@@ -38,6 +38,11 @@ impl Ended {
         }
     }
 
+    /// Returns the JSON of the last line.
+    pub fn json(&self) -> anyhow::Result<serde_json::Value> {
+        Ok(serde_json::from_str(self.said.lines().last().unwrap_or_default())?)
+    }
+
     /// Returns the last lines, for a report.
     #[must_use]
     pub fn tail(&self, lines: usize) -> String {
@@ -72,6 +77,31 @@ pub fn run(mut command: Command, limit: Duration, log: &Path) -> io::Result<Ende
 /// Waits for a process; `None`: it still runs at the limit.
 pub fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     wait::until(limit, || child.try_wait())
+}
+
+/// Waits for a process that has a group of its own and is to end; kills the group at the limit.
+pub fn end(child: &mut Child, limit: Duration) {
+    if !matches!(wait(child, limit), Ok(Some(_))) {
+        kill_group(child.id());
+        let _ = wait(child, Duration::from_secs(5));
+    }
+}
+
+/// A stopped process, continued when dropped: otherwise its mount could not be taken down.
+pub struct Stopped(u32);
+
+impl Stopped {
+    #[must_use]
+    pub fn new(pid: u32) -> Stopped {
+        signal(pid, libc::SIGSTOP);
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        signal(self.0, libc::SIGCONT);
+    }
 }
 
 pub fn kill_group(process: u32) {

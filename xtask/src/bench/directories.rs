@@ -87,14 +87,14 @@ fn look(
     dir: &Path,
     arguments: &[&str],
 ) -> Result<Map<String, Value>> {
-    let mut command = world.command(world.root.join("bin/xtask"), As::Us);
+    let mut command = world.command(world.xtask(), As::Us);
     command.args(["directory", look.name(), "--dir"]).arg(dir).args(arguments);
     let ended = match mount {
         Some(mount) => mount.run(command, LIMIT)?,
         None => world.run(command, LIMIT)?,
     };
     ensure!(ended.ok(), "{}: {}", look.name(), ended.tail(5));
-    Ok(serde_json::from_str(ended.said.lines().last().unwrap_or_default())?)
+    Ok(serde_json::from_value(ended.json()?)?)
 }
 
 /// Warm directories: telldir, seekdir, and the memory that a million telldir positions take.

@@ -105,9 +105,8 @@ fn put_on(process: u32, set: &libc::cpu_set_t) -> Result<()> {
 pub fn missing_names(world: &World, mount: &Mount<'_>, names: u32) -> Result<Value> {
     let before = resident_kib(mount.daemon())?;
     let sizes = Sizes { calls: names, ..Sizes::scaled(0.01) };
-    let xtask = world.root.join("bin/xtask");
     let command =
-        workload::command(&xtask, Workload::StatMissingMany, &mount.point, &sizes, Path::new("none"));
+        workload::command(&world.xtask(), Workload::StatMissingMany, &mount.point, &sizes, Path::new("none"));
     let ended = mount.run(command, Duration::from_secs(3600))?;
     ensure!(ended.ok(), "{}", ended.tail(5));
     let took = workload::time_said(&ended.said).unwrap_or(ended.took);

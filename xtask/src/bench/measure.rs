@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -59,10 +59,6 @@ impl Row {
     }
 }
 
-fn xtask(world: &World) -> PathBuf {
-    world.root.join("bin/xtask")
-}
-
 fn command(world: &World, work: Workload, dir: &Path, sizes: &Sizes) -> Result<std::process::Command> {
     let archive = world.root.join("tree.tar");
     if !archive.exists() {
@@ -70,7 +66,7 @@ fn command(world: &World, work: Workload, dir: &Path, sizes: &Sizes) -> Result<s
         tar.arg("-cf").arg(&archive).arg("tree").current_dir(world.root.join("source"));
         process::output(&mut tar)?;
     }
-    let mut command = workload::command(&xtask(world), work, dir, sizes, &archive);
+    let mut command = workload::command(&world.xtask(), work, dir, sizes, &archive);
     command.current_dir(&world.root);
     Ok(command)
 }

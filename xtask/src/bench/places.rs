@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use super::trees::{self, Sizes};
 use crate::link::client::Emulator;
 use crate::process;
-use crate::test::mount::{How, Mount, device_of};
+use crate::test::mount::{How, Mount, detach, device_of};
 use crate::test::over::{self, Over};
 use crate::test::world::{As, World};
 use crate::wait;
@@ -27,7 +27,7 @@ impl Null {
     pub fn start(world: &World, sizes: &Sizes) -> Result<Null> {
         let point = world.dir("null", As::Us)?;
         let control = world.root.join("null.control");
-        let mut command = world.command(world.root.join("bin/xtask"), As::Us);
+        let mut command = world.command(world.xtask(), As::Us);
         command.arg("null-daemon").arg(&point).arg("--control").arg(&control);
         let child = command.stdin(Stdio::null()).process_group(0).spawn()?;
         let mut null = Null { point, control, child };
@@ -45,13 +45,8 @@ impl Null {
 
 impl Drop for Null {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.point).stderr(Stdio::null()).status();
-        let _ =
-            Command::new("fusermount3").args(["-u", "-z"]).arg(&self.point).stderr(Stdio::null()).status();
-        if !matches!(process::wait(&mut self.child, Duration::from_secs(3)), Ok(Some(_))) {
-            process::kill_group(self.child.id());
-            let _ = self.child.wait();
-        }
+        detach(&self.point);
+        process::end(&mut self.child, Duration::from_secs(3));
     }
 }
 
@@ -79,7 +74,7 @@ impl<'w> Distant<'w> {
     ) -> Result<Distant<'w>> {
         let (idle, keep) = (world.dir("keeper-source", As::Us)?, world.dir("keeper", As::Us)?);
         let keeper = Mount::new(world, &idle, &keep, &How::new(As::Us))?;
-        let xtask = world.root.join("bin/xtask");
+        let xtask = world.xtask();
         let server = match over {
             Over::Nigh => Some(over::serve(world, As::Us)?),
             Over::Ssh => Some(over::ssh_server(world)?),
@@ -120,7 +115,7 @@ impl<'w> Distant<'w> {
         fs::create_dir_all(&point)?;
         let mut how = How::new(As::Us);
         if self.over.0 == Over::Local {
-            how = how.set("NIGH_LINK", &self.link.socket.display().to_string());
+            how = how.through(&self.link);
         }
         how.over = Some(self.over);
         if self.compress {

@@ -113,7 +113,7 @@ fn make(world: &World, mount: Option<&Mount<'_>>, dir: &Path, what: &str) -> Res
 
 fn one(world: &World, rtt: &str, what: &str, name: &'static str, options: &[&str]) -> Result<Line> {
     let ports = [free_port()?, over::diod(world)?];
-    let wire = Emulator::of_ninep(&world.root.join("bin/xtask"), &world.root, ports, rtt)?;
+    let wire = Emulator::of_ninep(&world.xtask(), &world.root, ports, rtt)?;
     let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
     lay_out(&source)?;
     let mut how = How::new(As::Us).with("--entry-timeout=forever").with("--attr-timeout=forever");

@@ -19,7 +19,7 @@ pub fn run(world: &World, rtt: &str) -> Result<()> {
     println!("| local disk | {:.2} s | | |", time.as_secs_f64());
     for (name, option) in [("0", "--negative-timeout=off"), ("10 s", "--negative-timeout=10s")] {
         let ports = [free_port()?, over::diod(world)?];
-        let wire = Emulator::of_ninep(&world.root.join("bin/xtask"), &world.root, ports, rtt)?;
+        let wire = Emulator::of_ninep(&world.xtask(), &world.root, ports, rtt)?;
         let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
         let mut how = How::new(As::Us).with(option);
         how.over = Some((Over::Ninep, Some(ports[0])));

@@ -91,10 +91,7 @@ impl<'w> Server<'w> {
 impl Drop for Server<'_> {
     fn drop(&mut self) {
         process::signal(self.child.id(), libc::SIGTERM);
-        if !matches!(process::wait(&mut self.child, Duration::from_secs(3)), Ok(Some(_))) {
-            process::kill_group(self.child.id());
-            let _ = self.child.wait();
-        }
+        process::end(&mut self.child, Duration::from_secs(3));
     }
 }
 
@@ -112,7 +109,7 @@ pub struct Worker {
 impl Worker {
     fn start(world: &World, mount: &Mount<'_>, seed: u64) -> Result<Worker> {
         let log = world.log();
-        let mut command = world.command(world.root.join("bin/xtask"), WHO);
+        let mut command = world.command(world.xtask(), WHO);
         command.arg("checker-worker").arg(&mount.point);
         command.args(["--seed", &seed.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&log)?).process_group(0);
@@ -185,10 +182,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         drop(self.input.take());
-        if !matches!(process::wait(&mut self.child, Duration::from_millis(500)), Ok(Some(_))) {
-            process::kill_group(self.child.id());
-            let _ = process::wait(&mut self.child, Duration::from_secs(5));
-        }
+        process::end(&mut self.child, Duration::from_millis(500));
     }
 }
 
@@ -266,10 +260,8 @@ impl<'w> Stage<'w> {
     fn new_seat(&self, number: u8) -> Result<Seat<'w>> {
         let world = self.world;
         let rtt = format!("{}ms", 1 + (self.seed + u64::from(number)) % 5);
-        let xtask = world.root.join("bin/xtask");
-        let link = Emulator::start(&xtask, &world.root, &world.server_socket(WHO), &rtt, "1Gbit")?;
-        let mut how = How::new(WHO).with("--host-timeout=forever");
-        how = how.set("NIGH_LINK", &link.socket.display().to_string());
+        let link = world.link(&rtt)?;
+        let mut how = How::new(WHO).with("--host-timeout=forever").through(&link);
         if self.seed.is_multiple_of(3) && number == 2 {
             how = how.set("NIGH_NOTIFY_LEVEL", "no-epoch");
         }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -68,10 +68,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            process::kill_group(self.child.id());
-            let _ = self.child.wait();
-        }
+        process::end(&mut self.child, Duration::ZERO);
         let _ = fs::remove_file(&self.log);
     }
 }

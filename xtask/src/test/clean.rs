@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::mount::{abort_connection, connection_of};
+use super::mount::{abort_connection, connection_of, detach};
 use super::world::{PREFIX, TESTER, in_memory};
 use crate::wait;
 use crate::{process, root};
@@ -72,11 +72,7 @@ pub fn below(dir: &Path) {
             if let Some(id) = connection_of(&point) {
                 abort_connection(id);
             }
-            let lazily = Command::new("umount").arg("--lazy").arg(&point).stderr(Stdio::null()).status();
-            if !lazily.is_ok_and(|s| s.success()) {
-                let _ =
-                    Command::new("fusermount3").args(["-u", "-z"]).arg(&point).stderr(Stdio::null()).status();
-            }
+            detach(&point);
         }
         end_processes_below(dir);
     }

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::over::{self, Over};
 use super::world::{As, World};
+use crate::link::client::Emulator;
 use crate::process::{self, Ended};
 use crate::wait;
 
@@ -38,6 +39,12 @@ impl How {
     pub fn with(mut self, argument: &str) -> How {
         self.arguments.push(argument.to_owned());
         self
+    }
+
+    /// Reaches the server through an emulated link.
+    #[must_use]
+    pub fn through(self, link: &Emulator) -> How {
+        self.set("NIGH_LINK", &link.socket.display().to_string())
     }
 
     #[must_use]
@@ -181,23 +188,25 @@ impl Drop for Mount<'_> {
         }
         if device_of(&self.point).is_some() {
             self.abort();
-            let _ = Command::new("umount").arg("--lazy").arg(&self.point).stderr(Stdio::null()).status();
-            let _ = Command::new("fusermount3")
-                .args(["-u", "-z"])
-                .arg(&self.point)
-                .stderr(Stdio::null())
-                .status();
+            detach(&self.point);
         }
-        if !matches!(process::wait(&mut self.daemon, Duration::from_secs(2)), Ok(Some(_))) {
-            process::kill_group(self.daemon.id());
-            let _ = process::wait(&mut self.daemon, Duration::from_secs(2));
-        }
+        process::end(&mut self.daemon, Duration::from_secs(2));
     }
 }
 
 /// Aborts a FUSE connection by its number (the mount's minor device number).
 pub fn abort_connection(id: u32) {
     let _ = fs::write(format!("/sys/fs/fuse/connections/{id}/abort"), "1");
+}
+
+/// Takes a mount out of the tree, in use or not.
+pub fn detach(point: &Path) {
+    for words in [&["umount", "--lazy"][..], &["fusermount3", "-u", "-z"]] {
+        let status = Command::new(words[0]).args(&words[1..]).arg(point).stderr(Stdio::null()).status();
+        if status.is_ok_and(|status| status.success()) {
+            return;
+        }
+    }
 }
 
 /// Returns the minor device number of a mount, from the mount table only: a stat could hang.

@@ -60,10 +60,7 @@ impl Drop for Serving {
             return;
         }
         process::signal(self.child.id(), libc::SIGTERM);
-        if !matches!(process::wait(&mut self.child, Duration::from_secs(2)), Ok(Some(_))) {
-            process::kill_group(self.child.id());
-            let _ = self.child.wait();
-        }
+        process::end(&mut self.child, Duration::from_secs(2));
     }
 }
 

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::over::{Over, Serving};
 use super::sample::Sample;
 use super::table::{Table, Verdicts};
+use crate::link::client::Emulator;
 use crate::process::{self, Ended};
 use crate::root;
 
@@ -135,6 +136,17 @@ impl World {
         command
     }
 
+    /// This program, where every user may run it.
+    #[must_use]
+    pub fn xtask(&self) -> PathBuf {
+        self.root.join("bin/xtask")
+    }
+
+    /// Starts an emulated link to this process's own server; `rtt` as `10ms`.
+    pub fn link(&self, rtt: &str) -> Result<Emulator> {
+        Emulator::start(&self.xtask(), &self.root, &self.server_socket(As::Us), rtt, "1Gbit")
+    }
+
     /// The socket on which that user's server listens.
     #[must_use]
     pub fn server_socket(&self, who: As) -> PathBuf {
@@ -235,7 +247,7 @@ impl World {
         };
         fs::copy(nigh.unwrap_or(&built.join("nigh")), self.nigh())?;
         fs::copy(built.join("nigh-posix"), self.root.join("bin/nigh-posix"))?;
-        fs::copy("/proc/self/exe", self.root.join("bin/xtask"))?;
+        fs::copy("/proc/self/exe", self.xtask())?;
         Ok(())
     }
 

@@ -87,12 +87,12 @@ fn changes(world: &World, who: As, rate: u64) -> Result<()> {
     };
     let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
     let mount = Mount::new(world, &source, &point, &How::new(who))?;
-    let mut command = world.command(world.root.join("bin/xtask"), who);
+    let mut command = world.command(world.xtask(), who);
     command.args(["host", "--count", &count.to_string(), "--rate", &rate.to_string()]);
     command.args(["--dirs", &dirs.to_string()]).arg("--source").arg(&source).arg("--point").arg(&point);
     let ended = mount.run(command, if world.hours { LONG_LIMIT } else { LIMIT })?;
     ensure!(ended.ok(), "{} (daemon: {})", ended.tail(8), mount.said());
-    let said: Value = serde_json::from_str(ended.said.lines().last().unwrap_or_default())?;
+    let said: Value = ended.json()?;
     let status = mount.status()?;
     let recalled = status["leases"]["recalled"].as_u64().context("recalls are counted")?;
     println!("  {said}, {recalled} recalls");

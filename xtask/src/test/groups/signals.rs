@@ -42,14 +42,13 @@ fn distant<'w>(world: &'w World, rtt: &str) -> Result<Distant<'w>> {
     let who = As::Us;
     let (idle, keep) = (world.dir("keeper-source", who)?, world.dir("keeper", who)?);
     let keeper = Mount::new(world, &idle, &keep, &How::new(who))?;
-    let link =
-        Emulator::start(&world.root.join("bin/xtask"), &world.root, &world.server_socket(who), rtt, "1Gbit")?;
+    let link = world.link(rtt)?;
     let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
     // Made before mounting: a cached absence would need no wait.
     for round in 0..ROUNDS {
         fs::create_dir(source.join(format!("d{round}")))?;
     }
-    let how = How::new(who).set("NIGH_LINK", &link.socket.display().to_string());
+    let how = How::new(who).through(&link);
     let mount = Mount::new(world, &source, &point, &how)?;
     Ok(Distant { link, mount, _keeper: keeper })
 }

@@ -228,7 +228,7 @@ fn another_version(world: &World) -> Result<()> {
 fn another_version_later(world: &World) -> Result<()> {
     over::serve(world, WHO)?;
     let link = || {
-        let xtask = world.root.join("bin/xtask");
+        let xtask = world.xtask();
         Emulator::start(&xtask, &world.root, &over::socket(world, WHO), "1ms", "1Gbit")
     };
     let first = link()?;

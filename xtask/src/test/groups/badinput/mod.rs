@@ -210,7 +210,7 @@ fn background(world: &World) -> Result<()> {
 
 /// Tests ended by a signal leave no process, no mount and no directory.
 fn tests_ended(world: &World) -> Result<()> {
-    let mut command = Command::new(world.root.join("bin/xtask"));
+    let mut command = Command::new(world.xtask());
     command.args(["test", "--no-install", "--groups", "signals", "--nigh"]).arg(world.nigh());
     let log = fs::File::create(world.log())?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);

@@ -57,22 +57,6 @@ fn waits_in(pid: u32, function: &str) -> bool {
     threads.flatten().any(|thread| wchan(thread).contains(function))
 }
 
-/// A stopped process; continued when dropped.
-struct Stopped(u32);
-
-impl Stopped {
-    fn new(pid: u32) -> Stopped {
-        process::signal(pid, libc::SIGSTOP);
-        Stopped(pid)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        process::signal(self.0, libc::SIGCONT);
-    }
-}
-
 /// A program, killed when dropped.
 struct Program(Child);
 
@@ -117,7 +101,7 @@ fn killed(world: &World, who: As) -> Result<()> {
     }
     // A server that has just started makes changes wait for its predecessor's clients.
     Program::start(world, who, &["touch", &text(a.point.join("first"))])?.ends()?;
-    let stopped = Stopped::new(b.daemon());
+    let stopped = process::Stopped::new(b.daemon());
     let mut touch = Program::start(world, who, &["touch", &text(a.point.join("d/new"))])?;
     until("the change waits", || waits_in(touch.0.id(), "request_wait_answer"))?;
     std::thread::sleep(Duration::from_millis(300));
@@ -228,7 +212,7 @@ fn mounted<'w>(world: &'w World, who: As) -> Result<(Mount<'w>, PathBuf)> {
 
 fn stopped_daemon(world: &World) -> Result<()> {
     let (mount, file) = mounted(world, As::Us)?;
-    let stopped = Stopped::new(mount.daemon());
+    let stopped = process::Stopped::new(mount.daemon());
     let mut stat = Program::start(world, As::Us, &["stat", &file.display().to_string()])?;
     until("a program waits", || waits_in(stat.0.id(), "request_wait_answer"))?;
     let ended = umount(world, As::Us, &[], &mount.point)?;

@@ -24,7 +24,7 @@ pub struct Counted<'w> {
 
 pub fn counted<'w>(world: &'w World, rtt: &str, options: &[&str]) -> Result<Counted<'w>> {
     let ports = [free_port()?, over::diod(world)?];
-    let wire = Emulator::of_ninep(&world.root.join("bin/xtask"), &world.root, ports, rtt)?;
+    let wire = Emulator::of_ninep(&world.xtask(), &world.root, ports, rtt)?;
     let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
     let mut how = How::new(As::Us);
     how.over = Some((Over::Ninep, Some(ports[0])));

@@ -31,13 +31,12 @@ impl<'w> Cut<'w> {
         let dir = |name: &str| world.dir(&format!("{test}-{name}"), WHO);
         let (idle, keep) = (dir("keeper-source")?, dir("keeper")?);
         let keeper = Mount::new(world, &idle, &keep, &How::new(WHO))?;
-        let xtask = world.root.join("bin/xtask");
-        let link = Emulator::start(&xtask, &world.root, &world.server_socket(WHO), "1ms", "1Gbit")?;
+        let link = world.link("1ms")?;
         let (source, point) = (dir("source")?, dir("mnt")?);
         fs::write(source.join("file"), b"here")?;
         fs::create_dir(source.join("unknown"))?;
         fs::write(source.join("unknown/file"), b"there")?;
-        let mut how = How::new(WHO).set("NIGH_LINK", &link.socket.display().to_string());
+        let mut how = How::new(WHO).through(&link);
         for argument in arguments {
             how = how.with(argument);
         }

@@ -96,7 +96,7 @@ impl Work {
     fn start(world: &World, mount: &Mount<'_>) -> Result<Work> {
         let (log, progress) = (world.log(), world.in_memory().join("progress"));
         let _ = fs::remove_file(&progress);
-        let mut command = world.command(world.root.join("bin/xtask"), WHO);
+        let mut command = world.command(world.xtask(), WHO);
         command.arg("load").arg(&mount.point).arg("--progress").arg(&progress).process_group(0);
         let file = File::create(&log)?;
         command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file);
@@ -122,10 +122,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            process::kill_group(self.child.id());
-            let _ = process::wait(&mut self.child, Duration::from_secs(1));
-        }
+        process::end(&mut self.child, Duration::ZERO);
     }
 }
 
@@ -176,7 +173,7 @@ impl<'w> Under<'w> {
 
     /// Checks whether the other mount can take the load's flock and range lock.
     fn locks_are_free(&self, expected: [bool; 2]) -> Result<()> {
-        let mut command = self.world.command(self.world.root.join("bin/xtask"), WHO);
+        let mut command = self.world.command(self.world.xtask(), WHO);
         command.arg("load").arg(&self.beside.point).arg("--try-locks");
         let ended = self.beside.run(command, GOES_ON_WITHIN)?;
         ensure!(ended.ok(), "trying locks: {}", ended.tail(3));

@@ -103,13 +103,13 @@ fn maps_nothing(error: &anyhow::Error) -> bool {
 fn try_race(world: &World, race: &Race, kinds: &[Kind]) -> Result<()> {
     let mounts = Mounts::new(world, As::Us, kinds)?;
     let count = if world.short { race.short } else { race.count };
-    let mut command = world.command(world.root.join("bin/xtask"), As::Us);
+    let mut command = world.command(world.xtask(), As::Us);
     command.args(["race", race.name, "--count", &count.to_string()]);
     command.arg("--first").arg(mounts.point(0)).arg("--second").arg(mounts.point(1));
     let before = mounts.fallbacks()?;
     let ended = mounts.run(command, if world.hours { LONG_LIMIT } else { LIMIT })?;
     ensure!(ended.ok(), "{} (daemons: {})", ended.tail(8), mounts.said());
-    let said: Value = serde_json::from_str(ended.said.lines().last().unwrap_or_default())?;
+    let said: Value = ended.json()?;
     let operations = said["operations"].as_u64().context("the race counted no operations")?;
     let longest_ms = said["longest_ms"].as_f64().context("the race took no times")?;
     let fallbacks = mounts.fallbacks()? - before;

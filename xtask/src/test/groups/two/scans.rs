@@ -28,12 +28,12 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
 
 fn scan(world: &World, changes: u64, scans: u64, limit: Duration) -> Result<()> {
     let mounts = Mounts::new(world, As::Us, &[ALL, ALL])?;
-    let mut command = world.command(world.root.join("bin/xtask"), As::Us);
+    let mut command = world.command(world.xtask(), As::Us);
     command.args(["race", "scans", "--count", &changes.to_string(), "--scans", &scans.to_string()]);
     command.arg("--first").arg(mounts.point(0)).arg("--second").arg(mounts.point(1));
     let ended = mounts.run(command, limit)?;
     ensure!(ended.ok(), "{} (daemons: {})", ended.tail(8), mounts.said());
-    let said: Value = serde_json::from_str(ended.said.lines().last().unwrap_or_default())?;
+    let said: Value = ended.json()?;
     let operations = said["operations"].as_u64().context("the race counted no operations")?;
     ensure!(operations >= changes * scans, "only {operations} operations");
     println!(

@@ -25,22 +25,6 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
     }
 }
 
-/// A stopped process, continued when dropped: otherwise its mount could not be taken down.
-struct Stopped(u32);
-
-impl Stopped {
-    fn new(pid: u32) -> Stopped {
-        process::signal(pid, libc::SIGSTOP);
-        Stopped(pid)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        process::signal(self.0, libc::SIGCONT);
-    }
-}
-
 const WARM: &str = "for i in 1 2 3; do ls -l $B/d; cat $B/d/f; test ! -e $B/d/new; done";
 /// Read by the stopped client when it resumes.
 const LOOK: &str = "stat -c %a $B/d/f; cat $B/d/f; ls $B/d | tr '\\n' ' '";
@@ -60,7 +44,7 @@ fn stopped(world: &World) -> Result<()> {
     mounts.sh("mkdir $A/d; echo old > $A/d/f; chmod 644 $A/d/f", short)?;
     mounts.sh(WARM, short)?;
     ensure!(mounts.status(1, ["leases", "read"])? > 0, "it holds no grants to begin with");
-    let asleep = Stopped::new(mounts.mounts[1].daemon());
+    let asleep = process::Stopped::new(mounts.mounts[1].daemon());
     let start = Instant::now();
     let long = LIMIT + Duration::from_secs(10);
     mounts.sh("chmod 600 $A/d/f", long)?;
