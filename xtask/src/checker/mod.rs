@@ -19,6 +19,7 @@ use nigh_sim::random::Dice;
 use crate::test::world::{Length, World};
 use counts::Counts;
 use faults::{Faults, Step};
+use soak::Kernel;
 use stage::Stage;
 use window::{Done, Plan};
 
@@ -116,21 +117,12 @@ pub fn check(world: &World, time: Duration, seed: u64, fault: Fault) -> Result<(
             break;
         }
     }
-    let recalls = recalls(&stage)?;
+    let seats = stage.seats.iter();
+    let recalls = seats.map(|seat| Ok(Kernel::of(seat)?.recalls)).sum::<Result<u64>>()?;
     stage.close()?;
     println!(
         "{}",
         serde_json::json!({ "seed": seed, "faults": counted, "recalls": recalls, "counts": counts.json() })
     );
     fault.floors(&counts, counted, recalls)
-}
-
-fn recalls(stage: &Stage<'_>) -> Result<u64> {
-    let mut recalls = 0;
-    for seat in &stage.seats {
-        let status = seat.mount.status()?;
-        let leases = |key: &str| status["leases"][key].as_u64().unwrap_or(0);
-        recalls += leases("recalled") + leases("updated_in_place");
-    }
-    Ok(recalls)
 }

@@ -103,14 +103,14 @@ struct Soak<'w> {
 
 /// Counters of mounts over their lifetime.
 #[derive(Clone, Copy, Default)]
-struct Kernel {
-    recalls: u64,
+pub struct Kernel {
+    pub recalls: u64,
     epochs: u64,
     lapses: u64,
 }
 
 impl Kernel {
-    fn of(seat: &Seat<'_>) -> Result<Kernel> {
+    pub fn of(seat: &Seat<'_>) -> Result<Kernel> {
         let status = seat.mount.status()?;
         let number = |part: &str, key: &str| status[part][key].as_u64().unwrap_or(0);
         Ok(Kernel {

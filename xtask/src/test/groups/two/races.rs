@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
 use super::{ALL, Deadline, Kind, Mounts, NO_EPOCH, NONE, OLD};
 use crate::report::Tally;
@@ -103,21 +102,15 @@ fn maps_nothing(error: &anyhow::Error) -> bool {
 fn try_race(world: &World, race: &Race, kinds: &[Kind]) -> Result<()> {
     let mounts = Mounts::new(world, As::Us, kinds)?;
     let count = if world.short { race.short } else { race.count };
-    let mut command = world.command(world.xtask(), As::Us);
-    command.args(["race", race.name, "--count", &count.to_string()]);
-    command.arg("--first").arg(mounts.point(0)).arg("--second").arg(mounts.point(1));
     let before = mounts.fallbacks()?;
-    let ended = mounts.run(command, if world.hours { LONG_LIMIT } else { LIMIT })?;
-    ensure!(ended.ok(), "{} (daemons: {})", ended.tail(8), mounts.said());
-    let said: Value = ended.json()?;
-    let operations = said["operations"].as_u64().context("the race counted no operations")?;
-    let longest_ms = said["longest_ms"].as_f64().context("the race took no times")?;
+    let limit = if world.hours { LONG_LIMIT } else { LIMIT };
+    let Ran { operations, longest_ms, longest_call, took } =
+        run_race(&mounts, &[race.name, "--count", &count.to_string()], limit)?;
     let fallbacks = mounts.fallbacks()? - before;
     println!(
-        "  {}: {operations} operations in {:.1} s, the longest {longest_ms:.1} ms ({}), {fallbacks} epochs instead of a name",
+        "  {}: {operations} operations in {:.1} s, the longest {longest_ms:.1} ms ({longest_call}), {fallbacks} epochs instead of a name",
         race.name,
-        ended.took.as_secs_f64(),
-        said["longest_call"].as_str().unwrap_or("?"),
+        took.as_secs_f64(),
     );
     ensure!(operations >= count, "only {operations} operations of {count}");
     ensure!(longest_ms < TERM_MS, "a call took {longest_ms:.0} ms");
@@ -128,4 +121,28 @@ fn try_race(world: &World, race: &Race, kinds: &[Kind]) -> Result<()> {
         "{fallbacks} epochs instead of a name in {counted} operations"
     );
     mounts.unmount()
+}
+
+/// What `xtask race` reports.
+pub struct Ran {
+    pub operations: u64,
+    pub longest_ms: f64,
+    pub longest_call: String,
+    pub took: Duration,
+}
+
+/// Runs `xtask race` between two mounts.
+pub fn run_race(mounts: &Mounts<'_>, arguments: &[&str], limit: Duration) -> Result<Ran> {
+    let mut command = mounts.world.command(mounts.world.xtask(), As::Us);
+    command.arg("race").args(arguments);
+    command.arg("--first").arg(mounts.point(0)).arg("--second").arg(mounts.point(1));
+    let ended = mounts.run(command, limit)?;
+    ensure!(ended.ok(), "{} (daemons: {})", ended.tail(8), mounts.said());
+    let said = ended.json()?;
+    Ok(Ran {
+        operations: said["operations"].as_u64().context("the race counted no operations")?,
+        longest_ms: said["longest_ms"].as_f64().context("the race took no times")?,
+        longest_call: said["longest_call"].as_str().unwrap_or("?").to_owned(),
+        took: ended.took,
+    })
 }

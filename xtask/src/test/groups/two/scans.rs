@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use anyhow::{Result, ensure};
 
+use super::races::{Ran, run_race};
 use super::{ALL, Deadline, Mounts};
 use crate::report::Tally;
 use crate::test::world::{As, World};
@@ -28,21 +28,15 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
 
 fn scan(world: &World, changes: u64, scans: u64, limit: Duration) -> Result<()> {
     let mounts = Mounts::new(world, As::Us, &[ALL, ALL])?;
-    let mut command = world.command(world.xtask(), As::Us);
-    command.args(["race", "scans", "--count", &changes.to_string(), "--scans", &scans.to_string()]);
-    command.arg("--first").arg(mounts.point(0)).arg("--second").arg(mounts.point(1));
-    let ended = mounts.run(command, limit)?;
-    ensure!(ended.ok(), "{} (daemons: {})", ended.tail(8), mounts.said());
-    let said: Value = ended.json()?;
-    let operations = said["operations"].as_u64().context("the race counted no operations")?;
+    let (count, times) = (changes.to_string(), scans.to_string());
+    let Ran { operations, longest_ms, longest_call, took } =
+        run_race(&mounts, &["scans", "--count", &count, "--scans", &times], limit)?;
     ensure!(operations >= changes * scans, "only {operations} operations");
     println!(
-        "  {scans} scans of {} entries under {changes} changes each: {:.0} s, the longest call {:.0} ms ({}); \
+        "  {scans} scans of {} entries under {changes} changes each: {:.0} s, the longest call {longest_ms:.0} ms ({longest_call}); \
          recalls {}, told {}",
         changes * 2,
-        ended.took.as_secs_f64(),
-        said["longest_ms"].as_f64().unwrap_or_default(),
-        said["longest_call"].as_str().unwrap_or("?"),
+        took.as_secs_f64(),
         mounts.status(1, ["leases", "recalled"])?,
         mounts.status(1, ["leases", "updated_in_place"])?,
     );
