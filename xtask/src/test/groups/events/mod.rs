@@ -284,13 +284,10 @@ fn tail(world: &World) -> Result<()> {
     let mut child = command.spawn()?;
     let result = (|| {
         for line in 0..4 {
-            let begun = Instant::now();
             let text = format!("line {line}\n");
             File::options().append(true).open(pair.there.point.join("d/log"))?.write_all(text.as_bytes())?;
-            while !fs::read_to_string(&log)?.contains(&text) {
-                ensure!(begun.elapsed() < Duration::from_secs(3), "tail -f does not show line {line}");
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            let shows = || Ok(fs::read_to_string(&log)?.contains(&text));
+            ensure!(wait::holds(Duration::from_secs(3), shows)?, "tail -f does not show line {line}");
         }
         Ok(())
     })();
