@@ -1,4 +1,4 @@
-//! Data types that all layers of nigh share; they contain no logic.
+//! Data types that all layers of nigh share. They contain little logic: what several layers must do alike.
 //!
 //! Nothing here reads a clock, a socket or randomness. A value that came from a peer is only
 //! constructed through a checking constructor ([`Name::new`], [`Kind::of_mode`]).
@@ -12,6 +12,7 @@ mod fault_injection;
 mod grant;
 mod id;
 mod lock;
+mod lock_ranges;
 mod name;
 mod origin;
 mod place;
@@ -30,6 +31,7 @@ pub use fault_injection::{Bug, plant, planted};
 pub use grant::{Grant, GrantId, LeaseScope, Mode, Recall, RecallId, Term};
 pub use id::{CallId, Handle, NodeId, OpId};
 pub use lock::{LockInfo, LockKind};
+pub use lock_ranges::{LockEdit, LockRanges};
 pub use name::{BadName, Name};
 pub use origin::Origin;
 pub use place::{Credentials, NodeRef};

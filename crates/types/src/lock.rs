@@ -9,14 +9,14 @@ pub enum LockKind {
     Write,
 }
 
-/// A lock that conflicts with a request.
+/// A locked byte range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LockInfo {
     pub kind: LockKind,
     /// The first and the last byte; `end` is inclusive, and at least `start`.
     pub start: u64,
     pub end: u64,
-    /// The process that holds it; 0 if the pid is meaningless to the requesting client.
+    /// The process that holds it, for `F_GETLK`; 0 if the pid is meaningless to the requesting client.
     pub pid: u32,
 }
 
