@@ -2,7 +2,6 @@
 
 mod book;
 mod intervals;
-mod ranges;
 mod reclaimable;
 
 use book::Book;
@@ -296,11 +295,11 @@ impl<K: Ord + Copy> LockTable<K> {
     }
 
     fn grant(&mut self, claim: &Claim<K>) -> Result<(), Errno> {
-        let Claim { object, owner, kind, start, end, pid } = *claim;
+        let Claim { owner, kind, start, end, pid, .. } = *claim;
         let ranges = self.held.ranges(claim.space(), owner);
         let split = ranges.is_some_and(|ranges| ranges.is_split_by(start, end));
         self.has_room(owner.session, 1 + u64::from(split))?;
-        self.held.change((object, owner.flock), owner, |ranges| ranges.set(start, end, kind, pid));
+        self.held.change(claim.space(), owner, |ranges| ranges.set(LockInfo { kind, start, end, pid }));
         self.left.strike(claim);
         Ok(())
     }

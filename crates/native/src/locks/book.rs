@@ -1,12 +1,11 @@
 //! Locked ranges, by object and by session.
 
 use super::intervals::{Interval, Intervals, Wanted};
-use super::ranges::Ranges;
 use super::{Claim, LockOwner};
-use nigh_types::{LockInfo, LockKind};
+use nigh_types::{LockEdit, LockInfo, LockKind, LockRanges};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Ranges of many owners. Operations take time with the ranges changed or found, and with the logarithm of the number
+/// LockRanges of many owners. Operations take time with the ranges changed or found, and with the logarithm of the number
 /// of ranges.
 #[derive(Debug)]
 pub(super) struct Book<K> {
@@ -25,7 +24,7 @@ struct Share<K> {
 /// The owners of locks on one object.
 #[derive(Default, Debug)]
 pub(super) struct Holders {
-    pub(super) all: BTreeMap<LockOwner, Ranges>,
+    pub(super) all: BTreeMap<LockOwner, LockRanges>,
     ranges: Intervals,
     /// The write locks among the ranges: only they conflict with a read lock.
     writes: Intervals,
@@ -33,12 +32,16 @@ pub(super) struct Holders {
 
 impl Holders {
     /// Changes an owner's ranges. Returns their number before and after.
-    fn change(&mut self, owner: LockOwner, change: impl FnOnce(&mut Ranges)) -> (u64, u64) {
+    fn change(
+        &mut self,
+        owner: LockOwner,
+        change: impl FnOnce(&mut LockRanges) -> Vec<LockEdit>,
+    ) -> (u64, u64) {
         let ranges = self.all.entry(owner).or_default();
         let before = ranges.count();
-        change(ranges);
+        let edits = change(ranges);
         let after = ranges.count();
-        for (info, is_added) in ranges.take_edits() {
+        for LockEdit { range: info, is_added } in edits {
             let at = Interval { owner, info };
             let writes = (info.kind == LockKind::Write).then_some(&mut self.writes);
             for tree in [Some(&mut self.ranges), writes].into_iter().flatten() {
@@ -52,7 +55,7 @@ impl Holders {
     }
 
     /// The ranges of a session's owners.
-    fn of_session(&self, session: u64) -> impl Iterator<Item = (LockOwner, &Ranges)> {
+    fn of_session(&self, session: u64) -> impl Iterator<Item = (LockOwner, &LockRanges)> {
         let owner = |flock, owner| LockOwner { session, flock, owner };
         let all = self.all.range(owner(false, 0)..=owner(true, u64::MAX));
         all.map(|(owner, ranges)| (*owner, ranges))
@@ -84,7 +87,7 @@ impl<K: Ord + Copy> Book<K> {
         self.objects.iter()
     }
 
-    pub(super) fn ranges(&self, space: (K, bool), owner: LockOwner) -> Option<&Ranges> {
+    pub(super) fn ranges(&self, space: (K, bool), owner: LockOwner) -> Option<&LockRanges> {
         self.objects.get(&space)?.all.get(&owner)
     }
 
@@ -105,7 +108,7 @@ impl<K: Ord + Copy> Book<K> {
         &self,
         space: (K, bool),
         session: u64,
-    ) -> impl Iterator<Item = (LockOwner, &Ranges)> {
+    ) -> impl Iterator<Item = (LockOwner, &LockRanges)> {
         self.objects.get(&space).into_iter().flat_map(move |holders| holders.of_session(session))
     }
 
@@ -114,8 +117,13 @@ impl<K: Ord + Copy> Book<K> {
         self.of_session.get(&session).into_iter().flat_map(|share| &share.spaces)
     }
 
-    /// Changes an owner's ranges, keeping count.
-    pub(super) fn change(&mut self, space: (K, bool), owner: LockOwner, change: impl FnOnce(&mut Ranges)) {
+    /// Changes an owner's ranges, keeping count. `change` returns its edits.
+    pub(super) fn change(
+        &mut self,
+        space: (K, bool),
+        owner: LockOwner,
+        change: impl FnOnce(&mut LockRanges) -> Vec<LockEdit>,
+    ) {
         let holders = self.objects.entry(space).or_default();
         let (before, after) = holders.change(owner, change);
         let has_none = after == 0 && holders.of_session(owner.session).next().is_none();
@@ -137,11 +145,11 @@ impl<K: Ord + Copy> Book<K> {
     }
 
     /// Removes and returns all ranges of a session.
-    pub(super) fn take_session(&mut self, session: u64) -> Vec<((K, bool), LockOwner, Ranges)> {
+    pub(super) fn take_session(&mut self, session: u64) -> Vec<((K, bool), LockOwner, LockRanges)> {
         let spaces: Vec<(K, bool)> = self.spaces(session).copied().collect();
         let mut taken = Vec::new();
         for space in spaces {
-            let theirs: Vec<(LockOwner, Ranges)> =
+            let theirs: Vec<(LockOwner, LockRanges)> =
                 self.of_session(space, session).map(|(owner, ranges)| (owner, ranges.clone())).collect();
             for (owner, ranges) in theirs {
                 self.change(space, owner, |ranges| ranges.clear(0, u64::MAX));

@@ -1,8 +1,8 @@
 //! Reclaimable locks: those of forgotten sessions, until a conflicting lock is granted.
 
 use super::book::Book;
-use super::ranges::Ranges;
 use super::{Claim, LockOwner, MAX_RANGES};
+use nigh_types::{LockEdit, LockRanges};
 use std::collections::BTreeSet;
 
 /// Reclaimable locks, by the session in which their client may reclaim them: first the forgotten one, then the one that
@@ -28,7 +28,7 @@ impl<K: Ord + Copy> Left<K> {
     }
 
     /// Adds the ranges that an owner held until now.
-    pub(super) fn add(&mut self, space: (K, bool), owner: LockOwner, held: &Ranges) {
+    pub(super) fn add(&mut self, space: (K, bool), owner: LockOwner, held: &LockRanges) {
         self.change(space, owner, |ranges| ranges.lay_over(held));
     }
 
@@ -69,7 +69,12 @@ impl<K: Ord + Copy> Left<K> {
     }
 
     /// Changes an owner's reclaimable ranges, keeping count.
-    fn change(&mut self, space: (K, bool), owner: LockOwner, change: impl FnOnce(&mut Ranges)) {
+    fn change(
+        &mut self,
+        space: (K, bool),
+        owner: LockOwner,
+        change: impl FnOnce(&mut LockRanges) -> Vec<LockEdit>,
+    ) {
         self.0.change(space, owner, change);
         if self.0.count_of(owner.session) > MAX_RANGES {
             self.drop_session(owner.session);

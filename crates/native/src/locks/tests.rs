@@ -1,6 +1,5 @@
 //! The lock table against a model that keeps each byte by itself, and further tests.
 
-use super::ranges::Ranges;
 use super::*;
 use proptest::prelude::*;
 
@@ -331,28 +330,6 @@ fn forgotten_lock_is_reclaimed_unless_conflicting_lock_was_granted() {
     table.handle_claimed(4);
     assert_eq!(table.handle_claim(again(4, READ, 10, 19), false), refused, "too late");
     assert_eq!(table.claimable(), 0);
-}
-
-#[test]
-fn ranges_are_split_and_joined() {
-    let mut ranges = Ranges::default();
-    ranges.set(10, 29, WRITE, 1);
-    ranges.clear(15, 19);
-    assert_eq!(ranges.count(), 2);
-    ranges.set(15, 19, WRITE, 1);
-    assert_eq!(ranges.count(), 1, "joined on both sides");
-    ranges.set(12, 13, READ, 1);
-    assert_eq!(ranges.count(), 3);
-    let found = ranges.first_conflict(0, u64::MAX, WRITE).unwrap();
-    assert_eq!((found.start, found.end, found.kind), (10, 11, WRITE));
-    ranges.set(0, u64::MAX, READ, 1);
-    assert_eq!(ranges.count(), 1);
-    ranges.clear(u64::MAX, u64::MAX);
-    let found = ranges.first_conflict(0, u64::MAX, WRITE).unwrap();
-    assert_eq!((found.start, found.end), (0, u64::MAX - 1));
-    ranges.clear(0, u64::MAX);
-    assert!(!ranges.take_edits().is_empty());
-    assert_eq!(ranges, Ranges::default());
 }
 
 #[test]
