@@ -1,11 +1,11 @@
 //! Calls in flight: their kind, the requests that wait for them, and concurrent changes that their replies may predate.
 
 use crate::cache::Cache;
-use crate::locks::{Holder, Range};
+use crate::locks::Holder;
 use crate::op::{Answer, Caller, Fh, Op, Output};
 use nigh_types::{
-    Access, Attr, Bug, Call, CallId, Errno, Grant, Handle, LeaseScope, Name, NodeId, OpId, Response, Time,
-    planted,
+    Access, Attr, Bug, Call, CallId, Errno, Grant, Handle, LeaseScope, LockInfo, Name, NodeId, OpId,
+    Response, Time, planted,
 };
 
 mod race_log;
@@ -99,7 +99,7 @@ pub(crate) enum CallKind {
     },
     Lock {
         holder: Holder,
-        range: Range,
+        range: LockInfo,
         wait: bool,
         /// A cancel was sent: the remote ends the wait.
         cancelled: bool,
@@ -120,7 +120,7 @@ pub(crate) enum CallKind {
     /// Reclaims a lock in a new session.
     Reclaim {
         holder: Holder,
-        range: Range,
+        range: LockInfo,
     },
     /// Revalidates the pages that the kernel holds of an open file.
     Renew {

@@ -3,15 +3,12 @@
 //! docs/decisions/0011-locks.md.
 
 mod lock_reclaim;
-mod ranges;
-
-pub(crate) use ranges::{Range, Ranges};
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::op::{Answer, Caller, Fh, LockSpan, Op, Output};
 use crate::session_state::SessionState;
-use nigh_types::{Call, Errno, LockKind, OpId, Reply, Response, Time};
+use nigh_types::{Call, Errno, LockInfo, LockKind, LockRanges, OpId, Reply, Response, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The last byte that the kernel locks (`OFFSET_MAX`): a lock up to it goes to the end of the file.
@@ -37,9 +34,9 @@ struct Held {
     /// The owner may still hold locks.
     holds: bool,
     /// Granted locks without an unlock call.
-    ranges: Ranges,
+    ranges: LockRanges,
     /// Locks granted after the last waiter was gone: see [`Cache::set_right`].
-    unwanted: Ranges,
+    unwanted: LockRanges,
     /// The locks could not be reclaimed.
     lost: bool,
 }
@@ -75,12 +72,12 @@ impl Locks {
 
     /// Forgets unwanted locks: the remote holds no lock any more.
     pub(crate) fn forget_unwanted(&mut self) {
-        self.holders.values_mut().for_each(|held| held.unwanted = Ranges::default());
+        self.holders.values_mut().for_each(|held| held.unwanted = LockRanges::default());
     }
 
     /// Returns all locks to reclaim, in a fixed order. `asked` are lock calls without a reply: where one asks for a
     /// weaker lock than is held, the remote may hold only the weaker one.
-    pub(crate) fn claims(&self, asked: &[(Holder, Range)]) -> Vec<(Holder, Range)> {
+    pub(crate) fn claims(&self, asked: &[(Holder, LockInfo)]) -> Vec<(Holder, LockInfo)> {
         let mut claims = Vec::new();
         for (holder, held) in self.holders.iter().filter(|(_, held)| held.holds && !held.lost) {
             let mut ranges = held.ranges.clone();
@@ -94,7 +91,7 @@ impl Locks {
     /// held none.
     fn lose(&mut self, holder: Holder) -> Option<BTreeSet<Fh>> {
         let held = self.holders.get_mut(&holder).filter(|held| held.holds)?;
-        (held.holds, held.lost, held.ranges) = (false, true, Ranges::default());
+        (held.holds, held.lost, held.ranges) = (false, true, LockRanges::default());
         self.lost_files.extend(&held.files);
         Some(held.files.clone())
     }
@@ -113,7 +110,7 @@ impl Locks {
         let Some(held) = self.holders.get_mut(&holder) else { return false };
         let tell = held.holds || held.calls > 0;
         let was_lost = std::mem::take(&mut held.lost);
-        (held.holds, held.ranges) = (false, Ranges::default());
+        (held.holds, held.ranges) = (false, LockRanges::default());
         let files = if was_lost { std::mem::take(&mut held.files) } else { BTreeSet::new() };
         if held.calls == 0 {
             self.holders.remove(&holder);
@@ -172,13 +169,13 @@ impl Cache {
         held.calls += 1;
         if flock && held.ranges.iter().any(|range| range.kind != kind) {
             // The remote releases the old lock first, whether it grants the other one or not.
-            held.ranges = Ranges::default();
+            held.ranges = LockRanges::default();
         }
         if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| !flock) {
             inode.more().locked = true;
         }
         let range = if flock { (0, u64::MAX) } else { (start, end) };
-        let range = Range { start: range.0, end: range.1, kind, pid };
+        let range = LockInfo { start: range.0, end: range.1, kind, pid };
         let purpose = CallKind::Lock { holder, range, wait, cancelled: false };
         let call = Call::Lock { node, owner, flock, kind, start, end, wait, pid, reclaim: false };
         self.send_for(now, op, caller, purpose, call)

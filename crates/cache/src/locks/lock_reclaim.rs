@@ -1,15 +1,15 @@
 //! Reclaim of locks, locks that could not be reclaimed, and locks that were granted too late.
 
-use super::{Holder, Range};
+use super::Holder;
 use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::op::Fh;
-use nigh_types::{Call, Errno, LockKind, NodeId, OpId, Reply, Response, Time};
+use nigh_types::{Call, Errno, LockInfo, LockKind, NodeId, OpId, Reply, Response, Time};
 use std::collections::BTreeSet;
 
 impl Cache {
     /// Reclaims a lock of a session that the remote has forgotten.
-    pub(crate) fn claim_lock(&mut self, now: Time, holder: Holder, range: Range) -> bool {
+    pub(crate) fn claim_lock(&mut self, now: Time, holder: Holder, range: LockInfo) -> bool {
         let other = |id: NodeId| {
             self.locks
                 .files_of(holder)
@@ -23,16 +23,16 @@ impl Cache {
     }
 
     /// Sends a lock call. False: no path leads to the file any more.
-    fn send_lock(&mut self, now: Time, holder: Holder, range: Range, purpose: CallKind) -> bool {
+    fn send_lock(&mut self, now: Time, holder: Holder, range: LockInfo, purpose: CallKind) -> bool {
         let Some(node) = self.node_ref(holder.ino) else { return false };
-        let (Holder { flock, owner, .. }, Range { start, end, kind, pid }) = (holder, range);
+        let (Holder { flock, owner, .. }, LockInfo { start, end, kind, pid }) = (holder, range);
         let reclaim = purpose.is_claim();
         let call = Call::Lock { node, owner, flock, kind, start, end, wait: false, pid, reclaim };
         self.send(now, None, purpose, call);
         true
     }
 
-    pub(crate) fn lock_reclaimed(&mut self, now: Time, holder: Holder, range: Range, response: &Response) {
+    pub(crate) fn lock_reclaimed(&mut self, now: Time, holder: Holder, range: LockInfo, response: &Response) {
         let errno = match &response.result {
             Ok(Reply::Done) => return self.claim_granted(now, holder, range),
             Ok(_) => Errno::PROTO,
@@ -44,7 +44,7 @@ impl Cache {
     }
 
     /// Handles a reclaimed lock. Its owner may have unlocked some of it meanwhile, or closed the file.
-    fn claim_granted(&mut self, now: Time, holder: Holder, range: Range) {
+    fn claim_granted(&mut self, now: Time, holder: Holder, range: LockInfo) {
         match self.locks.holders.get_mut(&holder) {
             Some(held) if held.lost => {}
             Some(held) => {
@@ -84,7 +84,7 @@ impl Cache {
     pub(super) fn set_right(&mut self, now: Time, holder: Holder) {
         let Some(held) = self.locks.holders.get_mut(&holder).filter(|held| held.calls == 0) else { return };
         let unwanted = std::mem::take(&mut held.unwanted);
-        let parts = |late: Range| held.ranges.parts(&late).into_iter().map(move |part| (late.kind, part));
+        let parts = |late: LockInfo| held.ranges.parts(&late).into_iter().map(move |part| (late.kind, part));
         let parts: Vec<_> = unwanted.iter().flat_map(parts).collect();
         if !held.holds && !held.lost {
             self.locks.holders.remove(&holder);
