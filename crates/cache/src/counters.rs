@@ -61,7 +61,7 @@ impl Gauges {
 #[cfg(test)]
 mod tests {
     use crate::Config;
-    use crate::lookup::tests::{T0, cache};
+    use crate::test_fixtures::{T0, cache};
     use nigh_types::Event;
 
     #[test]

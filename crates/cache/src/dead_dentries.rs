@@ -74,8 +74,8 @@ impl Cache {
 mod tests {
     use crate::Config;
     use crate::cache::Cache;
-    use crate::lookup::tests::{T0, cache};
     use crate::op::{Answer, Caller, Op, Output};
+    use crate::test_fixtures::{T0, cache};
     use nigh_types::{Attr, CallId, Entry, Errno, Event, Name, NodeId, OpId, Reply, Response};
 
     const OLD: NodeId = NodeId { ino: 7, generation: 1 };

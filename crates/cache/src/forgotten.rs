@@ -141,8 +141,8 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::lookup::tests::{T0, cache, session};
     use crate::op::{Op, Output};
+    use crate::test_fixtures::{T0, cache, session};
     use nigh_types::{CallId, Entry, Event, Response, Session};
 
     const DIRECTORY: NodeId = NodeId { ino: 6, generation: 16 };

@@ -143,8 +143,8 @@ impl Op {
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::lookup::tests::{T0, cache, calls};
     use crate::op::Caller;
+    use crate::test_fixtures::{T0, cache, calls};
     use nigh_types::{Attr, Entry, Event, NodeId, OpId, Reply, Response};
 
     /// Directories below the root.

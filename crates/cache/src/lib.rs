@@ -70,6 +70,8 @@ mod session_state;
 mod state;
 mod statfs;
 mod targets;
+#[cfg(test)]
+mod test_fixtures;
 mod ungranted;
 mod updates;
 mod xattr;

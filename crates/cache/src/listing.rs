@@ -447,52 +447,12 @@ impl Cache {
 mod crossed;
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
     use crate::Config;
-    use crate::lookup::tests::{T0, cache, calls, session};
-    use crate::op::{Caller, Op, Opened, Output};
-    use nigh_types::{Attr, CookieKey, Entries, Event, GrantId, Mode, Term};
-
-    /// Chunk of directory 1; the first one carries a grant.
-    pub(crate) fn part(names: &[&str], last: bool) -> Response {
-        let entry = |(nth, text): (usize, &&str)| {
-            let id = NodeId { ino: 10 + nth as u64 + u64::from(last) * 100, generation: 1 };
-            let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
-            let name = Name::new(text.as_bytes()).unwrap();
-            (name, Entry { id, attr, target: None, no_xattrs: true })
-        };
-        let mut entries: Vec<(Name, Entry)> = names.iter().enumerate().map(entry).collect();
-        entries.sort_by_key(|(name, _)| CookieKey::default().cookie(name.as_bytes()));
-        let node = NodeId { ino: 1, generation: 1 };
-        let (id, covers, mode, term) = (GrantId(1), LeaseScope::Directory, Mode::Read, Term::Session);
-        let grant = Grant { id, node, covers, mode, term, recallable: true, shared: false };
-        let grants = if last { Vec::new() } else { vec![grant] };
-        Response { last, grants, ..Response::plain(Ok(Reply::Listed(Entries { entries }))) }
-    }
-
-    /// Returns the replies; invalidations are done at once.
-    pub(crate) fn answers(cache: &mut Cache) -> Vec<(OpId, Answer)> {
-        let mut answers = Vec::new();
-        loop {
-            match cache.poll_output() {
-                Output::Answer { op, answer } => answers.push((op, answer)),
-                Output::Invalidate { id, .. } => cache.handle_invalidated(T0, id),
-                Output::Timeout(..) => return answers,
-                _ => {}
-            }
-        }
-    }
-
-    /// Opens directory 1 and delivers these of its names.
-    pub(crate) fn in_part(cache: &mut Cache, names: &[&str]) -> (CallId, Fh) {
-        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
-        let [call] = calls(cache)[..] else { panic!("it is listed") };
-        cache.handle_event(T0, Event::Response { call, response: part(names, false) });
-        let opened = answers(cache);
-        let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
-        (call, fh)
-    }
+    use crate::op::{Caller, Op, Output};
+    use crate::test_fixtures::{T0, answers, cache, calls, in_part, part, session};
+    use nigh_types::{Attr, CookieKey, Event};
 
     /// The server restarts between two chunks; the session leaves out what has come before.
     #[test]

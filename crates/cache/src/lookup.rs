@@ -300,46 +300,11 @@ impl Cache {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use crate::{Config, OnDisconnect, Op, Output};
-    use nigh_types::{CallId, CookieKey, Event, Grant, GrantId, LeaseScope, Mode, NodeId, Session, Term};
-
-    pub(crate) const T0: Time = Time(1_000_000_000);
-
-    /// Session of an export of which nothing is known.
-    pub(crate) fn session() -> Session {
-        Session {
-            root: NodeId { ino: 1, generation: 1 },
-            root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
-            cookie_key: CookieKey::default(),
-            term: Term::Session,
-            has_acls: false,
-            staleness_bound: String::new(),
-            unsupported_guarantees: Vec::new(),
-            acts_as: (0, 0),
-            walks_ahead: false,
-            tells_dirents: false,
-            takes_privileges: false,
-            finds_numbers: false,
-            names: Vec::new(),
-        }
-    }
-
-    /// Cache of that session.
-    pub(crate) fn cache(config: Config) -> Cache {
-        let mut cache = Cache::new(config);
-        cache.handle_event(T0, Event::Attached(session()));
-        cache
-    }
-
-    pub(crate) fn calls(cache: &mut Cache) -> Vec<CallId> {
-        let outputs = std::iter::from_fn(|| match cache.poll_output() {
-            Output::Timeout(..) => None,
-            other => Some(other),
-        });
-        outputs.filter_map(|o| if let Output::Call { id, .. } = o { Some(id) } else { None }).collect()
-    }
+    use crate::test_fixtures::{T0, cache, calls};
+    use crate::{Config, OnDisconnect, Op};
+    use nigh_types::{Event, Grant, GrantId, LeaseScope, Mode, NodeId, Term};
 
     #[test]
     fn request_after_an_interrupted_one_is_not_answered_eintr() {

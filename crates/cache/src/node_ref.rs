@@ -299,8 +299,8 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
 mod numbers {
     use super::*;
     use crate::Config;
-    use crate::lookup::tests::{T0, cache, calls, session};
     use crate::op::{Answer, Caller, Op, Output};
+    use crate::test_fixtures::{T0, cache, calls, session};
     use nigh_types::{Attr, CallId, Entry, Errno, Event, Grant, GrantId, OpId, Reply, Response, Term};
 
     const FIRST: NodeId = NodeId { ino: 7, generation: 7 };

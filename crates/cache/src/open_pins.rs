@@ -145,8 +145,8 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lookup::tests::{T0, cache};
     use crate::op::Caller;
+    use crate::test_fixtures::{T0, cache};
     use crate::{Config, Fh, Op};
     use nigh_types::{
         Access, Attr, Entry, Event, Grant, GrantId, LeaseScope, Mode, NodeId, OpId, Reply, Response, SetAttr,

@@ -83,8 +83,8 @@ fn change(attr: &mut Attr, set: &SetAttr, wall: Timestamp) {
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::lookup::tests::{T0, cache};
     use crate::op::{Caller, Output};
+    use crate::test_fixtures::{T0, cache};
     use nigh_types::{
         CallId, Entry, Event, Grant, GrantId, LeaseScope, Mode, Name, OpId, Reply, Response, Term,
     };

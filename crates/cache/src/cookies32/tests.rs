@@ -1,8 +1,7 @@
 use super::*;
 use crate::dir_entries::CachedEntry;
-use crate::listing::tests::{answers, part};
-use crate::lookup::tests::{T0, cache, calls};
 use crate::op::{Answer, Caller, Fh, Op, Opened, Page};
+use crate::test_fixtures::{T0, answers, cache, calls, part};
 use crate::{Cache, Config};
 use nigh_types::{Attr, CookieKey, Entry, Event, NodeId, OpId, Response};
 use proptest::prelude::*;

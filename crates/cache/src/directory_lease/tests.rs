@@ -1,7 +1,7 @@
 use super::*;
 use crate::Config;
-use crate::lookup::tests::{T0, cache, calls};
 use crate::op::{Answer, Caller, Op, Output};
+use crate::test_fixtures::{T0, cache, calls};
 use nigh_types::{Attr, CallId, Errno, Event, GrantId, Kind, Mode, OpId, Reply, Response, Span, Term};
 
 const ROOT: NodeId = NodeId { ino: 1, generation: 1 };

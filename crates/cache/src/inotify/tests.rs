@@ -1,7 +1,7 @@
 mod pushes;
 
 use super::*;
-use crate::lookup::tests::{T0, cache};
+use crate::test_fixtures::{T0, cache};
 use crate::{Answer, Caller, Config, Op, Output};
 use nigh_types::{
     Attr, CallId, Entries, Entry, Event, Grant, GrantId, LeaseScope, Mode, OpId, Recall, RecallId, Reply,

@@ -1,8 +1,8 @@
 //! Order of replies and invalidations, and the timeouts of late replies.
 
 use super::*;
-use crate::lookup::tests::{T0, cache};
 use crate::op::Caller;
+use crate::test_fixtures::{T0, cache};
 use crate::{Config, Op};
 use nigh_types::{
     Access, Attr, Call, Entries, Entry, Event, Grant, GrantId, Handle, LeaseScope, Mode, Name, NodeId,

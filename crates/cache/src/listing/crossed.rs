@@ -1,10 +1,9 @@
 //! Local changes that race with chunks of a listing.
 
-use super::tests::{answers, in_part, part};
 use crate::Config;
 use crate::cache::Cache;
-use crate::lookup::tests::{T0, cache, calls};
 use crate::op::{Answer, Caller, Op, Output};
+use crate::test_fixtures::{T0, answers, cache, calls, in_part, part};
 use nigh_types::{
     Attr, CallId, CookieKey, Entry, Event, Grant, GrantId, Kind, LeaseScope, Mode, Name, NodeId, OpId, Reply,
     Response, Term,

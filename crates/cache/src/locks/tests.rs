@@ -3,7 +3,7 @@
 mod amends;
 mod claims;
 
-use crate::lookup::tests::session;
+use crate::test_fixtures::session;
 use crate::{Answer, Cache, Caller, Config, Fh, LockSpan, Op, Output};
 use nigh_types::*;
 

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::Config;
-use crate::lookup::tests::{T0, cache, session};
 use crate::op::Output;
+use crate::test_fixtures::{T0, cache, session};
 use nigh_types::{
     Attr, CallId, Entry, Event, Grant, GrantId, OpId, RecallId, Term, UpdateCommit, UpdatePrepare,
 };

@@ -1,7 +1,7 @@
 use super::*;
 use crate::Config;
-use crate::lookup::tests::{T0, cache};
 use crate::op::{Op, Opened, Output};
+use crate::test_fixtures::{T0, cache};
 use nigh_types::{Attr, Entries, Entry, Errno, Event, Grant, GrantId, LeaseScope, Mode, Name, Term};
 
 /// A reader that wants names only, and one without a history.

@@ -1,9 +1,9 @@
 use super::*;
 use crate::Cache;
 use crate::Config;
-use crate::lookup::tests::{T0, cache, calls};
 use crate::op::{Caller, Fh, Op, Opened};
 use crate::prefetch::Prefetch;
+use crate::test_fixtures::{T0, cache, calls};
 use nigh_types::{
     Attr, Call, Cookie, CookieKey, Dirent, Entries, Entry, Event, Grant, GrantId, Kind, LeaseScope, Mode,
     Name, NodeId, PrefetchedDir, Reply, Response, Term,

@@ -1,4 +1,4 @@
-use crate::lookup::tests::{T0, cache, calls};
+use crate::test_fixtures::{T0, cache, calls};
 use crate::{Caller, Config, Op, Output};
 use nigh_types::{
     Attr, Entry, Event, Grant, GrantId, LeaseScope, Mode, Name, NodeId, OpId, Reply, Response, Term,

@@ -1,8 +1,7 @@
 use super::*;
 use crate::cache::Cache;
-use crate::listing::tests::{answers, part};
-use crate::lookup::tests::{T0, cache, calls};
 use crate::op::{Answer, Caller, Fh, Node, Op, Opened, PageEntry};
+use crate::test_fixtures::{T0, answers, cache, calls, part};
 use crate::{Config, NotifyLevel};
 use nigh_types::{Cookie, CookieKey, Event, Name, OpId};
 

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::Config;
-use crate::lookup::tests::{T0, cache, session};
 use crate::op::{Fh, Output};
+use crate::test_fixtures::{T0, cache, session};
 use nigh_types::{
     Access, CallId, Event, Grant, GrantId, Handle, LeaseScope, NodeId, Term, WriteFlags, XattrSet,
 };

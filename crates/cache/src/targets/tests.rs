@@ -1,7 +1,7 @@
 use super::*;
 use crate::Config;
-use crate::lookup::tests::{T0, cache, calls, session};
 use crate::op::{Op, Output};
+use crate::test_fixtures::{T0, cache, calls, session};
 use nigh_types::{
     CallId, Event, Grant, GrantId, LeaseScope, Mode, Name, Recall, RecallId, Span, Term, XattrSet,
 };

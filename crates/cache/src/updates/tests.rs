@@ -1,8 +1,8 @@
 //! Invalidations of a name that another client is about to change.
 
 use super::*;
-use crate::lookup::tests::{T0, cache, calls, session};
 use crate::op::Output;
+use crate::test_fixtures::{T0, cache, calls, session};
 use crate::{Config, Op};
 use nigh_types::{Event, Grant, GrantId, Reply, Response, Term};
 

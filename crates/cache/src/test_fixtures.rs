@@ -1,0 +1,81 @@
+//! What tests of several modules share: a session, its cache, listings, and the outputs of a cache.
+
+use crate::op::{Answer, Caller, Fh, Op, Opened, Output};
+use crate::{Cache, Config};
+use nigh_types::*;
+
+pub(crate) const T0: Time = Time(1_000_000_000);
+
+/// Session of an export of which nothing is known.
+pub(crate) fn session() -> Session {
+    Session {
+        root: NodeId { ino: 1, generation: 1 },
+        root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
+        cookie_key: CookieKey::default(),
+        term: Term::Session,
+        has_acls: false,
+        staleness_bound: String::new(),
+        unsupported_guarantees: Vec::new(),
+        acts_as: (0, 0),
+        walks_ahead: false,
+        tells_dirents: false,
+        takes_privileges: false,
+        finds_numbers: false,
+        names: Vec::new(),
+    }
+}
+
+/// Cache of that session.
+pub(crate) fn cache(config: Config) -> Cache {
+    let mut cache = Cache::new(config);
+    cache.handle_event(T0, Event::Attached(session()));
+    cache
+}
+
+pub(crate) fn calls(cache: &mut Cache) -> Vec<CallId> {
+    let outputs = std::iter::from_fn(|| match cache.poll_output() {
+        Output::Timeout(..) => None,
+        other => Some(other),
+    });
+    outputs.filter_map(|o| if let Output::Call { id, .. } = o { Some(id) } else { None }).collect()
+}
+
+/// Chunk of directory 1; the first one carries a grant.
+pub(crate) fn part(names: &[&str], last: bool) -> Response {
+    let entry = |(nth, text): (usize, &&str)| {
+        let id = NodeId { ino: 10 + nth as u64 + u64::from(last) * 100, generation: 1 };
+        let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+        let name = Name::new(text.as_bytes()).unwrap();
+        (name, Entry { id, attr, target: None, no_xattrs: true })
+    };
+    let mut entries: Vec<(Name, Entry)> = names.iter().enumerate().map(entry).collect();
+    entries.sort_by_key(|(name, _)| CookieKey::default().cookie(name.as_bytes()));
+    let node = NodeId { ino: 1, generation: 1 };
+    let (id, covers, mode, term) = (GrantId(1), LeaseScope::Directory, Mode::Read, Term::Session);
+    let grant = Grant { id, node, covers, mode, term, recallable: true, shared: false };
+    let grants = if last { Vec::new() } else { vec![grant] };
+    Response { last, grants, ..Response::plain(Ok(Reply::Listed(Entries { entries }))) }
+}
+
+/// Returns the replies; invalidations are done at once.
+pub(crate) fn answers(cache: &mut Cache) -> Vec<(OpId, Answer)> {
+    let mut answers = Vec::new();
+    loop {
+        match cache.poll_output() {
+            Output::Answer { op, answer } => answers.push((op, answer)),
+            Output::Invalidate { id, .. } => cache.handle_invalidated(T0, id),
+            Output::Timeout(..) => return answers,
+            _ => {}
+        }
+    }
+}
+
+/// Opens directory 1 and delivers these of its names.
+pub(crate) fn in_part(cache: &mut Cache, names: &[&str]) -> (CallId, Fh) {
+    assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), Op::OpenDir { ino: 1 }), None);
+    let [call] = calls(cache)[..] else { panic!("it is listed") };
+    cache.handle_event(T0, Event::Response { call, response: part(names, false) });
+    let opened = answers(cache);
+    let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
+    (call, fh)
+}
