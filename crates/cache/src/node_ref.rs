@@ -490,24 +490,9 @@ mod tests {
     };
 
     fn attach(cache: &mut Cache, key: u8, generation: u64) {
-        cache.handle_event(
-            Time(1),
-            Event::Attached(Session {
-                root: NodeId { ino: 1, generation },
-                root_attr: Attr::default(),
-                cookie_key: CookieKey([key; 16]),
-                term: Term::Limited(Span::ZERO),
-                has_acls: false,
-                staleness_bound: String::new(),
-                unsupported_guarantees: Vec::new(),
-                acts_as: (0, 0),
-                walks_ahead: false,
-                tells_dirents: false,
-                takes_privileges: false,
-                finds_numbers: false,
-                names: Vec::new(),
-            }),
-        );
+        let (root, key) = (NodeId { ino: 1, generation }, CookieKey([key; 16]));
+        let session = Session::plain(root, Attr::default(), key, Term::Limited(Span::ZERO));
+        cache.handle_event(Time(1), Event::Attached(session));
     }
 
     fn call(cache: &mut Cache) -> Option<(CallId, Call)> {

@@ -8,21 +8,8 @@ pub(crate) const T0: Time = Time(1_000_000_000);
 
 /// Session of an export of which nothing is known.
 pub(crate) fn session() -> Session {
-    Session {
-        root: NodeId { ino: 1, generation: 1 },
-        root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
-        cookie_key: CookieKey::default(),
-        term: Term::Session,
-        has_acls: false,
-        staleness_bound: String::new(),
-        unsupported_guarantees: Vec::new(),
-        acts_as: (0, 0),
-        walks_ahead: false,
-        tells_dirents: false,
-        takes_privileges: false,
-        finds_numbers: false,
-        names: Vec::new(),
-    }
+    let root_attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
+    Session::plain(NodeId { ino: 1, generation: 1 }, root_attr, CookieKey::default(), Term::Session)
 }
 
 /// Cache of that session.

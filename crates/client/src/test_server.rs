@@ -34,22 +34,8 @@ impl Server {
         while let Some(event) = self.connection.poll_event() {
             match event {
                 ServerEvent::Attach { term, .. } => {
-                    let root = self.tree.root();
-                    self.connection.accept(Session {
-                        root,
-                        root_attr: self.tree.attr(root).expect("a root"),
-                        cookie_key: self.tree.config().cookie_key,
-                        term,
-                        has_acls: true,
-                        staleness_bound: String::new(),
-                        unsupported_guarantees: Vec::new(),
-                        walks_ahead: false,
-                        tells_dirents: false,
-                        takes_privileges: false,
-                        finds_numbers: false,
-                        acts_as: (0, 0),
-                        names: Vec::new(),
-                    });
+                    let session = Session { has_acls: true, ..self.tree.session(term) };
+                    self.connection.accept(session);
                 }
                 ServerEvent::Request { call, request, .. } => {
                     let refused = self.refuse.as_ref().and_then(|refuse| refuse(&request.call));

@@ -18,7 +18,7 @@ pub use affected::Change;
 
 use nigh_types::{
     Attr, Call, CookieKey, DataVersion, Entry, Errno, Grant, GrantId, Handle, Kind, LeaseScope, Mode, Name,
-    NodeId, NodeRef, Reply, Request, Response, Term, Time, Timestamp,
+    NodeId, NodeRef, Reply, Request, Response, Session, Term, Time, Timestamp,
 };
 use node::{Body, Directory, Node};
 use std::collections::{BTreeMap, BTreeSet};
@@ -125,6 +125,16 @@ impl Tree {
     #[must_use]
     pub fn root(&self) -> NodeId {
         self.root
+    }
+
+    /// Parameters of a session with a server of this tree that has no optional ability.
+    ///
+    /// # Panics
+    /// Never: the root always exists.
+    #[must_use]
+    pub fn session(&self, term: Term) -> Session {
+        let root_attr = self.nodes[&self.root.ino].attr;
+        Session::plain(self.root, root_attr, self.config.cookie_key, term)
     }
 
     /// Executes one call at `now`; lock calls get `ENOSYS`. A listing has one response for each chunk, in order; a

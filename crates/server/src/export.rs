@@ -199,19 +199,12 @@ impl Export {
         let node = self.reach.node(&place, files)?;
         self.reach.ids.settle()?;
         Ok(Session {
-            root,
-            root_attr: node.stat.attr,
-            cookie_key: self.reach.ids.cookie_key(),
-            term: files.term(),
             has_acls: has_acls(&node),
             staleness_bound: self.host_bound(files),
             unsupported_guarantees: not_given(&self.reach.ids.filesystem(), &self.reach),
             acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-            walks_ahead: false,
-            tells_dirents: false,
-            takes_privileges: false,
             finds_numbers: files.is_vouched() && self.reach.finds_numbers(),
-            names: Vec::new(),
+            ..Session::plain(root, node.stat.attr, self.reach.ids.cookie_key(), files.term())
         })
     }
 

@@ -49,24 +49,9 @@ fn respond(cache: &mut Cache, call: CallId, result: Result<Reply, Errno>) -> Vec
 /// A cache whose kernel knows a file, open for writing, and a directory; without grants.
 fn prepared() -> (Cache, Fh) {
     let mut cache = Cache::new(Config::default());
-    cache.handle_event(
-        NOW,
-        Event::Attached(Session {
-            root: NodeId { ino: 1, generation: 1 },
-            root_attr: Attr::default(),
-            cookie_key: CookieKey::default(),
-            term: Term::Session,
-            has_acls: false,
-            staleness_bound: String::new(),
-            unsupported_guarantees: Vec::new(),
-            acts_as: (0, 0),
-            walks_ahead: false,
-            tells_dirents: false,
-            takes_privileges: false,
-            finds_numbers: false,
-            names: Vec::new(),
-        }),
-    );
+    let root = NodeId { ino: 1, generation: 1 };
+    let session = Session::plain(root, Attr::default(), CookieKey::default(), Term::Session);
+    cache.handle_event(NOW, Event::Attached(session));
     for (leaf, node) in [("f", entry(FILE, 0o100_644)), ("d", entry(DIR, 0o040_755))] {
         let asked = ask(&mut cache, OpId(1), Op::Lookup { dir: 1, name: name(leaf) });
         respond(&mut cache, asked.unwrap_err().0, Ok(Reply::Entry(Some(node))));

@@ -63,6 +63,28 @@ pub struct Session {
     pub names: Vec<IdName>,
 }
 
+impl Session {
+    /// A session without any ability that a remote may lack, and without restrictions.
+    #[must_use]
+    pub fn plain(root: NodeId, root_attr: Attr, cookie_key: CookieKey, term: Term) -> Session {
+        Session {
+            root,
+            root_attr,
+            cookie_key,
+            term,
+            has_acls: false,
+            staleness_bound: String::new(),
+            unsupported_guarantees: Vec::new(),
+            acts_as: (0, 0),
+            walks_ahead: false,
+            tells_dirents: false,
+            takes_privileges: false,
+            finds_numbers: false,
+            names: Vec::new(),
+        }
+    }
+}
+
 /// Kind of an id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum IdKind {

@@ -166,21 +166,7 @@ impl Stage {
     }
 
     fn restore(&mut self) {
-        let session = nigh_types::Session {
-            root: ROOT,
-            root_attr: directory(),
-            cookie_key: self.cache.key,
-            term: Term::Session,
-            has_acls: false,
-            staleness_bound: String::new(),
-            unsupported_guarantees: Vec::new(),
-            acts_as: (0, 0),
-            walks_ahead: false,
-            tells_dirents: false,
-            takes_privileges: false,
-            finds_numbers: false,
-            names: Vec::new(),
-        };
+        let session = nigh_types::Session::plain(ROOT, directory(), self.cache.key, Term::Session);
         self.cache.handle_event(self.now, Event::Restored { session, kept: true });
     }
 

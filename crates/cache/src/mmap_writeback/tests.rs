@@ -1,6 +1,7 @@
 //! Preconditions of write-backs, what remains of a lost session's pages, and what is dropped after requests that
 //! failed.
 
+use crate::test_fixtures;
 use crate::{Answer, Cache, Caller, Config, Fh, Invalidation, KernelInvalidation, OnDisconnect, Op, Output};
 use nigh_types::*;
 
@@ -24,21 +25,7 @@ fn stamp(secs: i64) -> DataVersion {
 }
 
 fn session() -> Session {
-    Session {
-        root: NodeId { ino: 1, generation: 1 },
-        root_attr: Attr { mode: 0o040_755, nlink: 2, ..Attr::default() },
-        cookie_key: CookieKey::default(),
-        term: Term::Limited(TERM),
-        has_acls: false,
-        staleness_bound: String::new(),
-        unsupported_guarantees: Vec::new(),
-        acts_as: (0, 0),
-        walks_ahead: false,
-        tells_dirents: false,
-        takes_privileges: false,
-        finds_numbers: false,
-        names: Vec::new(),
-    }
+    Session { term: Term::Limited(TERM), ..test_fixtures::session() }
 }
 
 fn data_grant(id: GrantId) -> Grant {

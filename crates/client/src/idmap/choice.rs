@@ -189,21 +189,9 @@ mod tests {
     fn session(names: &[(IdKind, u32, &str)]) -> Session {
         let name =
             |(kind, id, name): &(IdKind, u32, &str)| IdName { kind: *kind, id: *id, name: (*name).into() };
-        Session {
-            root: NodeId { ino: 1, generation: 1 },
-            root_attr: Attr::default(),
-            cookie_key: CookieKey::default(),
-            term: Term::Session,
-            has_acls: true,
-            staleness_bound: String::new(),
-            unsupported_guarantees: Vec::new(),
-            walks_ahead: false,
-            tells_dirents: false,
-            takes_privileges: false,
-            finds_numbers: false,
-            acts_as: (2000, 200),
-            names: names.iter().map(name).collect(),
-        }
+        let root = NodeId { ino: 1, generation: 1 };
+        let plain = Session::plain(root, Attr::default(), CookieKey::default(), Term::Session);
+        Session { acts_as: (2000, 200), names: names.iter().map(name).collect(), ..plain }
     }
 
     #[test]

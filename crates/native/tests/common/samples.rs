@@ -48,23 +48,17 @@ pub fn access() -> Access {
 }
 
 pub fn session() -> Session {
+    let (key, term) = (CookieKey(*b"0123456789abcdef"), Term::Limited(Span::from_secs(5)));
     Session {
-        root: id(1),
-        root_attr: attr(0o040_755),
-        cookie_key: CookieKey(*b"0123456789abcdef"),
-        term: Term::Limited(Span::from_secs(5)),
         has_acls: true,
         staleness_bound: "changes are seen within 5 s".to_owned(),
         unsupported_guarantees: vec![("S4".to_owned(), "overlayfs".to_owned())],
         acts_as: (1000, 100),
-        walks_ahead: false,
-        tells_dirents: false,
-        takes_privileges: false,
-        finds_numbers: false,
         names: vec![
             IdName { kind: IdKind::User, id: 0, name: "root".to_owned() },
             IdName { kind: IdKind::Group, id: 100, name: "users".to_owned() },
         ],
+        ..Session::plain(id(1), attr(0o040_755), key, term)
     }
 }
 

@@ -125,19 +125,10 @@ impl Session {
         let longest = span(names).max(span(absent)).max(span(attributes));
         let term = if longest == Span::FOREVER { Term::Session } else { Term::Limited(longest) };
         Agreed {
-            root,
-            root_attr,
-            cookie_key: config.cookie_key,
-            term,
-            has_acls: false,
             staleness_bound: bound(&config.times),
             unsupported_guarantees: not_given(&config.times),
-            walks_ahead: false,
-            tells_dirents: false,
-            takes_privileges: false,
-            finds_numbers: false,
             acts_as: (config.uid, config.gid),
-            names: Vec::new(),
+            ..Agreed::plain(root, root_attr, config.cookie_key, term)
         }
     }
 

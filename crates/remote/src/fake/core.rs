@@ -126,22 +126,8 @@ impl Core {
     }
 
     pub(super) fn session(&self) -> Session {
-        let root = self.tree.root();
-        Session {
-            root,
-            root_attr: self.tree.attr(root).expect("the root is always there"),
-            cookie_key: self.tree.config().cookie_key,
-            term: self.tree.config().term,
-            has_acls: false,
-            staleness_bound: String::new(),
-            unsupported_guarantees: Vec::new(),
-            acts_as: (0, 0),
-            walks_ahead: true,
-            tells_dirents: true,
-            takes_privileges: false,
-            finds_numbers: true,
-            names: Vec::new(),
-        }
+        let term = self.tree.config().term;
+        Session { walks_ahead: true, tells_dirents: true, finds_numbers: true, ..self.tree.session(term) }
     }
 
     /// Advances the time and delivers calls.

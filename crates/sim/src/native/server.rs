@@ -156,7 +156,7 @@ impl Server {
         if whole {
             self.returned(now, who);
         }
-        let agreed = self.agreed(term);
+        let agreed = self.tree.session(term);
         let session = self.sessions.get_mut(&id).expect("it was just begun");
         session.connection.accept(agreed);
         self.flush(id);
@@ -177,7 +177,7 @@ impl Server {
             self.begin_lease(now, id);
             self.settle(now);
         }
-        let agreed = self.agreed(term);
+        let agreed = self.tree.session(term);
         let session = self.sessions.get_mut(&id).expect("it stands");
         if session.connection.is_ended() {
             return false;
@@ -209,25 +209,6 @@ impl Server {
         table.handle_client(now, holder, Party { client: session.who, origin: Origin::default() });
         if session.features & PUSHES != 0 {
             table.handle_pushes(now, holder);
-        }
-    }
-
-    fn agreed(&self, term: Term) -> nigh_native::Session {
-        let root = self.tree.root();
-        nigh_native::Session {
-            root,
-            root_attr: self.tree.attr(root).expect("the root is always there"),
-            cookie_key: self.tree.config().cookie_key,
-            term,
-            has_acls: false,
-            staleness_bound: String::new(),
-            unsupported_guarantees: Vec::new(),
-            acts_as: (0, 0),
-            walks_ahead: false,
-            tells_dirents: false,
-            takes_privileges: false,
-            finds_numbers: false,
-            names: Vec::new(),
         }
     }
 

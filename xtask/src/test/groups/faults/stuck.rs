@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nigh_native::{ServerConfig, ServerConnection, ServerEvent, Session};
 use nigh_remote::model_fs::{Tree, TreeConfig};
-use nigh_types::{Term, Time};
+use nigh_types::Time;
 
 use crate::process;
 use crate::test::clean;
@@ -145,7 +145,7 @@ fn serve_mute(socket: &Path) -> Result<()> {
                     }
                     while let Some(event) = connection.poll_event() {
                         if let ServerEvent::Attach { term, .. } = event {
-                            connection.accept(session(&tree, term));
+                            connection.accept(Session { has_acls: true, ..tree.session(term) });
                         }
                     }
                     while let Some(frame) = connection.poll_transmit() {
@@ -158,25 +158,6 @@ fn serve_mute(socket: &Path) -> Result<()> {
         }
     });
     Ok(())
-}
-
-fn session(tree: &Tree, term: Term) -> Session {
-    let root = tree.root();
-    Session {
-        root,
-        root_attr: tree.attr(root).unwrap_or_default(),
-        cookie_key: tree.config().cookie_key,
-        term,
-        has_acls: true,
-        staleness_bound: String::new(),
-        unsupported_guarantees: Vec::new(),
-        walks_ahead: false,
-        tells_dirents: false,
-        takes_privileges: false,
-        finds_numbers: false,
-        acts_as: (0, 0),
-        names: Vec::new(),
-    }
 }
 
 /// No thread of the daemon waits in the daemon's own mount.
