@@ -59,16 +59,11 @@ impl FakeServer {
     }
 
     /// Connects a new client with a session of its own. Changes by others recall its grants and wait for its
-    /// acknowledgement; see [`FakeServer::recall_by_itself`].
+    /// acknowledgement.
     #[must_use]
     pub fn connect(&self, now: Time) -> Fake {
         let client = self.core.borrow_mut().connect(now);
         Fake { control: Control { core: Rc::clone(&self.core), client } }
-    }
-
-    /// Sets whether a mutation recalls the affected grants from other clients, and waits for them. Initially on.
-    pub fn recall_by_itself(&self, on: bool) {
-        self.core.borrow_mut().recalls_by_itself = on;
     }
 
     /// Reads or changes the tree as its host does, without recalls.

@@ -3,7 +3,7 @@
 //! A script is a text of steps (`> …`), each followed by the resulting events. Running it prints the whole text again;
 //! a test compares the two texts, and a person reviews the difference. For the words of a step see [`Script::step`].
 
-use crate::world::{World, name_of, short};
+use crate::world::{World, name_of};
 use nigh_cache::{Answer, Config, Fh, LockSpan, NotifyLevel, OnDisconnect, Op};
 use nigh_remote::fake::{Fate, Which};
 use nigh_remote::model_fs::TreeConfig;
@@ -449,10 +449,4 @@ fn fate_of(words: &str) -> Fate {
         }
     }
     fate
-}
-
-/// Describes a reply, for messages of tests.
-#[must_use]
-pub fn describe(answer: &Answer) -> String {
-    short(answer)
 }

@@ -13,7 +13,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub(super) struct Core {
     pub(super) tree: Tree,
-    pub(super) recalls_by_itself: bool,
     pub(super) pending: Vec<Pending>,
     pub(super) locks: Locks,
     now: Time,
@@ -92,7 +91,6 @@ impl Core {
     pub(super) fn new(config: TreeConfig) -> Core {
         Core {
             tree: Tree::new(config),
-            recalls_by_itself: true,
             pending: Vec::new(),
             locks: Locks::default(),
             now: Time(0),

@@ -30,8 +30,8 @@ impl Core {
     }
 
     fn proceed(&mut self, mut pending: Pending) {
-        let by_itself = self.recalls_by_itself && self.tree.config().recallable;
-        pending.changes = if by_itself { self.tree.affected(&pending.request.call) } else { Vec::new() };
+        let recalls = self.tree.config().recallable;
+        pending.changes = if recalls { self.tree.affected(&pending.request.call) } else { Vec::new() };
         let others: Vec<u64> = self.client_ids().filter(|other| *other != pending.client).collect();
         for other in others {
             self.ask(other, &mut pending);

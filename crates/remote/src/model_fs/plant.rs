@@ -53,15 +53,6 @@ impl Tree {
         node
     }
 
-    /// Creates a symlink.
-    ///
-    /// # Panics
-    /// If the name exists.
-    pub fn plant_symlink(&mut self, now: Time, path: &str, target: &[u8]) -> NodeId {
-        let (dir, name) = self.plant_parent(now, path);
-        self.plant(now, Call::Symlink { dir, name, target: target.to_vec() })
-    }
-
     /// Executes a call as the host's root, without a client.
     ///
     /// # Errors
