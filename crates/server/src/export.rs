@@ -173,13 +173,7 @@ impl Export {
         Ok(Export { reach, acts: can_act(), id, path: path.into(), readers, watched })
     }
 
-    /// Returns the id of the export at `path`, which also names its state directory: filesystem UUID, subvolume and
-    /// root inode.
-    pub fn identify(path: &Path) -> std::result::Result<String, ExportError> {
-        Ok(Opened::new(open_root(path)?, path)?.id)
-    }
-
-    /// See [`Export::identify`].
+    /// The id, which also names its state directory: filesystem UUID, subvolume and root inode.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
