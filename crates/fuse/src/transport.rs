@@ -92,27 +92,6 @@ impl DevFuse {
         level
     }
 
-    /// Opens another channel to this mount (`FUSE_DEV_IOC_CLONE`). Requests received on it must be answered on it,
-    /// and their interrupts arrive there.
-    pub fn clone_channel(&self) -> io::Result<DevFuse> {
-        let fd = open_device()?;
-        let source = self.fd.as_raw_fd().cast_unsigned();
-        // _IOR(229, 0, uint32_t)
-        const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
-        // SAFETY: the ioctl reads one u32 at the pointer, which lives for the call.
-        let result = unsafe { libc::ioctl(fd.as_raw_fd(), FUSE_DEV_IOC_CLONE as _, &raw const source) };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(DevFuse::new(fd, self.level()))
-    }
-
-    /// The device, to pass the mount to another process.
-    #[must_use]
-    pub fn into_fd(self) -> OwnedFd {
-        self.fd
-    }
-
     fn write(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome> {
         let bytes = notification.encode();
         if let Notification::Lengthen { .. } = notification {

@@ -162,8 +162,6 @@ pub mod mask {
     /// All attributes of stat(2).
     pub const BASIC: u64 = 0x07ff;
     pub const BIRTH: u64 = 0x0800;
-    pub const GENERATION: u64 = 0x1000;
-    pub const DATA_VERSION: u64 = 0x2000;
 
     /// Attributes to be set (`P9_ATTR_*`); a time is the server's own unless its `SET` is there too.
     pub const SET_MODE: u32 = 1;
@@ -172,12 +170,11 @@ pub mod mask {
     pub const SET_SIZE: u32 = 1 << 3;
     pub const SET_ATIME: u32 = 1 << 4;
     pub const SET_MTIME: u32 = 1 << 5;
-    pub const SET_CTIME: u32 = 1 << 6;
     pub const ATIME_SET: u32 = 1 << 7;
     pub const MTIME_SET: u32 = 1 << 8;
 }
 
-/// Flags of `Tlopen` and `Tlcreate` (`P9_DOTL_*`, which are those of Linux on most machines), of locks and of `Tunlinkat`.
+/// Flags of `Tlopen` and `Tlcreate` (`P9_DOTL_*`, which are those of Linux on most machines) and of `Tunlinkat`.
 pub mod flags {
     pub const RDONLY: u32 = 0;
     pub const WRONLY: u32 = 0o1;
@@ -190,9 +187,6 @@ pub mod flags {
     pub const DIRECT: u32 = 0o40_000;
     pub const DIRECTORY: u32 = 0o200_000;
     pub const NOFOLLOW: u32 = 0o400_000;
-
-    pub const LOCK_BLOCK: u32 = 1;
-    pub const LOCK_RECLAIM: u32 = 2;
 
     pub const REMOVE_DIRECTORY: u32 = 0x200;
 }

@@ -22,14 +22,11 @@ pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;
     /// Pages cached from an earlier open stay.
     pub const KEEP_CACHE: u32 = 1 << 1;
-    pub const NONSEEKABLE: u32 = 1 << 2;
     /// The kernel caches this directory's listing.
     pub const CACHE_DIR: u32 = 1 << 3;
     pub const STREAM: u32 = 1 << 4;
     /// No FLUSH at close.
     pub const NOFLUSH: u32 = 1 << 5;
-    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
-    pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 pub const GETATTR_FH: u32 = 1 << 0;
@@ -44,8 +41,6 @@ pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 pub const EXPIRE_ONLY: u32 = 1 << 0;
-pub const IOCTL_DIR: u32 = 1 << 4;
-pub const ATTR_SUBMOUNT: u32 = 1 << 0;
 /// Types below this are security contexts, and the type is their number.
 pub const EXT_MAX_NR_SECCTX: u32 = 31;
 pub const EXT_GROUPS: u32 = 32;

@@ -8,7 +8,6 @@ use nigh_fuse::mount::{self, Liveness, MountError, MountOptions, UnmountError};
 use nigh_fuse::*;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use tiny::{Tiny, mounted};
 
@@ -141,18 +140,6 @@ fn a_killed_caller_is_announced_and_freed_by_an_answer() {
         Reply::error(held.unique, libc::EINTR).send(&tiny.device).unwrap();
         assert!(!child.wait().unwrap().success());
         Reply::error(held.unique, libc::EIO).send(&tiny.device).expect("an answer too late is no error");
-    });
-}
-
-#[test]
-fn a_second_channel_takes_requests() {
-    mounted(Wanted::default(), |tiny| {
-        let channel = tiny.device.clone_channel().unwrap();
-        assert_eq!(channel.level(), tiny.device.level());
-        assert_eq!(channel.notify(&Notification::attributes(999)).unwrap(), NotifyOutcome::Unknown);
-        let adopted = DevFuse::new(channel.into_fd(), Level::All);
-        assert_eq!(adopted.notify(&Notification::attributes(999)).unwrap(), NotifyOutcome::Unknown);
-        assert!(adopted.as_fd().try_clone_to_owned().is_ok());
     });
 }
 
