@@ -185,12 +185,6 @@ impl<K: Ord + Copy> LockTable<K> {
         self.left.drop_session(session);
     }
 
-    /// The number of ranges of forgotten sessions that can be reclaimed.
-    #[must_use]
-    pub fn claimable(&self) -> u64 {
-        self.left.count()
-    }
-
     /// The number of ranges that one session can reclaim, or, for a forgotten session, the session that replaces it.
     #[must_use]
     pub fn claimable_by(&self, session: u64) -> u64 {

@@ -18,11 +18,7 @@ impl<K: Ord + Copy> Default for Left<K> {
 }
 
 impl<K: Ord + Copy> Left<K> {
-    /// The number of ranges.
-    pub(super) fn count(&self) -> u64 {
-        self.0.count()
-    }
-
+    /// The number of ranges of a session.
     pub(super) fn count_of(&self, session: u64) -> u64 {
         self.0.count_of(session)
     }
