@@ -74,39 +74,15 @@ impl Cache {
 mod tests {
     use crate::Config;
     use crate::cache::Cache;
-    use crate::op::{Answer, Caller, Op, Output};
-    use crate::test_fixtures::{T0, cache};
-    use nigh_types::{Attr, CallId, Entry, Errno, Event, Name, NodeId, OpId, Reply, Response};
+    use crate::op::{Answer, Op};
+    use crate::test_fixtures::{ask, cache, name, replied};
+    use nigh_types::{Attr, CallId, Entry, Errno, NodeId, Reply, Response};
 
     const OLD: NodeId = NodeId { ino: 7, generation: 1 };
     const NEW: NodeId = NodeId { ino: 8, generation: 1 };
 
-    fn name(text: &str) -> Name {
-        Name::new(text.as_bytes()).unwrap()
-    }
-
-    fn ask(cache: &mut Cache, op: Op) -> CallId {
-        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
-        let mut calls = Vec::new();
-        loop {
-            match cache.poll_output() {
-                Output::Call { id, .. } => calls.push(id),
-                Output::Timeout(..) => return calls.pop().expect("the remote is asked"),
-                _ => {}
-            }
-        }
-    }
-
     fn answer(cache: &mut Cache, call: CallId, reply: Reply) -> Answer {
-        cache.handle_event(T0, Event::Response { call, response: Response::plain(Ok(reply)) });
-        let mut said = None;
-        loop {
-            match cache.poll_output() {
-                Output::Answer { answer, .. } => said = Some(answer),
-                Output::Timeout(..) => return said.expect("it is answered"),
-                _ => {}
-            }
-        }
+        replied(cache, call, Response::plain(Ok(reply))).expect("it is answered")
     }
 
     /// Returns the node id in the reply.

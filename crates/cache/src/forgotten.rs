@@ -141,39 +141,15 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::op::{Op, Output};
-    use crate::test_fixtures::{T0, cache, session};
+    use crate::op::Op;
+    use crate::test_fixtures::{T0, asked, cache, name, replied, session};
     use nigh_types::{CallId, Entry, Event, Response, Session};
 
     const DIRECTORY: NodeId = NodeId { ino: 6, generation: 16 };
     const FILE: NodeId = NodeId { ino: 7, generation: 17 };
 
-    fn name(text: &str) -> Name {
-        Name::new(text.as_bytes()).unwrap()
-    }
-
-    fn asks(cache: &mut Cache, op: Op) -> (CallId, Call) {
-        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
-        let mut asked = None;
-        loop {
-            match cache.poll_output() {
-                Output::Call { id, call, .. } => asked = Some((id, call)),
-                Output::Timeout(..) => return asked.expect("the remote is asked"),
-                _ => {}
-            }
-        }
-    }
-
     fn answers(cache: &mut Cache, call: CallId, result: Result<Reply, Errno>) -> Option<Answer> {
-        cache.handle_event(T0, Event::Response { call, response: Response::plain(result) });
-        let mut said = None;
-        loop {
-            match cache.poll_output() {
-                Output::Answer { answer, .. } => said = Some(answer),
-                Output::Timeout(..) => return said,
-                _ => {}
-            }
-        }
+        replied(cache, call, Response::plain(result))
     }
 
     fn attr(id: NodeId) -> Attr {
@@ -182,7 +158,7 @@ mod tests {
     }
 
     fn looks(cache: &mut Cache, dir: u64, at: &str, id: NodeId) {
-        let (call, _) = asks(cache, Op::Lookup { dir, name: name(at) });
+        let (call, _) = asked(cache, Op::Lookup { dir, name: name(at) });
         let entry = Entry { id, attr: attr(id), target: None, no_xattrs: true };
         assert!(matches!(answers(cache, call, Ok(Reply::Entry(Some(entry)))), Some(Answer::Node(_))));
     }
@@ -200,24 +176,24 @@ mod tests {
     #[test]
     fn forgotten_inode_is_found_by_its_number_and_last_path() {
         let mut cache = forgotten();
-        let (call, asked) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
-        let Call::GetAttr { node } = asked else { panic!("{asked:?}") };
+        let (call, sent) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        let Call::GetAttr { node } = sent else { panic!("{sent:?}") };
         assert_eq!((node.node, node.path_hint), (FILE, Some((DIRECTORY, name("f")))));
         assert_eq!(cache.path_to(FILE), Some(vec![name("d"), name("f")]));
         let found = answers(&mut cache, call, Ok(Reply::Attr(FILE, attr(FILE))));
         assert!(matches!(found, Some(Answer::Node(node)) if node.id == FILE && node.number == FILE.ino));
-        let (_, asked) = asks(&mut cache, Op::LookupParent { ino: FILE.ino });
-        assert!(matches!(asked, Call::GetAttr { ref node } if node.node == DIRECTORY), "{asked:?}");
+        let (_, sent) = asked(&mut cache, Op::LookupParent { ino: FILE.ino });
+        assert!(matches!(sent, Call::GetAttr { ref node } if node.node == DIRECTORY), "{sent:?}");
     }
 
     #[test]
     fn forgotten_inode_that_is_gone_is_stale_and_has_no_record() {
         let mut cache = forgotten();
-        let (call, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         let mut said = answers(&mut cache, call, Err(Errno::STALE));
         // The remote is given its path once more.
         while said.is_none() {
-            let walk = cache.flights.iter().next_back().map(|(id, _)| *id).expect("it is asked");
+            let walk = cache.flights.iter().next_back().map(|(id, _)| *id).expect("it is sent");
             said = answers(&mut cache, walk, Err(Errno::STALE));
         }
         assert_eq!(said, Some(Answer::Failed(Errno::STALE)));
@@ -228,7 +204,7 @@ mod tests {
     #[test]
     fn forgotten_inode_without_a_name_is_stale_though_the_remote_has_it() {
         let mut cache = forgotten();
-        let (call, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         let removed = Attr { nlink: 0, ..attr(FILE) };
         let said = answers(&mut cache, call, Ok(Reply::Attr(FILE, removed)));
         assert_eq!(said, Some(Answer::Failed(Errno::STALE)));
@@ -238,10 +214,10 @@ mod tests {
     #[test]
     fn forgotten_inode_whose_caller_was_killed_has_no_record() {
         let mut cache = forgotten();
-        let (killed, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        let (killed, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         cache.handle_interrupt(OpId(1), true);
         // Another caller waits for a call of its own.
-        let (call, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         answers(&mut cache, killed, Ok(Reply::Attr(FILE, attr(FILE))));
         assert!(cache.inodes.contains_key(&FILE.ino));
         cache.handle_interrupt(OpId(1), true);
@@ -271,28 +247,28 @@ mod tests {
     #[test]
     fn inode_of_an_earlier_mount_is_found_by_number_and_reached_by_its_hint() {
         let mut cache = finding();
-        let (call, asked) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
-        assert_eq!(asked, Call::LookupNumber { ino: FILE.ino });
+        let (call, sent) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        assert_eq!(sent, Call::LookupNumber { ino: FILE.ino });
         let said = answers(&mut cache, call, found(FILE, (DIRECTORY, "f")));
         assert!(matches!(said, Some(Answer::Node(node)) if node.id == FILE && node.number == FILE.ino));
-        let (call, asked) = asks(&mut cache, Op::GetAttr { ino: FILE.ino });
-        let Call::GetAttr { node } = asked else { panic!("{asked:?}") };
+        let (call, sent) = asked(&mut cache, Op::GetAttr { ino: FILE.ino });
+        let Call::GetAttr { node } = sent else { panic!("{sent:?}") };
         assert_eq!((node.node, node.path_hint), (FILE, Some((DIRECTORY, name("f")))));
         answers(&mut cache, call, Ok(Reply::Attr(FILE, attr(FILE))));
         cache.handle_forget(FILE.ino, 1);
-        let (_, asked) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
-        assert!(matches!(asked, Call::GetAttr { .. }), "it is remembered from now on: {asked:?}");
+        let (_, sent) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        assert!(matches!(sent, Call::GetAttr { .. }), "it is remembered from now on: {sent:?}");
     }
 
     /// As the kernel does to connect a directory with the root (`reconnect_path`).
     #[test]
     fn parents_of_a_directory_found_by_number_are_found_by_number_too() {
         let mut cache = finding();
-        let (call, _) = asks(&mut cache, Op::LookupSelf { ino: DIRECTORY.ino });
+        let (call, _) = asked(&mut cache, Op::LookupSelf { ino: DIRECTORY.ino });
         let above = NodeId { ino: 5, generation: 15 };
         assert!(answers(&mut cache, call, found(DIRECTORY, (above, "d"))).is_some());
-        let (call, asked) = asks(&mut cache, Op::LookupParent { ino: DIRECTORY.ino });
-        assert_eq!(asked, Call::LookupNumber { ino: above.ino });
+        let (call, sent) = asked(&mut cache, Op::LookupParent { ino: DIRECTORY.ino });
+        assert_eq!(sent, Call::LookupNumber { ino: above.ino });
         let attr = attr(DIRECTORY);
         let home = Some((NodeId { ino: 1, generation: 1 }, name("above")));
         let said = answers(&mut cache, call, Ok(Reply::Found { node: above, attr, home }));
@@ -307,11 +283,11 @@ mod tests {
         let mut cache = finding();
         let elsewhere = found(DIRECTORY, (FILE, "x"));
         for (result, errno) in [(Err(Errno::STALE), Errno::STALE), (elsewhere, Errno::PROTO)] {
-            let (call, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+            let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
             assert_eq!(answers(&mut cache, call, result), Some(Answer::Failed(errno)));
             assert!(cache.inodes.keys().all(|ino| *ino == 1) && cache.flights.is_empty());
         }
-        let (call, _) = asks(&mut cache, Op::LookupSelf { ino: FILE.ino });
+        let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         let removed = Attr { nlink: 0, ..attr(FILE) };
         let said = answers(&mut cache, call, Ok(Reply::Found { node: FILE, attr: removed, home: None }));
         assert_eq!(said, Some(Answer::Failed(Errno::STALE)));

@@ -451,7 +451,7 @@ mod tests {
     use super::*;
     use crate::Config;
     use crate::op::{Caller, Op, Output};
-    use crate::test_fixtures::{T0, answers, cache, calls, in_part, part, session};
+    use crate::test_fixtures::{T0, answers, cache, calls, in_part, outputs, part, session};
     use nigh_types::{Attr, CookieKey, Event};
 
     /// The server restarts between two chunks; the session leaves out what has come before.
@@ -499,10 +499,7 @@ mod tests {
         cache.handle_event(T0, Event::Recall(recall));
         calls(&mut cache);
         cache.handle_event(T0, Event::Response { call, response: part(&names[1..], true) });
-        let outputs: Vec<Output> = std::iter::from_fn(|| {
-            Some(cache.poll_output()).filter(|output| !matches!(output, Output::Timeout(..)))
-        })
-        .collect();
+        let outputs = outputs(&mut cache);
         assert!(!outputs.iter().any(|output| matches!(output, Output::Answer { .. })), "{outputs:?}");
         assert!(matches!(outputs[..], [Output::Call { call: Call::List { .. }, .. }]), "{outputs:?}");
     }

@@ -300,7 +300,7 @@ mod numbers {
     use super::*;
     use crate::Config;
     use crate::op::{Answer, Caller, Op, Output};
-    use crate::test_fixtures::{T0, cache, calls, session};
+    use crate::test_fixtures::{T0, cache, calls, replied, session};
     use nigh_types::{Attr, CallId, Entry, Errno, Event, Grant, GrantId, OpId, Reply, Response, Term};
 
     const FIRST: NodeId = NodeId { ino: 7, generation: 7 };
@@ -316,14 +316,9 @@ mod numbers {
         let result = Ok(Reply::Entry(Some(entry)));
         let response = Response { result, after: Vec::new(), grants: Vec::new(), last: true };
         let call = calls(cache).pop().expect("it is asked");
-        cache.handle_event(T0, Event::Response { call, response });
-        let mut told = None;
-        loop {
-            match cache.poll_output() {
-                crate::Output::Timeout(..) => return told,
-                crate::Output::Answer { answer: Answer::Node(node), .. } => told = Some(node),
-                _ => {}
-            }
+        match replied(cache, call, response) {
+            Some(Answer::Node(node)) => Some(node),
+            _ => None,
         }
     }
 

@@ -83,27 +83,13 @@ fn change(attr: &mut Attr, set: &SetAttr, wall: Timestamp) {
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::op::{Caller, Output};
-    use crate::test_fixtures::{T0, cache};
-    use nigh_types::{
-        CallId, Entry, Event, Grant, GrantId, LeaseScope, Mode, Name, OpId, Reply, Response, Term,
-    };
+    use crate::op::Output;
+    use crate::test_fixtures::{T0, ask, cache};
+    use nigh_types::{CallId, Entry, Event, Grant, GrantId, LeaseScope, Mode, Name, Reply, Response, Term};
 
     const OLD: NodeId = NodeId { ino: 7, generation: 1 };
     const NEW: NodeId = NodeId { ino: 7, generation: 2 };
     const WALL: Timestamp = Timestamp { secs: 5, nanos: 6 };
-
-    fn asks(cache: &mut Cache, op: Op) -> CallId {
-        assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
-        let mut asked = None;
-        loop {
-            match cache.poll_output() {
-                Output::Call { id, .. } => asked = Some(id),
-                Output::Timeout(..) => return asked.expect("the remote is asked"),
-                _ => {}
-            }
-        }
-    }
 
     fn answers(cache: &mut Cache, call: CallId, reply: Reply) -> Option<u64> {
         answers_all(cache, call, Response::plain(Ok(reply)))
@@ -133,9 +119,9 @@ mod tests {
     /// A cache with known attributes of a directory that was removed.
     fn removed() -> Cache {
         let mut cache = cache(Config::default());
-        let call = asks(&mut cache, Op::Lookup { dir: 1, name: name() });
+        let call = ask(&mut cache, Op::Lookup { dir: 1, name: name() });
         assert_eq!(answers(&mut cache, call, Reply::Entry(Some(entry(OLD)))), Some(7));
-        let call = asks(&mut cache, Op::Rmdir { dir: 1, name: name() });
+        let call = ask(&mut cache, Op::Rmdir { dir: 1, name: name() });
         answers(&mut cache, call, Reply::Removed { node: OLD, kept: None });
         cache
     }
@@ -188,7 +174,7 @@ mod tests {
     #[test]
     fn removed_directory_stays_itself_when_another_takes_its_number() {
         let mut cache = removed();
-        let call = asks(&mut cache, Op::Mkdir { dir: 1, name: name(), mode: 0o755, umask: 0 });
+        let call = ask(&mut cache, Op::Mkdir { dir: 1, name: name(), mode: 0o755, umask: 0 });
         let made = Reply::Created { entry: entry(NEW), handle: None, existed: false };
         let number = answers(&mut cache, call, made).expect("it is made");
         stays_itself_beside(&mut cache, number);
@@ -200,10 +186,10 @@ mod tests {
         for is_made in [true, false] {
             let mut cache = removed();
             let reply = if is_made {
-                let call = asks(&mut cache, Op::Mkdir { dir: 1, name: name(), mode: 0o755, umask: 0 });
+                let call = ask(&mut cache, Op::Mkdir { dir: 1, name: name(), mode: 0o755, umask: 0 });
                 (call, Reply::Created { entry: entry(OLD), handle: None, existed: false })
             } else {
-                (asks(&mut cache, Op::Lookup { dir: 1, name: name() }), Reply::Entry(Some(entry(OLD))))
+                (ask(&mut cache, Op::Lookup { dir: 1, name: name() }), Reply::Entry(Some(entry(OLD))))
             };
             let number = answers(&mut cache, reply.0, reply.1).expect("it is found");
             stays_itself_beside(&mut cache, number);
@@ -229,15 +215,15 @@ mod tests {
             ..Response::plain(Ok(reply))
         };
         let looked = Reply::Entry(Some(entry(OLD)));
-        let call = asks(&mut cache, Op::Lookup { dir: 1, name: name() });
+        let call = ask(&mut cache, Op::Lookup { dir: 1, name: name() });
         let number = answers_all(&mut cache, call, response(looked.clone(), 1, entry(OLD).attr));
         assert_eq!(number, Some(7));
-        let call = asks(&mut cache, Op::Rmdir { dir: 1, name: name() });
+        let call = ask(&mut cache, Op::Rmdir { dir: 1, name: name() });
         let gone = Attr { nlink: 0, ..entry(OLD).attr };
         answers_all(&mut cache, call, response(Reply::Removed { node: OLD, kept: None }, 2, gone));
         cache.handle_forget(7, 1);
         assert!(cache.inodes.get(&7).is_some_and(|inode| inode.unlinked_attr.is_some()), "its record stays");
-        let call = asks(&mut cache, Op::Lookup { dir: 1, name: name() });
+        let call = ask(&mut cache, Op::Lookup { dir: 1, name: name() });
         let number = answers(&mut cache, call, looked).expect("it is found");
         let list = Op::GetAttr { ino: number };
         assert_eq!(cache.handle_removed(WALL, list.clone()), Err(list));

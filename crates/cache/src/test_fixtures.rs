@@ -1,4 +1,4 @@
-//! What tests of several modules share: a session, its cache, listings, and the outputs of a cache.
+//! What tests of several modules share: a session, its cache, requests, replies and listings.
 
 use crate::op::{Answer, Caller, Fh, Op, Opened, Output};
 use crate::{Cache, Config};
@@ -19,12 +19,41 @@ pub(crate) fn cache(config: Config) -> Cache {
     cache
 }
 
+pub(crate) fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// All outputs up to the next timeout; invalidations are left open.
+pub(crate) fn outputs(cache: &mut Cache) -> Vec<Output> {
+    std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..)))).collect()
+}
+
 pub(crate) fn calls(cache: &mut Cache) -> Vec<CallId> {
-    let outputs = std::iter::from_fn(|| match cache.poll_output() {
-        Output::Timeout(..) => None,
-        other => Some(other),
-    });
+    let outputs = outputs(cache).into_iter();
     outputs.filter_map(|o| if let Output::Call { id, .. } = o { Some(id) } else { None }).collect()
+}
+
+/// Handles a request without a reply from memory; returns the last call that it causes.
+pub(crate) fn asked(cache: &mut Cache, op: Op) -> (CallId, Call) {
+    assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
+    let outputs = outputs(cache).into_iter();
+    let mut calls =
+        outputs.filter_map(|o| if let Output::Call { id, call, .. } = o { Some((id, call)) } else { None });
+    calls.next_back().expect("the remote is asked")
+}
+
+/// As [`asked`], with the number of the call alone.
+pub(crate) fn ask(cache: &mut Cache, op: Op) -> CallId {
+    asked(cache, op).0
+}
+
+/// Delivers a response; returns the last reply that it causes.
+pub(crate) fn replied(cache: &mut Cache, call: CallId, response: Response) -> Option<Answer> {
+    cache.handle_event(T0, Event::Response { call, response });
+    let outputs = outputs(cache).into_iter();
+    outputs
+        .filter_map(|o| if let Output::Answer { answer, .. } = o { Some(answer) } else { None })
+        .next_back()
 }
 
 /// Chunk of directory 1; the first one carries a grant.
@@ -32,8 +61,7 @@ pub(crate) fn part(names: &[&str], last: bool) -> Response {
     let entry = |(nth, text): (usize, &&str)| {
         let id = NodeId { ino: 10 + nth as u64 + u64::from(last) * 100, generation: 1 };
         let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
-        let name = Name::new(text.as_bytes()).unwrap();
-        (name, Entry { id, attr, target: None, no_xattrs: true })
+        (name(text), Entry { id, attr, target: None, no_xattrs: true })
     };
     let mut entries: Vec<(Name, Entry)> = names.iter().enumerate().map(entry).collect();
     entries.sort_by_key(|(name, _)| CookieKey::default().cookie(name.as_bytes()));

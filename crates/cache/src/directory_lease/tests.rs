@@ -1,7 +1,7 @@
 use super::*;
 use crate::Config;
 use crate::op::{Answer, Caller, Op, Output};
-use crate::test_fixtures::{T0, cache, calls};
+use crate::test_fixtures::{T0, cache, calls, name, outputs};
 use nigh_types::{Attr, CallId, Errno, Event, GrantId, Kind, Mode, OpId, Reply, Response, Span, Term};
 
 const ROOT: NodeId = NodeId { ino: 1, generation: 1 };
@@ -9,10 +9,6 @@ const FILE: NodeId = NodeId { ino: 7, generation: 1 };
 
 fn at(millis: u64) -> Time {
     T0.after(Span::from_millis(millis))
-}
-
-fn name(text: &str) -> Name {
-    Name::new(text.as_bytes()).unwrap()
 }
 
 fn grant(node: NodeId, covers: LeaseScope, millis: u64) -> Grant {
@@ -55,6 +51,13 @@ fn is_missing(found: &Result<Answer, CallId>) -> bool {
     matches!(found, Ok(Answer::Missing(_)))
 }
 
+/// Replies to a lookup with the file.
+fn found(cache: &mut Cache, now: Time, call: CallId) {
+    let covers = [LeaseScope::Dentry, LeaseScope::Attributes];
+    answer(cache, now, call, Ok(Reply::Entry(Some(file()))), &covers);
+    calls(cache);
+}
+
 fn missing(cache: &mut Cache, now: Time, text: &str) {
     let call = look(cache, now, text).unwrap_err();
     answer(cache, now, call, Ok(Reply::Entry(None)), &[LeaseScope::NegativeDentry]);
@@ -82,14 +85,7 @@ fn created_name_replaces_a_negative_dentry_at_once() {
     for make in makes {
         let mut cache = cache(Config::default());
         let call = look(&mut cache, at(0), "other").unwrap_err();
-        answer(
-            &mut cache,
-            at(0),
-            call,
-            Ok(Reply::Entry(Some(file()))),
-            &[LeaseScope::Dentry, LeaseScope::Attributes],
-        );
-        calls(&mut cache);
+        found(&mut cache, at(0), call);
         missing(&mut cache, at(0), "a");
         let call = ask(&mut cache, at(1), make(name("a"))).unwrap_err();
         let made = Reply::Created { entry: file(), handle: None, existed: false };
@@ -116,14 +112,7 @@ fn removed_or_renamed_name_is_absent_at_once() {
     for moves in [false, true] {
         let mut cache = cache(Config::default());
         let call = look(&mut cache, at(0), "a").unwrap_err();
-        answer(
-            &mut cache,
-            at(0),
-            call,
-            Ok(Reply::Entry(Some(file()))),
-            &[LeaseScope::Dentry, LeaseScope::Attributes],
-        );
-        calls(&mut cache);
+        found(&mut cache, at(0), call);
         missing(&mut cache, at(0), "b");
         if moves {
             let (from, to, exchange) = (1, 1, false);
@@ -183,14 +172,7 @@ fn listing_without_attributes_gives_names_types_and_absence() {
     assert_eq!((entry.ino, entry.mode, entry.node.is_none()), (7, 0o100_000, true));
     assert!(is_missing(&look(&mut cache, at(2), "b")));
     let call = look(&mut cache, at(2), "a").unwrap_err();
-    answer(
-        &mut cache,
-        at(2),
-        call,
-        Ok(Reply::Entry(Some(file()))),
-        &[LeaseScope::Dentry, LeaseScope::Attributes],
-    );
-    calls(&mut cache);
+    found(&mut cache, at(2), call);
     assert!(matches!(look(&mut cache, at(1_001), "a"), Ok(Answer::Node(_))), "the listing's time is over");
     assert!(look(&mut cache, at(1_001), "b").is_err());
 }
@@ -200,14 +182,7 @@ fn lookup_that_contradicts_a_listing_drops_the_listing() {
     let mut cache = cache(Config::default());
     list(&mut cache, at(0), &[("a", NodeId { ino: 6, generation: 1 }), ("b", FILE)]);
     let call = look(&mut cache, at(2), "a").unwrap_err();
-    answer(
-        &mut cache,
-        at(2),
-        call,
-        Ok(Reply::Entry(Some(file()))),
-        &[LeaseScope::Dentry, LeaseScope::Attributes],
-    );
-    calls(&mut cache);
+    found(&mut cache, at(2), call);
     assert!(matches!(look(&mut cache, at(3), "a"), Ok(Answer::Node(_))));
     assert!(look(&mut cache, at(3), "c").is_err(), "whether it is missing is not known");
 }
@@ -227,11 +202,7 @@ fn dentry_leases_end_with_the_session() {
     let mut cache = cache(Config::default());
     missing(&mut cache, at(0), "a");
     cache.handle_event(at(1), Event::Lapsed { why: String::new() });
-    let outputs: Vec<Output> = std::iter::from_fn(|| match cache.poll_output() {
-        Output::Timeout(..) => None,
-        other => Some(other),
-    })
-    .collect();
+    let outputs = outputs(&mut cache);
     let told = outputs.iter().any(|output| matches!(output, Output::Invalidate { first: true, .. }));
     assert!(told, "{outputs:?}");
     assert_eq!(cache.gauges().negative, 0);

@@ -1,7 +1,7 @@
 mod pushes;
 
 use super::*;
-use crate::test_fixtures::{T0, cache};
+use crate::test_fixtures::{T0, cache, name};
 use crate::{Answer, Caller, Config, Op, Output};
 use nigh_types::{
     Attr, CallId, Entries, Entry, Event, Grant, GrantId, LeaseScope, Mode, OpId, Recall, RecallId, Reply,
@@ -9,10 +9,6 @@ use nigh_types::{
 };
 
 const ROOT: NodeId = NodeId { ino: 1, generation: 1 };
-
-fn name(text: &str) -> Name {
-    Name::new(text.as_bytes()).unwrap()
-}
 
 fn id(ino: u64) -> NodeId {
     NodeId { ino, generation: 1 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::op::Caller;
-use crate::test_fixtures::{T0, cache};
+use crate::test_fixtures::{T0, cache, outputs};
 use crate::{Config, Op};
 use nigh_types::{
     Access, Attr, Call, Entries, Entry, Event, Grant, GrantId, Handle, LeaseScope, Mode, Name, NodeId,
@@ -13,10 +13,6 @@ const FILE: NodeId = NodeId { ino: 7, generation: 1 };
 
 fn attr(size: u64) -> Attr {
     Attr { mode: 0o100_644, nlink: 1, size, ..Attr::default() }
-}
-
-fn outputs(cache: &mut Cache) -> Vec<Output> {
-    std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..)))).collect()
 }
 
 fn ask(cache: &mut Cache, op: u64, what: Op) -> CallId {

@@ -3,15 +3,11 @@
 use crate::Config;
 use crate::cache::Cache;
 use crate::op::{Answer, Caller, Op, Output};
-use crate::test_fixtures::{T0, answers, cache, calls, in_part, part};
+use crate::test_fixtures::{T0, answers, cache, calls, in_part, name, outputs, part};
 use nigh_types::{
-    Attr, CallId, CookieKey, Entry, Event, Grant, GrantId, Kind, LeaseScope, Mode, Name, NodeId, OpId, Reply,
+    Attr, CallId, CookieKey, Entry, Event, Grant, GrantId, Kind, LeaseScope, Mode, NodeId, OpId, Reply,
     Response, Term,
 };
-
-fn name(text: &str) -> Name {
-    Name::new(text.as_bytes()).unwrap()
-}
 
 /// Four names in listing order.
 fn names() -> [&'static str; 4] {
@@ -66,10 +62,7 @@ fn look(cache: &mut Cache, text: &str) -> Option<Answer> {
 /// Checks that the third name is known as absent and the listing as complete, without a call or an invalidation.
 fn is_whole_without_the_third(cache: &mut Cache) {
     let names = names();
-    let outputs: Vec<Output> = std::iter::from_fn(|| {
-        Some(cache.poll_output()).filter(|output| !matches!(output, Output::Timeout(..)))
-    })
-    .collect();
+    let outputs = outputs(cache);
     assert!(!outputs.iter().any(|output| matches!(output, Output::Call { .. })), "{outputs:?}");
     assert!(matches!(look(cache, names[2]), Some(Answer::Missing(_))));
     for there in [names[0], names[1], names[3]] {

@@ -3,40 +3,25 @@
 use super::*;
 use crate::Config;
 use crate::op::Output;
-use crate::test_fixtures::{T0, cache, session};
+use crate::test_fixtures::{T0, ask, cache, name, outputs, session};
 use nigh_types::{
     Attr, CallId, Entry, Event, Grant, GrantId, OpId, RecallId, Term, UpdateCommit, UpdatePrepare,
 };
 
 const FILE: NodeId = NodeId { ino: 7, generation: 1 };
 
-fn name(text: &str) -> Name {
-    Name::new(text.as_bytes()).unwrap()
-}
-
 fn attr() -> Attr {
     Attr { mode: 0o100_644, nlink: 1, ..Attr::default() }
-}
-
-fn ask(cache: &mut Cache, op: Op) -> CallId {
-    assert_eq!(cache.handle_op(T0, OpId(1), Caller::default(), op), None);
-    let outputs =
-        std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..))));
-    let calls = outputs.filter_map(|o| if let Output::Call { id, .. } = o { Some(id) } else { None });
-    calls.last().expect("the remote is asked")
 }
 
 /// Returns the invalidations after the reply.
 fn answer(cache: &mut Cache, call: CallId, response: Response) -> Vec<KernelInvalidation> {
     cache.handle_event(T0, Event::Response { call, response });
-    let mut forgotten = Vec::new();
-    loop {
-        match cache.poll_output() {
-            Output::Invalidate { stale, .. } => forgotten.extend(stale),
-            Output::Timeout(..) => return forgotten,
-            _ => {}
-        }
-    }
+    let outputs = outputs(cache).into_iter();
+    outputs
+        .filter_map(|o| if let Output::Invalidate { stale, .. } = o { Some(stale) } else { None })
+        .flatten()
+        .collect()
 }
 
 /// A file is known to have no xattrs.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::Config;
 use crate::op::{Op, Opened, Output};
-use crate::test_fixtures::{T0, cache};
+use crate::test_fixtures::{T0, cache, outputs};
 use nigh_types::{Attr, Entries, Entry, Errno, Event, Grant, GrantId, LeaseScope, Mode, Name, Term};
 
 /// A reader that wants names only, and one without a history.
@@ -75,10 +75,7 @@ impl Rig {
     }
 
     fn calls(&mut self) -> Vec<(CallId, Call)> {
-        let outputs = std::iter::from_fn(|| match self.cache.poll_output() {
-            Output::Timeout(..) => None,
-            other => Some(other),
-        });
+        let outputs = outputs(&mut self.cache).into_iter();
         outputs
             .filter_map(|o| if let Output::Call { id, call, .. } = o { Some((id, call)) } else { None })
             .collect()
@@ -86,10 +83,7 @@ impl Rig {
 
     fn hear(&mut self, call: CallId, response: Response) -> Vec<(OpId, Answer)> {
         self.cache.handle_event(T0, Event::Response { call, response });
-        let outputs = std::iter::from_fn(|| match self.cache.poll_output() {
-            Output::Timeout(..) => None,
-            other => Some(other),
-        });
+        let outputs = outputs(&mut self.cache).into_iter();
         outputs
             .filter_map(|o| if let Output::Answer { op, answer } = o { Some((op, answer)) } else { None })
             .collect()
@@ -145,13 +139,7 @@ fn names_only_reader_of_a_large_directory_gets_names_without_attributes() {
     assert_eq!(rig.cache.dirents.open.len(), 1);
     rig.ask(Op::ReleaseDir { fh: rig.fh });
     assert_eq!((rig.cache.dirents.bytes(), rig.cache.dirents.open.len()), (0, 0));
-    assert!(
-        std::iter::from_fn(|| match rig.cache.poll_output() {
-            Output::Timeout(..) => None,
-            other => Some(other),
-        })
-        .all(|output| !matches!(output, Output::Cancel(_)))
-    );
+    assert!(!outputs(&mut rig.cache).iter().any(|output| matches!(output, Output::Cancel(_))));
 }
 
 #[test]
@@ -217,11 +205,7 @@ fn close_or_rewind_cancels_a_name_stream_and_drops_late_chunks() {
         } else {
             rig.ask(Op::ReleaseDir { fh: rig.fh });
         }
-        let outputs: Vec<Output> = std::iter::from_fn(|| match rig.cache.poll_output() {
-            Output::Timeout(..) => None,
-            other => Some(other),
-        })
-        .collect();
+        let outputs = outputs(&mut rig.cache);
         assert!(outputs.contains(&Output::Cancel(call)), "{outputs:?}");
         rig.tell(call, &later[2..4], false);
         rig.hear(call, Response::plain(Err(Errno::INTR)));

@@ -3,7 +3,7 @@ use crate::Cache;
 use crate::Config;
 use crate::op::{Caller, Fh, Op, Opened};
 use crate::prefetch::Prefetch;
-use crate::test_fixtures::{T0, cache, calls};
+use crate::test_fixtures::{T0, cache, calls, outputs};
 use nigh_types::{
     Attr, Call, Cookie, CookieKey, Dirent, Entries, Entry, Event, Grant, GrantId, Kind, LeaseScope, Mode,
     Name, NodeId, PrefetchedDir, Reply, Response, Term,
@@ -282,9 +282,7 @@ fn grants_of_a_cancelled_prefetch_job_are_returned() {
     let response =
         Response { last: false, grants: vec![grant], ..Response::plain(Ok(Reply::Prefetched(steps))) };
     rig.cache.handle_event(T0, Event::Response { call: rig.list, response });
-    let outputs: Vec<Output> = std::iter::from_fn(|| Some(rig.cache.poll_output()))
-        .take_while(|output| !matches!(output, Output::Timeout(..)))
-        .collect();
+    let outputs = outputs(&mut rig.cache);
     assert!(outputs.contains(&Output::Cancel(rig.list)), "{outputs:?}");
     assert!(outputs.contains(&Output::Return(vec![GrantId(5)])), "{outputs:?}");
     assert!(rig.cache.flights.contains_key(&rig.list), "its end is waited for");

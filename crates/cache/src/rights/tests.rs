@@ -3,10 +3,8 @@
 use super::*;
 use crate::Config;
 use crate::op::{Fh, Output};
-use crate::test_fixtures::{T0, cache, session};
-use nigh_types::{
-    Access, CallId, Event, Grant, GrantId, Handle, LeaseScope, NodeId, Term, WriteFlags, XattrSet,
-};
+use crate::test_fixtures::{T0, cache, outputs, replied, session};
+use nigh_types::{Access, CallId, Grant, GrantId, Handle, LeaseScope, NodeId, Term, WriteFlags, XattrSet};
 
 const FILE: NodeId = NodeId { ino: 7, generation: 1 };
 const PROGRAM: u32 = 0o104_755;
@@ -36,18 +34,14 @@ fn opened(mode: u32) -> Cache {
 fn ask(cache: &mut Cache, uid: u32, op: Op) -> (CallId, Call) {
     let caller = Caller { uid, ..Caller::default() };
     assert_eq!(cache.handle_op(T0, OpId(1), caller, op), None);
-    let outputs =
-        std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..))));
-    let calls =
+    let outputs = outputs(cache).into_iter();
+    let mut calls =
         outputs.filter_map(|o| if let Output::Call { id, call, .. } = o { Some((id, call)) } else { None });
-    calls.last().expect("the remote is asked")
+    calls.next_back().expect("the remote is asked")
 }
 
 fn answer(cache: &mut Cache, (call, _): (CallId, Call), response: Response) -> Option<Answer> {
-    cache.handle_event(T0, Event::Response { call, response });
-    let outputs =
-        std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..))));
-    outputs.filter_map(|o| if let Output::Answer { answer, .. } = o { Some(answer) } else { None }).last()
+    replied(cache, call, response)
 }
 
 fn granted(reply: Reply) -> Response {

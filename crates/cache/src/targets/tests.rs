@@ -1,7 +1,7 @@
 use super::*;
 use crate::Config;
 use crate::op::{Op, Output};
-use crate::test_fixtures::{T0, cache, calls, session};
+use crate::test_fixtures::{T0, cache, calls, outputs, session};
 use nigh_types::{
     CallId, Event, Grant, GrantId, LeaseScope, Mode, Name, Recall, RecallId, Span, Term, XattrSet,
 };
@@ -33,14 +33,6 @@ fn answer(cache: &mut Cache, now: Time, reply: Reply, grants: Vec<Grant>) -> Vec
     let response = Response { grants, ..Response::plain(Ok(reply)) };
     cache.handle_event(now, Event::Response { call, response });
     outputs(cache)
-}
-
-fn outputs(cache: &mut Cache) -> Vec<Output> {
-    std::iter::from_fn(|| match cache.poll_output() {
-        Output::Timeout(..) => None,
-        other => Some(other),
-    })
-    .collect()
 }
 
 /// Returns the invalidations that are put out.

@@ -2,15 +2,11 @@
 
 use super::*;
 use crate::op::Output;
-use crate::test_fixtures::{T0, cache, calls, session};
+use crate::test_fixtures::{T0, cache, calls, name, outputs, session};
 use crate::{Config, Op};
 use nigh_types::{Event, Grant, GrantId, Reply, Response, Term};
 
 const FILE: NodeId = NodeId { ino: 7, generation: 1 };
-
-fn name(text: &str) -> Name {
-    Name::new(text.as_bytes()).unwrap()
-}
 
 fn entry() -> Entry {
     let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
@@ -27,12 +23,12 @@ fn told() -> Cache {
     let grants = vec![Grant { id: GrantId(1), term: Term::Session, ..grant }];
     let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(entry())))) };
     cache.handle_event(T0, Event::Response { call, response });
-    let told = std::iter::from_fn(|| Some(cache.poll_output()).filter(|o| !matches!(o, Output::Timeout(..))));
-    let valid = told.filter_map(|output| match output {
+    let told = outputs(&mut cache).into_iter();
+    let mut valid = told.filter_map(|output| match output {
         Output::Answer { answer: Answer::Node(node), .. } => Some(node.entry_valid),
         _ => None,
     });
-    assert!(valid.last() > Some(Span::ZERO));
+    assert!(valid.next_back() > Some(Span::ZERO));
     cache
 }
 
