@@ -1,10 +1,12 @@
 //! The installed program at both ends: exports reached over each transport, and the rights of each peer.
 
+mod common;
+
+use common::{Client, NIGH, SOMEBODY, as_user, needs_root};
 use nigh_link::ssh::Asking;
 use nigh_link::tcp::{Target, Trust};
 use nigh_link::{Kind, Link, ssh, unix};
-use nigh_native::{ClientConfig, ClientSession};
-use nigh_remote::{Event, Output, Reason, Remote, Session};
+use nigh_remote::Session;
 use nigh_types::*;
 use std::fs;
 use std::io::{Read, Write};
@@ -14,24 +16,9 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-const NIGH: &str = env!("CARGO_BIN_EXE_nigh");
-/// A uid that no machine uses.
-const SOMEBODY: u32 = 4_000_123;
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
-fn needs_root(test: &str) -> bool {
-    if !is_root() {
-        println!("SKIPPED: {test} needs root");
-    }
-    is_root()
-}
 
 /// Returns a port outside the range of ephemeral ports, and each port once: other tests connect and listen
 /// concurrently.
@@ -115,88 +102,6 @@ impl Drop for House {
             let _ = server.kill();
             let _ = server.wait();
         }
-    }
-}
-
-struct Client {
-    link: Link,
-    session: ClientSession,
-    calls: u64,
-}
-
-impl Client {
-    /// Attaches to an export; the error is the server's refusal.
-    fn attach(link: Link, what: &str) -> Result<(Client, Session), String> {
-        let attach = what.as_bytes().to_vec();
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        let incarnation = LAST.fetch_add(1, Ordering::Relaxed);
-        let config = ClientConfig { features: 0, client: 1, incarnation, attach, term: Term::Session };
-        let mut client = Client { link, session: ClientSession::new(Time(1), config), calls: 0 };
-        match client.next() {
-            Event::Attached(session) => Ok((client, session)),
-            Event::Lost { why } => Err(why),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn next(&mut self) -> Event {
-        let mut buffer = vec![0; 1 << 16];
-        self.link.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        loop {
-            match self.session.poll_output() {
-                Output::Event(event) => return event,
-                Output::Transmit(bytes) => self.link.write_all(&bytes).unwrap(),
-                Output::Timeout(..) => match self.link.read(&mut buffer).unwrap() {
-                    0 => self.session.handle_disconnect(Time(2), "end of stream"),
-                    count => self.session.handle_input(Time(2), &buffer[..count]),
-                },
-            }
-        }
-    }
-
-    fn call(&mut self, credentials: Credentials, call: Call) -> std::result::Result<Reply, Errno> {
-        self.calls += 1;
-        let name =
-            call.is_mutation().then_some(MutationId { client: 1, incarnation: 2, sequence: self.calls });
-        self.session.handle_call(Time(1), CallId(self.calls), Request { credentials, name, call });
-        loop {
-            match self.next() {
-                Event::Response { response, .. } => return response.result,
-                // The server recalls the lease when a mode or owner changes on its disk.
-                Event::Recall(recall) => self.session.handle_acknowledge(Time(1), recall.id),
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    /// Closes the session, and waits until the server has processed the close.
-    fn leave(mut self) {
-        self.session.handle_close("done");
-        while let Output::Transmit(bytes) = self.session.poll_output() {
-            self.link.write_all(&bytes).unwrap();
-        }
-        while self.link.read(&mut [0; 1 << 12]).is_ok_and(|count| count > 0) {}
-    }
-
-    /// Whether the session expires unless the client renews it.
-    fn must_renew(&mut self) -> bool {
-        !matches!(self.session.poll_output(), Output::Timeout(_, Reason::Idle))
-    }
-
-    fn make(
-        &mut self,
-        root: NodeId,
-        name: &str,
-        uid: u32,
-        groups: &[u32],
-    ) -> std::result::Result<Reply, Errno> {
-        let call = Call::Mkdir {
-            dir: NodeRef::bare(root),
-            name: Name::new(name.as_bytes()).unwrap(),
-            mode: 0o755,
-            umask: 0,
-        };
-        self.call(Credentials { uid, gid: uid, groups: groups.to_vec(), privileges: None }, call)
     }
 }
 
@@ -291,21 +196,9 @@ fn trusted_client_claims_any_uid_except_root() {
     assert_eq!(house.owner("as-root"), (0, 0));
 }
 
-/// Connects as another user: a short-lived thread changes only its own credentials.
 fn connect_as(uid: u32, socket: &Path) -> Link {
     let socket = socket.to_owned();
-    std::thread::spawn(move || {
-        // SAFETY: these take integers and an empty list, and change this thread only.
-        let changed = unsafe {
-            libc::syscall(libc::SYS_setgroups, 0_usize, std::ptr::null::<libc::gid_t>())
-                | libc::syscall(libc::SYS_setresgid, uid, uid, uid)
-                | libc::syscall(libc::SYS_setresuid, uid, uid, uid)
-        };
-        assert_eq!(changed, 0);
-        unix::connect(&socket).unwrap()
-    })
-    .join()
-    .unwrap()
+    as_user(uid, move || unix::connect(&socket).unwrap())
 }
 
 #[test]

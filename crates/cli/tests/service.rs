@@ -1,8 +1,10 @@
 //! `nigh serve` as a service: socket activation, status queries and shutdown.
 
-use nigh_link::{Link, unix};
-use nigh_native::{ClientConfig, ClientSession};
-use nigh_remote::{Event, Output, Remote, Session};
+mod common;
+
+use common::{Client, NIGH, SOMEBODY, as_user, needs_root};
+use nigh_link::unix;
+use nigh_remote::Event;
 use nigh_types::*;
 use serde_json::Value;
 use std::fs;
@@ -17,18 +19,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const NIGH: &str = env!("CARGO_BIN_EXE_nigh");
-/// A uid that no machine uses.
-const SOMEBODY: u32 = 4_000_123;
 const SECRET: &str = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a";
-
-fn needs_root(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        println!("SKIPPED: {test} needs root");
-    }
-    root
-}
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let give_up = Instant::now() + Duration::from_secs(30);
@@ -133,74 +124,11 @@ impl Drop for House {
     }
 }
 
-struct Client {
-    link: Link,
-    session: ClientSession,
-    calls: u64,
-}
-
-impl Client {
-    fn attach(link: Link, what: &str, incarnation: u64) -> Result<(Client, Session), String> {
-        let attach = what.as_bytes().to_vec();
-        let config = ClientConfig { features: 0, client: 1, incarnation, attach, term: Term::Session };
-        let mut client = Client { link, session: ClientSession::new(Time(1), config), calls: 0 };
-        match client.next() {
-            Event::Attached(session) => Ok((client, session)),
-            Event::Lost { why } => Err(why),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn next(&mut self) -> Event {
-        self.heard().expect("the connection has ended")
-    }
-
-    /// Returns the next event. `None`: the connection has ended, and the session asks for another.
-    fn heard(&mut self) -> Option<Event> {
-        let mut buffer = vec![0; 1 << 16];
-        self.link.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        loop {
-            match self.session.poll_output() {
-                Output::Event(event) => return Some(event),
-                // If the peer no longer reads, the write fails and the next read returns the end.
-                Output::Transmit(bytes) => drop(self.link.write_all(&bytes)),
-                Output::Timeout(..) if self.session.wants_connection().is_some() => return None,
-                Output::Timeout(..) => match self.link.read(&mut buffer).unwrap() {
-                    0 => self.session.handle_disconnect(Time(2), "end of stream"),
-                    count => self.session.handle_input(Time(2), &buffer[..count]),
-                },
-            }
-        }
-    }
-
-    fn send(&mut self, call: Call) {
-        self.calls += 1;
-        let name =
-            call.is_mutation().then_some(MutationId { client: 1, incarnation: 2, sequence: self.calls });
-        let request = Request { credentials: Credentials::default(), name, call };
-        self.session.handle_call(Time(1), CallId(self.calls), request);
-        while let Output::Transmit(bytes) = self.session.poll_output() {
-            self.link.write_all(&bytes).unwrap();
-        }
-    }
-
-    /// Acknowledges every recall until the connection ends.
-    fn wait_for_the_end(&mut self) {
-        while let Some(event) = self.heard() {
-            match event {
-                Event::Recall(recall) => self.session.handle_acknowledge(Time(1), recall.id),
-                Event::Lost { why } => panic!("{why}"),
-                _ => {}
-            }
-        }
-    }
-}
-
 /// Returns a holder of the export's directory lease that acknowledges nothing, and a client whose call therefore
 /// waits.
 fn one_who_waits(house: &House) -> (Client, Client) {
     let attach = |incarnation| {
-        Client::attach(unix::connect(&house.path("s.sock")).unwrap(), "x", incarnation).unwrap()
+        Client::attach_as(unix::connect(&house.path("s.sock")).unwrap(), "x", incarnation).unwrap()
     };
     let ((mut holder, session), (mut waiter, _)) = (attach(11), attach(12));
     holder.send(Call::List { dir: NodeRef::bare(session.root) });
@@ -214,7 +142,7 @@ fn one_who_waits(house: &House) -> (Client, Client) {
 #[test]
 fn sigterm_ends_connections_and_removes_sockets() {
     let mut house = House::new().serve(&[]);
-    let (mut client, _) = Client::attach(unix::connect(&house.path("s.sock")).unwrap(), "x", 1).unwrap();
+    let (mut client, _) = Client::attach_as(unix::connect(&house.path("s.sock")).unwrap(), "x", 1).unwrap();
     house.signal();
     client.wait_for_the_end();
     assert_eq!(house.wait().code(), Some(0), "{}", house.log());
@@ -301,7 +229,7 @@ fn socket_activated_server_notifies_its_service_manager() {
     house.start(command);
     let ready = hear();
     assert!(ready.contains("READY=1") && ready.contains("STATUS=0 sessions"), "{ready} {}", house.log());
-    let (mut client, _) = Client::attach(early, "x", 1).unwrap();
+    let (mut client, _) = Client::attach_as(early, "x", 1).unwrap();
     assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
     let listening = house.status(&["--server"])["listening"].to_string();
     assert!(listening.contains(&format!("tcp://127.0.0.1:{port} (from the service manager)")), "{listening}");
@@ -349,21 +277,9 @@ fn unsuitable_activation_sockets_are_refused_in_one_line() {
     }
 }
 
-/// Connects as another user: a short-lived thread changes only its own credentials.
 fn connect_as(uid: u32, socket: &Path) -> UnixStream {
     let socket = socket.to_owned();
-    std::thread::spawn(move || {
-        // SAFETY: these take integers and an empty list, and change this thread only.
-        let changed = unsafe {
-            libc::syscall(libc::SYS_setgroups, 0_usize, std::ptr::null::<libc::gid_t>())
-                | libc::syscall(libc::SYS_setresgid, uid, uid, uid)
-                | libc::syscall(libc::SYS_setresuid, uid, uid, uid)
-        };
-        assert_eq!(changed, 0);
-        UnixStream::connect(&socket).unwrap()
-    })
-    .join()
-    .unwrap()
+    as_user(uid, move || UnixStream::connect(&socket).unwrap())
 }
 
 fn ask(mut stream: UnixStream, bytes: &[u8]) -> Vec<u8> {
@@ -411,7 +327,7 @@ fn only_root_and_the_servers_user_get_its_status() {
     let begin = Instant::now();
     assert_eq!(house.status(&["--server", &house.text("s.sock")])["server"], own["server"]);
     assert_eq!(house.status(&["--server", &format!("unix://{}", house.text("s.sock"))])["pid"], own["pid"]);
-    assert!(Client::attach(unix::connect(&socket).unwrap(), "x", 1).is_ok());
+    assert!(Client::attach_as(unix::connect(&socket).unwrap(), "x", 1).is_ok());
     assert!(begin.elapsed() < Duration::from_secs(4));
     drop(idle);
     let said = house.refused(house.nigh(&["status", "--server", "/nonexistent/s.sock"]));
@@ -436,8 +352,8 @@ fn session_events_are_logged_in_one_line_without_secrets() {
     let listen = format!("tcp://127.0.0.1:{port}");
     let mut house = House::new().serve(&["--listen", &listen, "--token", &path]);
     let socket = house.path("s.sock");
-    let (client, _) = Client::attach(unix::connect(&socket).unwrap(), "x", 0x7777_7777_7777).unwrap();
-    assert!(Client::attach(unix::connect(&socket).unwrap(), "no\nsuch\u{1b}[31m", 2).is_err());
+    let (client, _) = Client::attach_as(unix::connect(&socket).unwrap(), "x", 0x7777_7777_7777).unwrap();
+    assert!(Client::attach_as(unix::connect(&socket).unwrap(), "no\nsuch\u{1b}[31m", 2).is_err());
     let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let _ = stranger.read_to_end(&mut Vec::new());
@@ -486,7 +402,7 @@ fn startup_errors_are_one_line() {
     assert!(said.contains(&format!("--export {missing}")), "{said}");
 
     let house = house.serve(&[]);
-    let attach = || Client::attach(unix::connect(&house.path("s.sock")).unwrap(), "x", 1).map(drop);
+    let attach = || Client::attach_as(unix::connect(&house.path("s.sock")).unwrap(), "x", 1).map(drop);
     attach().unwrap();
     fs::rename(house.path("x"), house.path("moved")).unwrap();
     let said = attach().unwrap_err();
@@ -533,7 +449,7 @@ fn running_server_serves_exports_of_another_serve_while_it_lives() {
     let mut first = guest(&house, &house.text("x"), "s.sock");
     let mut second = guest(&house, &house.text("y"), "t.sock");
     let attach = |socket: &str, what: &str, incarnation: u64| {
-        Client::attach(unix::connect(&house.path(socket)).unwrap(), what, incarnation)
+        Client::attach_as(unix::connect(&house.path(socket)).unwrap(), what, incarnation)
     };
     let (mut of_first, session) = attach("s.sock", "x", 21).unwrap();
     let (_of_second, _) = attach("t.sock", "", 22).unwrap();
@@ -585,7 +501,7 @@ fn running_server_serves_exports_of_another_serve_while_it_lives() {
     assert_eq!(house.server.as_mut().unwrap().wait().unwrap().code(), Some(0), "{}", house.log());
     until("serving", || house.path("t.sock").exists() && UnixStream::connect(house.path("t.sock")).is_ok());
     assert_eq!(house.status(&["--server"])["pid"].as_u64(), Some(second.id().into()));
-    let (_last, _) = Client::attach(unix::connect(&house.path("t.sock")).unwrap(), "y", 25).unwrap();
+    let (_last, _) = Client::attach_as(unix::connect(&house.path("t.sock")).unwrap(), "y", 25).unwrap();
     second.kill().unwrap();
     second.wait().unwrap();
 }
