@@ -6,7 +6,7 @@ use nigh_fuse::mount::mounts;
 use nigh_fuse::{Negotiated, opcode_name};
 use nigh_link::Kind;
 use nigh_remote::Session;
-use nigh_types::{Span, Term, printable};
+use nigh_types::{Span, Term, byte_text, printable};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -254,15 +254,15 @@ pub fn page(status: &Value) -> String {
         text("/mountpoint"),
         number("/remote/requests"),
         number("/remote/waits"),
-        bytes(number("/remote/bytes_sent")),
-        bytes(number("/remote/bytes_received")),
+        byte_text(number("/remote/bytes_sent")),
+        byte_text(number("/remote/bytes_received")),
     );
     page += &format!(
         "  cache       {} names in {} complete directories, {} of {}\n",
         number("/cache/entries"),
         number("/cache/complete_directories"),
-        bytes(number("/cache/bytes")),
-        bytes(number("/cache/budget_bytes")),
+        byte_text(number("/cache/bytes")),
+        byte_text(number("/cache/budget_bytes")),
     );
     page += &format!("  answered    {hits} from memory, {misses} by waiting ({share:.1} % from memory)\n");
     let lowered = status.pointer("/kernel/lowered").is_some_and(|lowered| *lowered == true);
@@ -284,19 +284,6 @@ const MAX_TEXT_CHARS: usize = 4_096;
 
 fn shown(text: &str) -> String {
     printable(text, MAX_TEXT_CHARS)
-}
-
-fn bytes(count: u64) -> String {
-    let mut value = count as f64;
-    let mut unit = "B";
-    for larger in ["KiB", "MiB", "GiB", "TiB"] {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = larger;
-    }
-    if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
 }
 
 #[cfg(test)]

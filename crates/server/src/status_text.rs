@@ -1,5 +1,6 @@
 //! Text rendering of a server's status.
 
+use nigh_types::byte_text;
 use serde_json::Value;
 
 /// Renders [`crate::Server::status`] as `nigh status --server` prints it.
@@ -144,7 +145,8 @@ fn heard(session: &Value) -> String {
 }
 
 fn traffic(of: &Value) -> String {
-    let [read, written, held] = ["in", "out", "held"].map(|way| bytes(number(of, &format!("/bytes/{way}"))));
+    let [read, written, held] =
+        ["in", "out", "held"].map(|way| byte_text(number(of, &format!("/bytes/{way}"))));
     format!("{read} in, {written} out, {held} kept")
 }
 
@@ -185,19 +187,6 @@ fn seconds(s: u64) -> String {
         3_600..86_400 => format!("{} h {} min", s / 3_600, s % 3_600 / 60),
         _ => format!("{} d {} h", s / 86_400, s % 86_400 / 3_600),
     }
-}
-
-fn bytes(count: u64) -> String {
-    let mut value = count as f64;
-    let mut unit = "B";
-    for larger in ["KiB", "MiB", "GiB", "TiB"] {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = larger;
-    }
-    if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
 }
 
 #[cfg(test)]

@@ -38,5 +38,5 @@ pub use place::{Credentials, NodeRef};
 pub use privileges::{IdRange, Privileges};
 pub use push::{UpdateCommit, UpdatePrepare, UpdateScope, UpdatedFact};
 pub use reply::{Dirent, Entries, Entry, PrefetchedDir, Reply, Response, Space, XattrSet, XattrValue};
-pub use text::{MAX_SHOWN_CHARS, printable};
+pub use text::{MAX_SHOWN_CHARS, byte_text, printable};
 pub use time::{Span, Time};

@@ -1,4 +1,4 @@
-//! Sanitising of a peer's text for one line on a terminal or in a log.
+//! Text for people: a peer's text on one line of a terminal or a log, and numbers of bytes.
 
 /// Longest text of a peer that nigh shows, in characters.
 pub const MAX_SHOWN_CHARS: usize = 300;
@@ -8,6 +8,21 @@ pub const MAX_SHOWN_CHARS: usize = 300;
 #[must_use]
 pub fn printable(text: &str, max_chars: usize) -> String {
     text.trim().chars().map(|c| if is_unprintable(c) { ' ' } else { c }).take(max_chars).collect()
+}
+
+/// A number of bytes for people, in binary units: `1.5 MiB`.
+#[must_use]
+pub fn byte_text(count: u64) -> String {
+    let mut value = count as f64;
+    let mut unit = "B";
+    for larger in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = larger;
+    }
+    if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
 }
 
 fn is_unprintable(c: char) -> bool {
@@ -27,5 +42,11 @@ mod tests {
         assert_eq!(printable(text, 100), "no  [2J 31m entry  nigh: done  x");
         assert_eq!(printable(text, 2), "no");
         assert_eq!(printable("größer, 日本", 100), "größer, 日本");
+    }
+
+    #[test]
+    fn byte_count_is_shown_in_the_largest_unit_below_it() {
+        let shown = [0, 1_023, 1_024, 3 << 19, 5 << 50].map(byte_text);
+        assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "5120.0 TiB"]);
     }
 }
