@@ -46,9 +46,7 @@ fn dentry_that_leads_to_a_submount_is_not_invalidated() {
     let (driver, transport) = (stage.driver, stage.kernel);
     // There are mounts below the root.
     driver.mountpoint.set("/".into()).unwrap();
-    let of = Arc::clone(&driver);
-    let thread = thread::spawn(move || of.notifier.run(&of, true));
-    let name = |name: &str| Name::new(name.as_bytes()).unwrap();
+    let thread = running(&driver);
     let root = driver.root();
     // For both names, the last LOOKUP may be unapplied.
     for at in ["proc", "no"] {
@@ -59,20 +57,10 @@ fn dentry_that_leads_to_a_submount_is_not_invalidated() {
         vec![KernelInvalidation::AllDentries(vec![(root, name("proc")), (root, name("no"))])],
         false,
     );
-    let give_up = Instant::now() + Duration::from_secs(20);
-    while transport.notifications().len() < 2 {
-        assert!(Instant::now() < give_up, "{:?}", transport.notifications());
-        thread::sleep(Duration::from_millis(1));
-    }
-    let entry = |name: &'static [u8], expire_only| Notification::InvalEntry {
-        parent: ROOT,
-        name: name.into(),
-        expire_only,
-    };
-    assert_eq!(transport.notifications(), [entry(b"proc", true), entry(b"no", false)]);
+    until("both are told", || transport.notifications().len() == 2);
+    assert_eq!(transport.notifications(), [expired(ROOT, b"proc"), dropped(ROOT, b"no")]);
     assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::NotifyLevel::NoEpoch);
-    driver.notifier.stop();
-    thread.join().unwrap();
+    stopped(&driver, thread);
 }
 
 /// An overlay's dentries would stay stale after an epoch. An overlay tries a whiteout when it is mounted.
@@ -80,9 +68,7 @@ fn dentry_that_leads_to_a_submount_is_not_invalidated() {
 fn no_epoch_is_sent_after_a_whiteout_rename() {
     let stage = Stage::new();
     let (driver, transport) = (stage.driver, stage.kernel);
-    let of = Arc::clone(&driver);
-    let thread = thread::spawn(move || of.notifier.run(&of, true));
-    let name = |name: &str| Name::new(name.as_bytes()).unwrap();
+    let thread = running(&driver);
     let root = driver.root();
     let epoch = || vec![KernelInvalidation::AllDentries(vec![(root, name("a"))])];
     driver.notifier.queue(Invalidation(1), epoch(), false);
@@ -93,11 +79,9 @@ fn no_epoch_is_sent_after_a_whiteout_rename() {
     driver.operate(3, OpId(3), Caller::default(), ReplyFormat::Empty, op);
     driver.notifier.queue(Invalidation(2), epoch(), false);
     until("both are told", || transport.notifications().len() == 2);
-    let entry = Notification::InvalEntry { parent: ROOT, name: b"a".into(), expire_only: true };
-    assert_eq!(transport.notifications(), [Notification::IncEpoch, entry]);
+    assert_eq!(transport.notifications(), [Notification::IncEpoch, expired(ROOT, b"a")]);
     assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::NotifyLevel::NoEpoch);
-    driver.notifier.stop();
-    thread.join().unwrap();
+    stopped(&driver, thread);
 }
 
 /// An unapplied LOOKUP reply would revalidate an expired dentry.
@@ -105,23 +89,15 @@ fn no_epoch_is_sent_after_a_whiteout_rename() {
 fn dentry_is_dropped_while_a_lookup_reply_may_not_have_been_applied() {
     let stage = Stage::new();
     let (driver, transport) = (stage.driver, stage.kernel);
-    let of = Arc::clone(&driver);
-    let thread = thread::spawn(move || of.notifier.run(&of, true));
-    let name = |name: &str| Name::new(name.as_bytes()).unwrap();
+    let thread = running(&driver);
     let root = driver.root();
     // The state of a thread of another pid namespace is unknown.
     driver.revalidations.note(crate::revalidations::NameKey::of(root, &name("a")), 7, 0);
     let stale = ["a", "b"].map(|at| KernelInvalidation::Entry { dir: root, name: name(at) });
     driver.notifier.queue(Invalidation(1), stale.to_vec(), false);
     until("both are told", || transport.notifications().len() == 2);
-    let entry = |name: &'static [u8], expire_only| Notification::InvalEntry {
-        parent: ROOT,
-        name: name.into(),
-        expire_only,
-    };
-    assert_eq!(transport.notifications(), [entry(b"a", false), entry(b"b", true)]);
-    driver.notifier.stop();
-    thread.join().unwrap();
+    assert_eq!(transport.notifications(), [dropped(ROOT, b"a"), expired(ROOT, b"b")]);
+    stopped(&driver, thread);
 }
 
 /// A kernel in which some notifications block until released.
@@ -160,6 +136,14 @@ fn expired(parent: u64, name: &'static [u8]) -> Notification<'static> {
     Notification::InvalEntry { parent, name: name.into(), expire_only: true }
 }
 
+fn dropped(parent: u64, name: &'static [u8]) -> Notification<'static> {
+    Notification::InvalEntry { parent, name: name.into(), expire_only: false }
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
 fn until(what: &str, mut so: impl FnMut() -> bool) {
     let give_up = Instant::now() + Duration::from_secs(20);
     while !so() {
@@ -194,11 +178,8 @@ fn blocked_invalidation_yields_to_an_urgent_one_and_is_repeated() {
     assert_eq!(stage.make("file", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
-    driver.notifier.queue(
-        Invalidation(901),
-        vec![pages_of(MADE), KernelInvalidation::Attr { ino: 8 }],
-        false,
-    );
+    let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 8 }];
+    driver.notifier.queue(Invalidation(901), stale, false);
     let told =
         |one: &Notification<'static>| kernel.notifications().iter().filter(|other| *other == one).count();
     until("it is told", || told(&Notification::contents(MADE)) == 1);
@@ -399,11 +380,8 @@ fn page_under_partial_write_is_dropped_before_acknowledgement() {
     let part = writes_in_part(&mut stage);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
-    driver.notifier.queue(
-        Invalidation(901),
-        vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }],
-        false,
-    );
+    let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
+    driver.notifier.queue(Invalidation(901), stale, false);
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     let told = kernel.notifications();
     let at = |one: &Notification<'_>| told.iter().position(|told| told == one);
@@ -419,11 +397,8 @@ fn page_locked_by_a_partial_write_does_not_delay_the_acknowledgement() {
     let part = writes_in_part(&mut stage);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
-    driver.notifier.queue(
-        Invalidation(901),
-        vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }],
-        false,
-    );
+    let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
+    driver.notifier.queue(Invalidation(901), stale, false);
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     assert!(kernel.notifications().contains(&part), "it was tried");
     stuck.let_go();
@@ -443,11 +418,8 @@ fn file_opened_and_read_during_invalidation_does_not_delay_the_acknowledgement()
         |unique, op| driver.operate(unique, OpId(unique), Caller::default(), ReplyFormat::Natural, op);
     operate(901, nigh_cache::Op::Release { fh: nigh_cache::Fh(1), flock: None });
     let thread = running(&driver);
-    driver.notifier.queue(
-        Invalidation(901),
-        vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }],
-        false,
-    );
+    let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
+    driver.notifier.queue(Invalidation(901), stale, false);
     let told = |one: &Notification<'static>| kernel.notifications().contains(one);
     until("the whole file", || told(&Notification::contents(MADE)));
     stage.open(MADE);
@@ -469,7 +441,7 @@ fn names_of_a_locked_directory_do_not_delay_other_invalidations() {
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     driver.mountpoint.set("/".into()).unwrap();
     let thread = running(&driver);
-    let name = Name::new(b"x").unwrap();
+    let name = name("x");
     let entry = |dir| KernelInvalidation::Entry { dir, name: name.clone() };
     driver.notifier.queue(Invalidation(901), vec![entry(MADE), entry(MADE), entry(driver.root())], false);
     let told =
@@ -490,7 +462,7 @@ fn are_left_to_their_worker(made: &str, locks: impl FnOnce(u64) -> nigh_cache::O
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     driver.operate(900, OpId(900), Caller::default(), ReplyFormat::Natural, locks(driver.root()));
     let thread = running(&driver);
-    let entry = KernelInvalidation::Entry { dir: MADE, name: Name::new(b"x").unwrap() };
+    let entry = KernelInvalidation::Entry { dir: MADE, name: name("x") };
     driver.notifier.queue(Invalidation(901), vec![entry], true);
     driver.notifier.queue(Invalidation(902), vec![KernelInvalidation::Attr { ino: 9 }], false);
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
@@ -501,14 +473,14 @@ fn are_left_to_their_worker(made: &str, locks: impl FnOnce(u64) -> nigh_cache::O
 /// The removal holds the directory's lock, and its reply comes after the invalidation.
 #[test]
 fn names_of_a_directory_under_removal_do_not_delay_later_jobs() {
-    let name = Name::new(b"victim").unwrap();
+    let name = name("victim");
     are_left_to_their_worker("victim", |dir| nigh_cache::Op::Rmdir { dir, name });
 }
 
 /// A rename(2) holds both directories' locks while it looks a name up in one of them, which waits for the invalidation.
 #[test]
 fn names_of_a_directory_locked_by_a_rename_during_lookup_do_not_delay_later_jobs() {
-    let name = Name::new(b"from").unwrap();
+    let name = name("from");
     are_left_to_their_worker("to", |dir| nigh_cache::Op::Lookup { dir, name });
 }
 
