@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::{explore, process, root, tidy};
 
 #[derive(clap::Args)]
@@ -17,7 +17,7 @@ pub struct Options {
 
 /// True if all is well.
 pub fn run(options: &Options) -> Result<bool> {
-    let mut tally = Tally::new();
+    let mut tally = TestReport::new();
     house_rules(&mut tally);
     let clippy = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
     cargo(&mut tally, "lints", &clippy, &[]);
@@ -29,7 +29,7 @@ pub fn run(options: &Options) -> Result<bool> {
 }
 
 /// Format, the rules of `tidy`, and the stricter lints of the pure crates.
-pub fn house_rules(tally: &mut Tally) {
+pub fn house_rules(tally: &mut TestReport) {
     cargo(tally, "format", &["fmt", "--all", "--check"], &[]);
     tally.test("tidy", || {
         let problems = tidy::problems()?;
@@ -39,7 +39,7 @@ pub fn house_rules(tally: &mut Tally) {
     pure_lints(tally);
 }
 
-fn cargo(tally: &mut Tally, name: &str, arguments: &[&str], variables: &[(&str, &str)]) {
+fn cargo(tally: &mut TestReport, name: &str, arguments: &[&str], variables: &[(&str, &str)]) {
     let start = Instant::now();
     let mut command = Command::new(root::cargo());
     command.current_dir(root::checkout()).args(arguments).envs(variables.iter().copied());
@@ -50,7 +50,7 @@ fn cargo(tally: &mut Tally, name: &str, arguments: &[&str], variables: &[(&str, 
     }
 }
 
-fn pure_lints(tally: &mut Tally) {
+fn pure_lints(tally: &mut TestReport) {
     let rules = root::checkout().join("xtask/pure");
     let packages: Vec<String> = root::PURE.iter().map(|name| format!("--package=nigh-{name}")).collect();
     let mut arguments = vec!["clippy", "--locked", "--lib"];
@@ -61,7 +61,7 @@ fn pure_lints(tally: &mut Tally) {
 
 /// Licences, sources and known vulnerabilities of all packages, as deny.toml says. The database of vulnerabilities is a
 /// git repository.
-fn packages(tally: &mut Tally) {
+fn packages(tally: &mut TestReport) {
     let tool = match process::which("cargo-deny").map_or_else(|| explore::tool("cargo-deny"), Ok) {
         Ok(tool) => tool,
         Err(e) => return tally.not_run("licences, advisories", &format!("{e:#}")),

@@ -7,14 +7,14 @@ use rustix::fs::RawDir;
 use rustix::io::Result;
 
 /// Names and their inodes, and the cookie of the last entry read, if any.
-pub type Part = (Vec<(Vec<u8>, u64)>, Option<u64>);
+pub type ListingChunk = (Vec<(Vec<u8>, u64)>, Option<u64>);
 
 /// Returns the result of getdents(2) with a buffer for two or three names, without `.` and `..`. Empty only at the
 /// end.
 ///
 /// # Errors
 /// Errors of getdents.
-pub fn part(dir: impl AsFd) -> Result<Part> {
+pub fn part(dir: impl AsFd) -> Result<ListingChunk> {
     let mut buffer = [MaybeUninit::uninit(); 80];
     loop {
         let mut raw = RawDir::new(&dir, &mut buffer);

@@ -6,9 +6,9 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use serde_json::Value;
 
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::table::{self, Table, Verdict, Verdicts};
 use crate::test::world::{As, Length, World};
 
@@ -55,7 +55,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let world = World::new(options.nigh.as_deref(), Length::Short)?;
     let mut users = world.mounting_users();
     users.retain(|who| options.users.iter().any(|name| name == who.name()));
-    let mut tally = Tally::new();
+    let mut tally = TestReport::new();
     println!(
         "{:6} {:9} {:>5} {:20} {:>6} {:>6} {:>9} {:>7}",
         "user", "level", "minor", "masked", "passed", "failed", "requests", "time"
@@ -116,7 +116,7 @@ fn print_cell(who: As, (level, minor, mask): (&str, u32, &str), cell: &Cell, sta
 
 fn cell(world: &World, who: As, level: &str, minor: u32, mask: &str) -> Result<Cell> {
     let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
-    let mut how = How::new(who).with("--host-timeout=forever");
+    let mut how = MountParams::new(who).with("--host-timeout=forever");
     how = how.set("NIGH_NOTIFY_LEVEL", level).set("NIGH_FUSE_MINOR", &minor.to_string());
     if mask != "none" {
         how = how.set("NIGH_FUSE_WITHOUT", mask);

@@ -12,29 +12,29 @@ use anyhow::Context;
 use crate::wait;
 
 /// How a command ended, with its output (standard output and error together; the end of it, if long).
-pub struct Ended {
-    pub how: How,
+pub struct CommandResult {
+    pub how: ExitKind,
     pub said: String,
     pub took: Duration,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum How {
+pub enum ExitKind {
     Exited(ExitStatus),
     TimedOut,
 }
 
-impl Ended {
+impl CommandResult {
     #[must_use]
     pub fn ok(&self) -> bool {
-        matches!(self.how, How::Exited(status) if status.success())
+        matches!(self.how, ExitKind::Exited(status) if status.success())
     }
 
     #[must_use]
     pub fn code(&self) -> Option<i32> {
         match self.how {
-            How::Exited(status) => status.code(),
-            How::TimedOut => None,
+            ExitKind::Exited(status) => status.code(),
+            ExitKind::TimedOut => None,
         }
     }
 
@@ -48,7 +48,7 @@ impl Ended {
     pub fn tail(&self, lines: usize) -> String {
         let all: Vec<&str> = self.said.lines().collect();
         let mut out = all[all.len().saturating_sub(lines)..].join("\n");
-        if self.how == How::TimedOut {
+        if self.how == ExitKind::TimedOut {
             out.push_str(&format!("\n(given up after {:.0?})", self.took));
         }
         out
@@ -58,20 +58,20 @@ impl Ended {
 /// Runs a command to its end or its limit, in a process group of its own, without standard input, with its output in
 /// `log`. A process that does not die of SIGKILL is left behind after five seconds: the caller aborts the mount on
 /// which it hangs.
-pub fn run(mut command: Command, limit: Duration, log: &Path) -> io::Result<Ended> {
+pub fn run(mut command: Command, limit: Duration, log: &Path) -> io::Result<CommandResult> {
     let file = File::create(log)?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
     let start = Instant::now();
     let mut child = command.spawn()?;
     let how = match wait(&mut child, limit)? {
-        Some(status) => How::Exited(status),
+        Some(status) => ExitKind::Exited(status),
         None => {
             kill_group(child.id());
             wait(&mut child, Duration::from_secs(5))?;
-            How::TimedOut
+            ExitKind::TimedOut
         }
     };
-    Ok(Ended { how, said: end_of(log)?, took: start.elapsed() })
+    Ok(CommandResult { how, said: end_of(log)?, took: start.elapsed() })
 }
 
 /// Waits for a process; `None`: it still runs at the limit.

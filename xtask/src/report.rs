@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// Results so far.
 #[derive(Default)]
-pub struct Tally {
+pub struct TestReport {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
@@ -14,10 +14,10 @@ pub struct Tally {
     pub strict: bool,
 }
 
-impl Tally {
+impl TestReport {
     #[must_use]
-    pub fn new() -> Tally {
-        Tally { strict: std::env::var("CI").is_ok_and(|v| v == "true"), ..Tally::default() }
+    pub fn new() -> TestReport {
+        TestReport { strict: std::env::var("CI").is_ok_and(|v| v == "true"), ..TestReport::default() }
     }
 
     pub fn pass(&mut self, name: &str, took: Duration) {
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn counts_and_failures_of_another_run_are_added() {
-        let mut tally = Tally { passed: 1, ..Tally::default() };
+        let mut tally = TestReport { passed: 1, ..TestReport::default() };
         assert!(!tally.take_over("ok a\nfailed: b\n"));
         assert!(tally.take_over("NOT RUN: c: why\nfailed: d\n7 passed, 2 failed, 3 skipped\n"));
         assert_eq!((tally.passed, tally.failed, tally.skipped), (8, 2, 3));

@@ -5,8 +5,8 @@ use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
 use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
-use crate::op::{Answer, Invalidation, KernelInvalidation, Node, Output};
-use crate::state::{Copies, Directory, Inode};
+use crate::op::{InvalidationId, KernelInvalidation, Node, OpReply, Output};
+use crate::records::{Directory, Inode, UntimedCopy};
 use nigh_types::{Attr, Entry, Grant, LeaseScope, Name, NodeId, Reply, Response, Span, Time};
 
 impl Cache {
@@ -16,13 +16,13 @@ impl Cache {
         if self.is_suspended(id.ino) {
             return None;
         }
-        if let Some((attr, held)) = inode.own.filter(|(_, held)| held.lives(now)) {
+        if let Some((attr, held)) = inode.own.filter(|(_, held)| held.is_live(now)) {
             return Some((attr, held));
         }
         let (dir, name) =
-            inode.parent_entry.as_ref().filter(|(dir, name)| !self.holds.has_name(*dir, name))?;
+            inode.parent_entry.as_ref().filter(|(dir, name)| !self.suspended.has_name(*dir, name))?;
         let directory = self.dirs.get(dir)?;
-        let held = directory.held.filter(|h| h.lives(now))?;
+        let held = directory.held.filter(|h| h.is_live(now))?;
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
         let child = row.child.filter(|c| c.id == id)?;
         child.is_covered().then_some((child.attr(), held))
@@ -35,45 +35,45 @@ impl Cache {
         child: &CachedEntry,
         held: LiveGrant,
     ) -> Option<(Attr, LiveGrant)> {
-        if self.is_suspended(child.id.ino) || self.knows_another(child.id) {
+        if self.is_suspended(child.id.ino) || self.kernel_knows_old_inode(child.id) {
             return None;
         }
         if child.is_covered() {
             return Some((child.attr(), held));
         }
         let inode = self.inodes.get(&child.id.ino).filter(|i| i.id == child.id)?;
-        inode.own.filter(|(_, held)| held.lives(now))
+        inode.own.filter(|(_, held)| held.is_live(now))
     }
 
     /// Returns whether an inode's facts are suspended: an update by another client is prepared, or a local change in
     /// flight takes its name.
     pub(crate) fn is_suspended(&self, ino: u64) -> bool {
-        self.holds.has_inode(ino) || self.overlay.is_leaving(ino)
+        self.suspended.has_inode(ino) || self.pending_mutations.is_losing_name(ino)
     }
 
     /// Returns the record of an inode, created if absent. If another inode had its number, all facts about that one are
     /// dropped.
     pub(crate) fn inode(&mut self, id: NodeId) -> &mut Inode {
         if let Some(old) = self.dirs.get(&id.ino).map(|d| d.id).filter(|old| *old != id) {
-            self.part_with_names(old);
-            self.forget_names(id.ino);
+            self.drop_reused_directory(old);
+            self.drop_dir_names(id.ino);
             if let Some(directory) = self.dirs.get_mut(&id.ino) {
-                directory.pass_number(id);
+                directory.reassign(id);
             }
         }
-        self.pass_number(id);
+        self.keep_old_nodeid(id);
         let numbers = &mut self.numbers;
-        let new = || Box::new(Inode::new(id, numbers.take_back(id)));
+        let new = || Box::new(Inode::new(id, numbers.restore(id)));
         let inode = self.inodes.entry(id.ino).or_insert_with(new);
         if inode.id != id {
-            inode.renew(id);
-            inode.nlookup += self.numbers.take_back(id);
+            inode.reset(id);
+            inode.nlookup += self.numbers.restore(id);
         }
         inode
     }
 
     pub(crate) fn directory(&mut self, id: NodeId) -> &mut Directory {
-        let (order, clock) = (&mut self.order, self.clock);
+        let (order, clock) = (&mut self.eviction_order, self.clock);
         let directory = self.dirs.entry(id.ino).or_insert_with(|| {
             order.push_back(id.ino);
             Directory::new(id)
@@ -86,7 +86,7 @@ impl Cache {
             directory.id = id;
         }
         directory.note_use(clock);
-        directory.is_one = true;
+        directory.is_directory = true;
         directory
     }
 
@@ -99,11 +99,11 @@ impl Cache {
         attr: Attr,
         grants: &[Grant],
     ) -> Option<LiveGrant> {
-        if flight.seen.inodes.contains(&id.ino) {
+        if flight.race_log.local_inodes.contains(&id.ino) {
             self.forget_attr(id.ino);
             return None;
         }
-        if flight.seen.told.contains(&id.ino) {
+        if flight.race_log.remote_inodes.contains(&id.ino) {
             // The remote change is newer, unless this is a reply to a local change: then the order is not known.
             if flight.sequence.is_some() {
                 self.forget_attr(id.ino);
@@ -111,46 +111,46 @@ impl Cache {
             return None;
         }
         if flight.sequence.is_none() {
-            self.mark_attr_under_way(id.ino);
+            self.mark_attr_in_flight(id.ino);
             // These compare attributes themselves.
-            if !matches!(flight.purpose, CallKind::Read { .. } | CallKind::Renew { .. }) {
-                self.drop_foreign_data(now, id, &attr);
+            if !matches!(flight.purpose, CallKind::Read { .. } | CallKind::Revalidate { .. }) {
+                self.drop_other_version(now, id, &attr);
             }
         }
         let fresh =
             flight.granted(grants, id, LeaseScope::Attributes).map(|g| LiveGrant::begin(g, flight.sent));
-        let fresh = fresh.filter(|h| h.lives(now));
+        let fresh = fresh.filter(|h| h.is_live(now));
         self.note_symlink(id, &attr);
         let mut under = None;
         if let Some(held) = fresh {
-            self.inode(id).more().own = Some((attr, held));
+            self.inode(id).ext_mut().own = Some((attr, held));
             under = Some(held);
         } else if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
-            match inode.more_if_any().and_then(|more| more.own.as_mut()) {
-                Some((_, held)) if flight.recalled(id, LeaseScope::Attributes) && held.lives(now) => {
+            match inode.ext_if_any().and_then(|more| more.own.as_mut()) {
+                Some((_, held)) if flight.recalled(id, LeaseScope::Attributes) && held.is_live(now) => {
                     if flight.sequence.is_some() {
                         self.discard_uncertain_attr(id);
                     }
                     return None;
                 }
                 // An ungranted reply beside a live grant may be older than the cache.
-                Some((_, held)) if held.lives(now) && flight.sequence.is_none() => return None,
-                Some((own, held)) if held.lives(now) => {
+                Some((_, held)) if held.is_live(now) && flight.sequence.is_none() => return None,
+                Some((own, held)) if held.is_live(now) => {
                     *own = attr;
                     under = Some(*held);
                 }
-                _ => drop(inode.forget_own()),
+                _ => drop(inode.drop_own_attr()),
             }
         }
-        let covered = self.learn_at_home(now, flight, id, attr, grants);
-        let under = under.or(covered).or_else(|| self.learn_home(now, flight, id, attr, grants));
+        let covered = self.apply_to_entry(now, flight, id, attr, grants);
+        let under = under.or(covered).or_else(|| self.apply_via_parent(now, flight, id, attr, grants));
         // Return a zero timeout while an update is prepared: the commit does not invalidate the kernel.
         under.filter(|_| self.cached_attr(now, id).is_some())
     }
 
     /// Applies a child's attributes that came with a directory lease, if the directory has no entry for the child yet:
     /// the remote found it by its parent entry.
-    fn learn_home(
+    fn apply_via_parent(
         &mut self,
         now: Time,
         flight: &InflightCall,
@@ -164,7 +164,7 @@ impl Cache {
         let (dir, name) = self.inodes.get(&id.ino).filter(|i| i.id == id)?.parent_entry.clone()?;
         let dir_id = self.id_of(dir)?;
         flight.granted(grants, dir_id, LeaseScope::Directory)?;
-        if flight.seen.name(dir, &name).is_some() {
+        if flight.race_log.name(dir, &name).is_some() {
             return None;
         }
         let entry = Entry { id, attr, target: None, no_xattrs: false };
@@ -173,7 +173,7 @@ impl Cache {
 
     /// Applies attributes to the inode's entry if its directory lease lives, and only if they are not older than the
     /// entry: they came with a grant, or a local change made them.
-    fn learn_at_home(
+    fn apply_to_entry(
         &mut self,
         now: Time,
         flight: &InflightCall,
@@ -183,12 +183,12 @@ impl Cache {
     ) -> Option<LiveGrant> {
         let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
         let (dir, name) = inode.parent_entry.as_ref()?;
-        if flight.seen.is_pushed(*dir, name) {
+        if flight.race_log.is_remotely_changed(*dir, name) {
             return None;
         }
         let cookie = self.key.cookie(name.as_bytes());
         let directory = self.dirs.get_mut(dir).filter(|d| !flight.recalled(d.id, LeaseScope::Directory))?;
-        let held = directory.held.filter(|h| h.lives(now))?;
+        let held = directory.held.filter(|h| h.is_live(now))?;
         if flight.sequence.is_none()
             && crate::grants::on(grants, directory.id, LeaseScope::Directory).is_none()
         {
@@ -197,7 +197,7 @@ impl Cache {
         let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
         // An entry that did not answer for the inode was not updated for new xattrs.
         child.no_xattrs &= child.is_covered();
-        child.compact = attr.into();
+        child.packed = attr.into();
         child.attr_known = true;
         attr.covered_by_parent().then_some(held)
     }
@@ -205,7 +205,7 @@ impl Cache {
     /// Drops attributes because a recall of them raced with a local change.
     pub(crate) fn discard_uncertain_attr(&mut self, id: NodeId) {
         for flight in self.flights.values_mut() {
-            flight.seen.recalled.push((id, LeaseScope::Attributes));
+            flight.race_log.recalled.push((id, LeaseScope::Attributes));
         }
         self.forget_attr(id.ino);
         if self.config.level.may_keep_pages() {
@@ -214,7 +214,7 @@ impl Cache {
     }
 
     /// Returns the child in an inode's parent entry.
-    pub(crate) fn child_at_home(&mut self, ino: u64) -> Option<&mut CachedEntry> {
+    pub(crate) fn child_at_parent_entry(&mut self, ino: u64) -> Option<&mut CachedEntry> {
         let inode = self.inodes.get(&ino)?;
         let (dir, name) = inode.parent_entry.as_ref()?;
         let cookie = self.key.cookie(name.as_bytes());
@@ -225,15 +225,15 @@ impl Cache {
     /// Drops attributes because the order of two replies is not known.
     pub(crate) fn forget_attr(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        inode.forget_own();
+        inode.drop_own_attr();
         inode.forget_xattrs();
-        if let Some(child) = self.child_at_home(ino) {
+        if let Some(child) = self.child_at_parent_entry(ino) {
             child.attr_known = false;
         }
     }
 
     /// Applies attributes of further inodes in a reply.
-    pub(crate) fn learn_after(&mut self, now: Time, flight: &InflightCall, response: &Response) {
+    pub(crate) fn apply_attrs_after(&mut self, now: Time, flight: &InflightCall, response: &Response) {
         for &(id, attr) in &response.after {
             if attr.nlink == 0 && !attr.is_dir() {
                 self.forget_attr(id.ino);
@@ -246,8 +246,8 @@ impl Cache {
     pub(crate) fn drop_expired(&mut self, ino: u64) {
         let clock = self.clock;
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        if let Some(more) = inode.more_if_any() {
-            more.own = more.own.filter(|(_, held)| held.lives(clock));
+        if let Some(more) = inode.ext_if_any() {
+            more.own = more.own.filter(|(_, held)| held.is_live(clock));
             more.xattrs = more.xattrs.take().filter(|xattrs| clock < xattrs.1);
             more.target = more.target.take().filter(|target| clock < target.1);
         }
@@ -260,7 +260,7 @@ impl Cache {
     pub(crate) fn recount(&mut self, dir: u64) {
         if let Some(directory) = self.dirs.get_mut(&dir) {
             let bytes = directory.bytes();
-            self.row_bytes = self.row_bytes - directory.counted + bytes;
+            self.entry_bytes = self.entry_bytes - directory.counted + bytes;
             directory.counted = bytes;
         }
     }
@@ -276,12 +276,12 @@ impl Cache {
         attr_held: Option<LiveGrant>,
     ) -> Node {
         let level = self.config.level;
-        let ordered = home.is_some_and(|(dir, _)| self.is_hot(now, dir) || self.watches.is_telling(dir));
-        let held_back = home.is_some_and(|(dir, name)| self.holds.has_name(dir, name));
+        let ordered = home.is_some_and(|(dir, _)| self.is_hot(now, dir) || self.watches.is_reporting(dir));
+        let held_back = home.is_some_and(|(dir, name)| self.suspended.has_name(dir, name));
         let name_held = name_held.filter(|_| !ordered && !held_back);
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
-        self.pass_number_of_removed(id);
-        let number = self.number(id);
+        self.keep_removed_nodeid(id);
+        let number = self.nodeid_for_reply(id);
         let attr_valid = self.attr_timeout(now, id.ino, &attr, attr_held);
         let known = self.inode(id).nlookup > 0;
         let node = Node { id, number, known, attr, entry_valid, attr_valid };
@@ -291,14 +291,14 @@ impl Cache {
             self.note_new_to_kernel(id.ino);
         }
         if let Some((dir, name)) = home {
-            self.last_told.put((dir, name), attr.is_dir().then_some((id, attr)));
+            self.recent_dir_lookups.put((dir, name), attr.is_dir().then_some((id, attr)));
             let inode = self.inode(id);
             inode.attr_valid_until = now.after(node.entry_valid.min(node.attr_valid));
             // The kernel may apply two replies in the reverse order: the longer timeout lasts until the dentry is
             // dropped.
             inode.entry_valid_until = inode.entry_valid_until.max(now.after(node.entry_valid));
             if !inode.is_at(dir, name) {
-                self.set_home(id, (dir, name));
+                self.set_parent_entry(id, (dir, name));
             }
         }
         node
@@ -311,7 +311,7 @@ impl Cache {
             && let Some(inode) = self.inodes.get_mut(&ino)
         {
             inode.kernel_has_attr = true;
-            inode.set_id_told |= crate::rights::set_id(attr);
+            inode.kernel_set_id |= crate::remove_privs::set_id(attr);
         }
         valid
     }
@@ -322,8 +322,10 @@ impl Cache {
 
     /// Moves an inode's parent entry. An old entry that said that the inode has no other name loses its attributes:
     /// later changes would not reach it.
-    pub(crate) fn set_home(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
-        if let Some(child) = self.child_at_home(id.ino).filter(|child| child.attr().covered_by_parent()) {
+    pub(crate) fn set_parent_entry(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
+        if let Some(child) =
+            self.child_at_parent_entry(id.ino).filter(|child| child.attr().covered_by_parent())
+        {
             child.attr_known = false;
         }
         self.inode(id).parent_entry = Some((dir, name.clone()));
@@ -344,24 +346,24 @@ impl Cache {
         dir: u64,
         name: &Name,
         held: Option<LiveGrant>,
-    ) -> Answer {
-        self.last_told.put((dir, name), None);
+    ) -> OpReply {
+        self.recent_dir_lookups.put((dir, name), None);
         let held = held.filter(|_| !self.is_hot(now, dir));
-        let held = held.filter(|_| !self.watches.is_telling(dir));
+        let held = held.filter(|_| !self.watches.is_reporting(dir));
         let valid = held.map_or(Span::ZERO, |h| self.config.level.missing_validity(&h, now));
-        if valid == Span::ZERO || self.missing_given.len() as u64 >= self.config.kernel_missing_most {
-            return Answer::Missing(Span::ZERO);
+        if valid == Span::ZERO || self.negative_dentries.len() as u64 >= self.config.kernel_missing_most {
+            return OpReply::Missing(Span::ZERO);
         }
-        self.missing_given.insert((dir, name.clone()));
+        self.negative_dentries.insert((dir, name.clone()));
         if let Some(directory) = self.dirs.get_mut(&dir) {
-            directory.missing_given = true;
+            directory.has_negative_dentries = true;
         }
-        Answer::Missing(valid)
+        OpReply::Missing(valid)
     }
 
     /// Invalidates the effects of a change whose caller was killed meanwhile: the kernel believes that it did not
     /// happen.
-    pub(crate) fn tell_abandoned(&mut self, flight: &InflightCall, response: &Response) {
+    pub(crate) fn invalidate_abandoned(&mut self, flight: &InflightCall, response: &Response) {
         if response.result.is_err() || !self.config.level.may_keep_pages() {
             return;
         }
@@ -391,12 +393,12 @@ impl Cache {
         let (root, clock) = (self.root, self.clock);
         let keeps_expired = self.config.on_disconnect == OnDisconnect::Stale;
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        inode.settle();
+        inode.shrink();
         if inode.nlookup > 0 || inode.opens > 0 {
             return;
         }
-        let is_known = inode.own.is_some_and(|(_, held)| held.lives(clock) || keeps_expired);
-        let pinned = inode.more_if_any().and_then(|more| more.pin_handle.take());
+        let is_known = inode.own.is_some_and(|(_, held)| held.is_live(clock) || keeps_expired);
+        let pinned = inode.ext_if_any().and_then(|more| more.pin_handle.take());
         let needed = is_known || ino == root;
         if let Some(handle) = pinned {
             self.release_handle(handle);
@@ -407,18 +409,18 @@ impl Cache {
     }
 
     /// Clears timeouts of facts that the kernel is about to drop.
-    fn untell(&mut self, stale: &KernelInvalidation) {
+    fn clear_timeouts(&mut self, stale: &KernelInvalidation) {
         if let KernelInvalidation::Data { ino, length: 0, .. } | KernelInvalidation::Attr { ino } = stale
             && let Some(inode) = self.inodes.get_mut(ino)
         {
-            inode.note_copy(Copies::Acls, false);
+            inode.note_copy(UntimedCopy::Acls, false);
             if matches!(stale, KernelInvalidation::Data { .. }) {
-                inode.note_copy(Copies::Target, false);
+                inode.note_copy(UntimedCopy::Target, false);
             }
         }
         let ino = match stale {
             KernelInvalidation::Attr { ino } => Some(*ino),
-            KernelInvalidation::Entry { dir, name } | KernelInvalidation::Gone { dir, name } => {
+            KernelInvalidation::Entry { dir, name } | KernelInvalidation::RemovedDentry { dir, name } => {
                 let row = self
                     .dirs
                     .get(dir)
@@ -441,18 +443,18 @@ impl Cache {
         &mut self,
         mut stale: Vec<KernelInvalidation>,
         then: Option<crate::recall::OnInvalidated>,
-    ) -> Invalidation {
-        self.leave_out_unbelieved(&mut stale);
-        self.tell_these(stale, then)
+    ) -> InvalidationId {
+        self.drop_untrusted(&mut stale);
+        self.send_invalidation(stale, then)
     }
 
-    pub(crate) fn tell_these(
+    pub(crate) fn send_invalidation(
         &mut self,
         stale: Vec<KernelInvalidation>,
         then: Option<crate::recall::OnInvalidated>,
-    ) -> Invalidation {
+    ) -> InvalidationId {
         for one in &stale {
-            self.untell(one);
+            self.clear_timeouts(one);
         }
         let (id, acknowledged) = (self.new_invalidation(), then.is_some());
         if let Some(then) = then {
@@ -469,27 +471,27 @@ impl Cache {
         });
         let dropping: Vec<(u64, bool)> = dropping.collect();
         if !dropping.is_empty() {
-            self.dropping.insert(id, dropping);
+            self.page_drops.insert(id, dropping);
         }
         self.enqueue_invalidation(id, stale, acknowledged);
         id
     }
 
     /// Invalidates before all queued invalidations. This leaves out pages that wait for the remote, so stale pages stay
-    /// so until the invalidation after reconnection ([`Cache::drop_old`]).
-    pub(crate) fn invalidate_first(&mut self, stale: Vec<KernelInvalidation>) -> Invalidation {
+    /// so until the invalidation after reconnection ([`Cache::drop_stale_pages`]).
+    pub(crate) fn invalidate_first(&mut self, stale: Vec<KernelInvalidation>) -> InvalidationId {
         for one in &stale {
-            self.untell(one);
+            self.clear_timeouts(one);
         }
         let id = self.new_invalidation();
         self.out.push_back(Output::Invalidate { id, stale, first: true });
         id
     }
 
-    pub(crate) fn new_invalidation(&mut self) -> Invalidation {
+    pub(crate) fn new_invalidation(&mut self) -> InvalidationId {
         self.next_invalidation += 1;
-        let id = Invalidation(self.next_invalidation);
-        self.untold.insert(id);
+        let id = InvalidationId(self.next_invalidation);
+        self.pending_invalidations.insert(id);
         id
     }
 }

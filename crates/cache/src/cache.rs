@@ -1,26 +1,26 @@
 //! The cache and its contract.
 
-use crate::calls::{CallKind, InflightCall, NewFile, Waiter};
+use crate::calls::{CallKind, InflightCall, OpenParams, Waiter};
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
-use crate::dead_dentries::LastTold;
+use crate::dead_dentries::RecentDirLookups;
 use crate::forgotten::Forgotten;
 use crate::inotify::Watches;
-use crate::invalidation_queue::{Behinds, DeferredReply};
+use crate::invalidation_queue::{DeferredReply, InvalidationQueue};
 use crate::listing_snapshots::Snapshots;
-use crate::locks::Locks;
+use crate::locks::LockRecords;
 use crate::names_only_listing::NameStreams;
 use crate::nodeid_map::NodeIdMap;
-use crate::op::{Answer, Caller, Fh, Invalidation, Op, Output, Reason};
+use crate::op::{Caller, Fh, InvalidationId, Op, OpReply, Output, Reason};
 use crate::oversized::Oversized;
-use crate::pending_mutations::Overlay;
+use crate::pending_mutations::PendingMutations;
 use crate::prefetch::PrefetchJobs;
 use crate::prune::KernelInodeQueue;
-use crate::readdirplus_heuristic::Readers;
+use crate::readdirplus_heuristic::ReaderTable;
 use crate::recall::OnInvalidated;
-use crate::request_deadlines::Limits;
+use crate::records::{Directory, Inode, OpenDir, OpenFile};
+use crate::request_deadlines::RequestDeadlines;
 use crate::session_state::SessionState;
-use crate::state::{Directory, Inode, OpenDir, OpenFile};
 use crate::ungranted::UngrantedPages;
 use crate::updates::SuspendedFacts;
 use nigh_types::{
@@ -47,7 +47,7 @@ pub struct Cache {
     pub(crate) config: Config,
     pub(crate) key: CookieKey,
     pub(crate) has_acls: bool,
-    pub(crate) standing: SessionState,
+    pub(crate) session_state: SessionState,
     /// Latest `now` of an input.
     pub(crate) clock: Time,
     /// Longest time for which facts may be valid.
@@ -57,8 +57,8 @@ pub struct Cache {
     /// Boxed: a hash table with churn is twice as large as need be, and three times while it grows.
     pub(crate) inodes: FxHashMap<u64, Box<Inode>>,
     pub(crate) dirs: FxHashMap<u64, Directory>,
-    pub(crate) order: VecDeque<u64>,
-    pub(crate) row_bytes: u64,
+    pub(crate) eviction_order: VecDeque<u64>,
+    pub(crate) entry_bytes: u64,
     /// Queue of the inodes that the kernel knows, and the time of the next search for idle directories.
     pub(crate) told: KernelInodeQueue,
     pub(crate) idle_due: Option<Time>,
@@ -70,59 +70,55 @@ pub struct Cache {
     pub(crate) dirents: NameStreams,
     pub(crate) oversized: Oversized,
     /// Directory leases that were returned with calls in flight: a reply with an earlier grant on them begins no lease.
-    pub(crate) returned: BTreeMap<NodeId, GrantId>,
+    pub(crate) returned_leases: BTreeMap<NodeId, GrantId>,
     /// Invalidation of all dentries that is queued because of a mount below.
-    pub(crate) names_going: Option<crate::op::Invalidation>,
+    pub(crate) dentry_flush: Option<crate::op::InvalidationId>,
     pub(crate) tells_dirents: bool,
     pub(crate) finds_numbers: bool,
-    pub(crate) readers: Readers,
-    /// Directory that was opened or read last.
+    pub(crate) readers: ReaderTable,
     pub(crate) last_read: u64,
     /// Eviction that could not keep to the budget waits until more bytes are in use.
     pub(crate) trim_above: u64,
-    /// Number of `files` without a handle.
-    pub(crate) opens_without_handle: u64,
+    pub(crate) unpinned_opens: u64,
     pub(crate) numbers: NodeIdMap,
-    pub(crate) last_told: LastTold,
+    pub(crate) recent_dir_lookups: RecentDirLookups,
     pub(crate) forgotten: Forgotten,
     pub(crate) flights: BTreeMap<CallId, InflightCall>,
     pub(crate) waiting: BTreeMap<OpId, Waiter>,
     /// Requests queued while there is no session.
     pub(crate) queued_ops: BTreeMap<OpId, (Caller, Op)>,
-    pub(crate) limits: Limits,
+    pub(crate) request_deadlines: RequestDeadlines,
     /// Reclaim calls without a reply; whether lock reclaims are to be sent; whether [`Output::Reclaimed`] is owed.
-    pub(crate) claims: u64,
-    pub(crate) claims_locks: bool,
-    pub(crate) reclaims: bool,
+    pub(crate) pending_reclaims: u64,
+    pub(crate) lock_reclaims_due: bool,
+    pub(crate) owes_reclaimed: bool,
     /// Handles closed while the remote was away.
     pub(crate) unreleased: Vec<Handle>,
     /// Invalidation of everything that the kernel held when all grants ended. Before it is done a new session answers no
-    /// request (`SessionState::Reclaiming`). After `forget_by` the kernel counts as slow, and requests no longer wait.
-    pub(crate) forgetting: Option<Invalidation>,
-    pub(crate) forget_by: Option<Time>,
+    /// request (`SessionState::Reclaiming`). After `flush_all_by` the kernel counts as slow, and requests no longer wait.
+    pub(crate) flush_all_id: Option<InvalidationId>,
+    pub(crate) flush_all_by: Option<Time>,
     pub(crate) kernel_is_slow: bool,
     /// Replies of a new session that wait for that invalidation.
     pub(crate) deferred_replies: Vec<(CallId, Response)>,
     /// Calls in flight that requests may join.
-    pub(crate) lookups: FxHashMap<(u64, Name), CallId>,
-    pub(crate) attrs: FxHashMap<u64, CallId>,
-    pub(crate) xattrs: FxHashMap<u64, CallId>,
+    pub(crate) lookup_calls: FxHashMap<(u64, Name), CallId>,
+    pub(crate) attr_calls: FxHashMap<u64, CallId>,
+    pub(crate) xattr_calls: FxHashMap<u64, CallId>,
     pub(crate) walks: PrefetchJobs,
-    pub(crate) overlay: Overlay,
-    pub(crate) locks: Locks,
-    pub(crate) holds: SuspendedFacts,
-    pub(crate) after_invalidation: BTreeMap<Invalidation, OnInvalidated>,
-    /// Invalidations that are not done, in their order.
-    pub(crate) untold: BTreeSet<Invalidation>,
+    pub(crate) pending_mutations: PendingMutations,
+    pub(crate) locks: LockRecords,
+    pub(crate) suspended: SuspendedFacts,
+    pub(crate) after_invalidation: BTreeMap<InvalidationId, OnInvalidated>,
+    pub(crate) pending_invalidations: BTreeSet<InvalidationId>,
     /// Files of which an invalidation drops pages, and whether all.
-    pub(crate) dropping: BTreeMap<Invalidation, Vec<(u64, bool)>>,
+    pub(crate) page_drops: BTreeMap<InvalidationId, Vec<(u64, bool)>>,
     pub(crate) ungranted: UngrantedPages,
-    /// Timers for grants on open inodes.
     pub(crate) expiry_timers: BTreeSet<(Time, u64)>,
     /// Negative dentries that the kernel may have, by directory; at most `kernel_missing_most`.
-    pub(crate) missing_given: BTreeSet<(u64, Name)>,
+    pub(crate) negative_dentries: BTreeSet<(u64, Name)>,
     /// Cached statfs reply for an inode, and its end.
-    pub(crate) space: Option<(u64, nigh_types::Space, Time)>,
+    pub(crate) statfs_cache: Option<(u64, nigh_types::Space, Time)>,
     pub(crate) next_call: u64,
     pub(crate) next_fh: u64,
     pub(crate) next_invalidation: u64,
@@ -130,7 +126,7 @@ pub struct Cache {
     /// Directories with inotify watchers.
     pub(crate) watches: Watches,
     /// Queued invalidations and replies.
-    pub(crate) behind: Behinds,
+    pub(crate) invalidation_queue: InvalidationQueue,
     pub(crate) out: VecDeque<Output>,
 }
 
@@ -141,111 +137,111 @@ impl Cache {
             config,
             key: CookieKey::default(),
             has_acls: false,
-            standing: SessionState::Connecting,
+            session_state: SessionState::Connecting,
             clock: Time(0),
             term: Term::Session,
             root: 0,
             inodes: FxHashMap::default(),
             dirs: FxHashMap::default(),
-            order: VecDeque::new(),
-            row_bytes: 0,
+            eviction_order: VecDeque::new(),
+            entry_bytes: 0,
             told: KernelInodeQueue::default(),
             idle_due: None,
             files: BTreeMap::new(),
             open_dirs: BTreeMap::new(),
-            readers: Readers::default(),
+            readers: ReaderTable::default(),
             snapshots: Snapshots::default(),
             shown_root: String::new(),
             dirents: NameStreams::default(),
             oversized: Oversized::default(),
-            returned: BTreeMap::new(),
-            names_going: None,
+            returned_leases: BTreeMap::new(),
+            dentry_flush: None,
             tells_dirents: false,
             finds_numbers: false,
             last_read: 0,
             trim_above: 0,
-            opens_without_handle: 0,
+            unpinned_opens: 0,
             numbers: NodeIdMap::default(),
-            last_told: LastTold::default(),
+            recent_dir_lookups: RecentDirLookups::default(),
             forgotten: Forgotten::default(),
             flights: BTreeMap::new(),
             waiting: BTreeMap::new(),
             queued_ops: BTreeMap::new(),
-            limits: Limits::default(),
-            claims: 0,
-            claims_locks: false,
-            reclaims: false,
+            request_deadlines: RequestDeadlines::default(),
+            pending_reclaims: 0,
+            lock_reclaims_due: false,
+            owes_reclaimed: false,
             unreleased: Vec::new(),
-            forgetting: None,
-            forget_by: None,
+            flush_all_id: None,
+            flush_all_by: None,
             kernel_is_slow: false,
             deferred_replies: Vec::new(),
-            lookups: FxHashMap::default(),
-            attrs: FxHashMap::default(),
-            xattrs: FxHashMap::default(),
+            lookup_calls: FxHashMap::default(),
+            attr_calls: FxHashMap::default(),
+            xattr_calls: FxHashMap::default(),
             walks: PrefetchJobs::default(),
-            overlay: Overlay::new(config.client, config.incarnation),
-            locks: Locks::default(),
-            holds: SuspendedFacts::default(),
+            pending_mutations: PendingMutations::new(config.client, config.incarnation),
+            locks: LockRecords::default(),
+            suspended: SuspendedFacts::default(),
             after_invalidation: BTreeMap::new(),
-            untold: BTreeSet::new(),
-            dropping: BTreeMap::new(),
+            pending_invalidations: BTreeSet::new(),
+            page_drops: BTreeMap::new(),
             ungranted: UngrantedPages::new(),
             expiry_timers: BTreeSet::new(),
-            missing_given: BTreeSet::new(),
-            space: None,
+            negative_dentries: BTreeSet::new(),
+            statfs_cache: None,
             next_call: 0,
             next_fh: 0,
             next_invalidation: 0,
             counters: Counters::default(),
             watches: Watches::default(),
-            behind: Behinds::default(),
+            invalidation_queue: InvalidationQueue::default(),
             out: VecDeque::new(),
         }
     }
 
     /// Handles a request of the kernel. `None`: the reply comes as an output.
-    pub fn handle_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+    pub fn handle_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
         self.clock = now;
         let limit = match self.config.on_disconnect {
             OnDisconnect::Fail(span) => Some(now.after(span)),
             _ => None,
         };
-        self.write_begins(&op);
+        self.note_write_started(&op);
         let answer = match op {
             Op::Release { fh, flock } => self.release(now, fh, flock),
             Op::ReleaseDir { fh } => self.release_dir(now, fh),
             Op::Flush { ino, owner } => self.flush(now, id, caller, ino, owner),
-            op if self.standing == SessionState::Active => self.start(now, id, caller, op),
-            op => self.start_away(now, id, caller, op),
+            op if self.session_state == SessionState::Active => self.start(now, id, caller, op),
+            op => self.start_disconnected(now, id, caller, op),
         };
         if answer.is_some() {
             self.counters.hits += 1;
             tracing::trace!(target: "nigh::hit", op = id.0);
         } else {
             if let Some(due) = limit {
-                self.limits.begin(id, due);
+                self.request_deadlines.begin(id, due);
             }
             tracing::trace!(target: "nigh::miss", op = id.0);
         }
         answer
     }
 
-    pub(crate) fn start(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+    pub(crate) fn start(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
         if self.is_lost(&op) {
-            return Some(Answer::Failed(Errno::IO));
+            return Some(OpReply::Failed(Errno::IO));
         }
-        let through = op.through();
+        let through = op.open_files();
         let answer = self.begin_op(now, id, caller, op);
         if answer.is_none()
             && let Some(waiting) = self.waiting.get_mut(&id)
         {
-            waiting.through = through;
+            waiting.open_files = through;
         }
         answer
     }
 
-    fn begin_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+    fn begin_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
         match op {
             Op::Lookup { dir, name } => self.lookup(now, id, caller, dir, name),
             Op::LookupSelf { ino } => self.lookup_self(now, id, caller, ino),
@@ -273,17 +269,17 @@ impl Cache {
             Op::Unlink { dir, name } => self.unlink(now, id, caller, dir, name),
             Op::Rmdir { dir, name } => self.rmdir(now, id, caller, dir, name),
             Op::StatFs { ino } => self.stat_fs(now, id, caller, ino),
-            op => self.start_making(now, id, caller, op),
+            op => self.start_create(now, id, caller, op),
         }
     }
 
-    fn start_making(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+    fn start_create(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
         match op {
             Op::Symlink { dir, name, target } => {
-                self.make(now, id, caller, dir, name, None, |dir, name| Call::Symlink { dir, name, target })
+                self.create(now, id, caller, dir, name, None, |dir, name| Call::Symlink { dir, name, target })
             }
             Op::Mknod { dir, name, kind, mode, umask, rdev } => {
-                self.make(now, id, caller, dir, name, None, |dir, name| Call::Mknod {
+                self.create(now, id, caller, dir, name, None, |dir, name| Call::Mknod {
                     dir,
                     name,
                     kind,
@@ -293,7 +289,7 @@ impl Cache {
                 })
             }
             Op::Mkdir { dir, name, mode, umask } => {
-                self.make(now, id, caller, dir, name, None, |dir, name| Call::Mkdir {
+                self.create(now, id, caller, dir, name, None, |dir, name| Call::Mkdir {
                     dir,
                     name,
                     mode,
@@ -301,14 +297,14 @@ impl Cache {
                 })
             }
             Op::Link { ino, dir, name } => {
-                let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+                let Some(node) = self.node_ref(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
                 // With another name its attributes stand under another grant.
-                self.keep_open(ino);
-                self.make(now, id, caller, dir, name, None, |dir, name| Call::Link { node, dir, name })
+                self.pin_open(ino);
+                self.create(now, id, caller, dir, name, None, |dir, name| Call::Link { node, dir, name })
             }
             Op::Create { dir, name, mode, umask, exclusive, access, append } => {
-                let file = NewFile { append, access, caller };
-                self.make(now, id, caller, dir, name, Some(file), |dir, name| Call::Create {
+                let file = OpenParams { append, access, caller };
+                self.create(now, id, caller, dir, name, Some(file), |dir, name| Call::Create {
                     dir,
                     name,
                     mode,
@@ -318,8 +314,8 @@ impl Cache {
                 })
             }
             Op::Tmpfile { dir, mode, umask, access } => {
-                let Some(dir) = self.node_ref(dir) else { return Some(Answer::Failed(Errno::STALE)) };
-                let file = NewFile { append: false, access, caller };
+                let Some(dir) = self.node_ref(dir) else { return Some(OpReply::Failed(Errno::STALE)) };
+                let file = OpenParams { append: false, access, caller };
                 let call = Call::Tmpfile { dir, mode, umask, access };
                 self.send_for(now, id, caller, CallKind::Tmpfile { file }, call)
             }
@@ -327,22 +323,22 @@ impl Cache {
         }
     }
 
-    fn start_on_inode(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+    fn start_on_inode(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
         let (ino, fh) = match &op {
             Op::SetXattr { ino, .. } | Op::RemoveXattr { ino, .. } => (*ino, None),
             Op::GetFlags { ino } => (*ino, None),
             Op::Fsync { ino, fh, .. } => (*ino, *fh),
             Op::Fallocate { ino, fh, .. } | Op::Seek { ino, fh, .. } => (*ino, Some(*fh)),
             Op::CopyRange { to_ino, to_fh, .. } => (*to_ino, Some(*to_fh)),
-            _ => return Some(Answer::Failed(Errno::NOSYS)),
+            _ => return Some(OpReply::Failed(Errno::NOSYS)),
         };
         if let Op::SetXattr { name, .. } | Op::RemoveXattr { name, .. } = &op
             && self.is_unsupported(name)
         {
-            return Some(Answer::Failed(Errno::OPNOTSUPP));
+            return Some(OpReply::Failed(Errno::OPNOTSUPP));
         }
         let Some((node, handle)) = self.handle_for(ino, fh) else {
-            return Some(Answer::Failed(Errno::STALE));
+            return Some(OpReply::Failed(Errno::STALE));
         };
         let (purpose, call) = match op {
             Op::SetXattr { name, value, flags, kill_sgid, .. } => (
@@ -361,14 +357,14 @@ impl Cache {
             Op::Seek { offset, data, .. } => (CallKind::Seek, Call::Seek { node, handle, offset, data }),
             Op::CopyRange { ino: from_ino, fh: from_fh, offset: from_offset, to_offset, length, .. } => {
                 let Some((from, from_handle)) = self.handle_for(from_ino, Some(from_fh)) else {
-                    return Some(Answer::Failed(Errno::STALE));
+                    return Some(OpReply::Failed(Errno::STALE));
                 };
                 (
                     CallKind::Write {
                         ino,
                         offset: to_offset,
                         size: length,
-                        flush: false,
+                        writeback: false,
                         append: false,
                         direct: None,
                     },
@@ -383,7 +379,7 @@ impl Cache {
                     },
                 )
             }
-            _ => return Some(Answer::Failed(Errno::NOSYS)),
+            _ => return Some(OpReply::Failed(Errno::NOSYS)),
         };
         self.send_for(now, id, caller, purpose, call)
     }
@@ -394,79 +390,81 @@ impl Cache {
         match event {
             Event::Attached(session) => self.handle_session(now, session, false),
             Event::Restored { session, kept } => self.handle_session(now, session, kept),
-            Event::Lapsed { why } => self.handle_lapsed(now, &why),
-            Event::Response { call, response } if self.is_early(call) => {
+            Event::Expired { why } => self.handle_lapsed(now, &why),
+            Event::Response { call, response } if self.is_deferred(call) => {
                 self.deferred_replies.push((call, response))
             }
             Event::Response { call, response } => self.handle_response(now, call, response),
             Event::Recall(recall) => self.handle_recall(recall),
-            Event::UpdatePrepare(hold) => self.handle_hold(now, hold),
-            Event::UpdateCommit(commit) => self.handle_commit(now, commit),
+            Event::UpdatePrepare(hold) => self.handle_update_prepare(now, hold),
+            Event::UpdateCommit(commit) => self.handle_update_commit(now, commit),
             Event::Lost { why } => self.handle_lost(now, &why),
         }
     }
 
     pub(crate) fn handle_reply(&mut self, now: Time, flight: InflightCall, response: Response) {
-        if self.asked_for_another(&flight) {
+        if self.is_for_old_inode(&flight) {
             if let Ok(Reply::Opened { handle, .. }) = response.result {
                 self.release_handle(handle);
             }
-            return self.answer_all(&flight.waiters, &Answer::Failed(Errno::STALE));
+            return self.reply_all(&flight.waiters, &OpReply::Failed(Errno::STALE));
         }
         if self.may_precede_write(&flight, &response) {
             return self.answer_unchanged(now, &flight);
         }
-        let files = self.changed_while_asked(&flight.purpose, &response);
-        self.note_rights_after(&flight, &response);
+        let files = self.changed_files_awaited(&flight.purpose, &response);
+        self.note_set_id_after(&flight, &response);
         let answer = match &flight.purpose {
             CallKind::Lookup { dir, name } => {
                 let (dir, name) = (*dir, name.clone());
                 return self.on_lookup_reply(now, flight, dir, &name, response);
             }
-            CallKind::Attr { .. } => return self.attr_arrived(now, flight, response),
-            CallKind::Target { ino } => return self.target_arrived(now, &flight, *ino, response),
+            CallKind::Attr { .. } => return self.on_getattr_reply(now, flight, response),
+            CallKind::ReadLink { ino } => return self.on_readlink_reply(now, &flight, *ino, response),
             CallKind::Xattrs { ino } => return self.on_xattrs_reply(now, &flight, *ino, response),
             CallKind::Xattr { ino } => return self.on_xattr_value_reply(now, &flight, *ino, &response),
             CallKind::Read { ino, fh, offset, size } => {
-                return self.read_arrived(now, &flight, (*ino, *fh), (*offset, *size), response);
+                return self.on_read_reply(now, &flight, (*ino, *fh), (*offset, *size), response);
             }
-            CallKind::Reopen { .. } | CallKind::Reclaim { .. } => {
-                return self.claim_answered(now, &flight, &response);
+            CallKind::Reopen { .. } | CallKind::ReclaimLock { .. } => {
+                return self.on_reclaim_reply(now, &flight, &response);
             }
-            CallKind::Renew { ino } => return self.renewed(now, &flight, *ino, &response),
-            CallKind::Walk { then } => return self.after_walk(now, *then, response.result.map(drop)),
-            CallKind::List { .. } | CallKind::Dirents { .. } | CallKind::Ahead => return,
-            CallKind::Open { ino, file } => self.open_arrived(now, &flight, *ino, *file, &response),
-            CallKind::Make { dir, name, file } => {
+            CallKind::Revalidate { ino } => return self.on_revalidate_reply(now, &flight, *ino, &response),
+            CallKind::ResolvePath { then } => {
+                return self.on_resolved(now, *then, response.result.map(drop));
+            }
+            CallKind::List { .. } | CallKind::ListNames { .. } | CallKind::Prefetch => return,
+            CallKind::Open { ino, file } => self.on_open_reply(now, &flight, *ino, *file, &response),
+            CallKind::Create { dir, name, file } => {
                 self.on_create_reply(now, &flight, (*dir, name), *file, &response)
             }
-            CallKind::Tmpfile { file } => self.tmpfile_made(now, &flight, *file, &response),
+            CallKind::Tmpfile { file } => self.on_tmpfile_reply(now, &flight, *file, &response),
             CallKind::Remove { dir, name } => self.on_remove_reply(now, &flight, (*dir, name), &response),
             CallKind::Rename { .. } => self.on_rename_reply(now, &flight, &response),
             CallKind::Change { ino, xattrs } => {
                 self.on_change_reply(now, &flight, (*ino, *xattrs), &response)
             }
-            CallKind::Write { ino, offset, .. } => self.write_arrived(now, &flight, *ino, *offset, &response),
-            CallKind::Space { ino } => self.space_arrived(&flight, *ino, &response),
-            CallKind::Lock { .. } => self.lock_arrived(now, &flight, &response),
-            CallKind::Unlock { .. } => self.unlock_arrived(&flight, &response),
+            CallKind::Write { ino, offset, .. } => self.on_written(now, &flight, *ino, *offset, &response),
+            CallKind::StatFs { ino } => self.on_statfs_reply(&flight, *ino, &response),
+            CallKind::Lock { .. } => self.on_lock_reply(now, &flight, &response),
+            CallKind::Unlock { .. } => self.on_unlock_reply(&flight, &response),
             CallKind::Flags | CallKind::Seek | CallKind::Fsync { .. } | CallKind::TestLock => {
                 plain(&response)
             }
         };
-        let sent = Cache::may_be_older(&flight).then_some(flight.sent);
+        let sent = Cache::may_predate_replies(&flight).then_some(flight.sent);
         let name = match &flight.purpose {
-            CallKind::Make { dir, name, .. } => Some((*dir, name.clone())),
+            CallKind::Create { dir, name, .. } => Some((*dir, name.clone())),
             _ => None,
         };
         self.enqueue_reply(&files, &flight.waiters, DeferredReply { answer, sent, name });
-        self.own_change_answered(&flight, &response);
+        self.note_local_change(&flight, &response);
         if flight.sequence.is_some() && flight.waiters.is_empty() {
-            self.tell_abandoned(&flight, &response);
+            self.invalidate_abandoned(&flight, &response);
         }
-        self.drop_written(now, &flight, &response);
-        if let CallKind::Write { ino, flush: false, .. } = flight.purpose {
-            self.start_reads(now, ino);
+        self.drop_pages_after_write(now, &flight, &response);
+        if let CallKind::Write { ino, writeback: false, .. } = flight.purpose {
+            self.start_queued_reads(now, ino);
         }
     }
 
@@ -476,9 +474,9 @@ impl Cache {
             return;
         }
         match purpose {
-            CallKind::Lookup { dir, name } => drop(self.lookups.insert((dir, name), id)),
-            CallKind::Attr { ino } => drop(self.attrs.insert(ino, id)),
-            CallKind::Xattrs { ino } => drop(self.xattrs.insert(ino, id)),
+            CallKind::Lookup { dir, name } => drop(self.lookup_calls.insert((dir, name), id)),
+            CallKind::Attr { ino } => drop(self.attr_calls.insert(ino, id)),
+            CallKind::Xattrs { ino } => drop(self.xattr_calls.insert(ino, id)),
             _ => {}
         }
     }
@@ -487,10 +485,12 @@ impl Cache {
         let removed = match purpose {
             CallKind::Lookup { dir, name } => {
                 let key = (*dir, name.clone());
-                if self.lookups.get(&key) == Some(&id) { self.lookups.remove(&key) } else { None }
+                if self.lookup_calls.get(&key) == Some(&id) { self.lookup_calls.remove(&key) } else { None }
             }
-            CallKind::Attr { ino } if self.attrs.get(ino) == Some(&id) => self.attrs.remove(ino),
-            CallKind::Xattrs { ino } if self.xattrs.get(ino) == Some(&id) => self.xattrs.remove(ino),
+            CallKind::Attr { ino } if self.attr_calls.get(ino) == Some(&id) => self.attr_calls.remove(ino),
+            CallKind::Xattrs { ino } if self.xattr_calls.get(ino) == Some(&id) => {
+                self.xattr_calls.remove(ino)
+            }
             _ => None,
         };
         debug_assert!(removed.is_none_or(|call| call == id), "a call leaves for itself");
@@ -505,8 +505,8 @@ impl Cache {
     }
 
     /// Replies to a request that waited: the only place that does.
-    pub(crate) fn reply(&mut self, op: OpId, answer: Answer) {
-        self.limits.end(op);
+    pub(crate) fn reply(&mut self, op: OpId, answer: OpReply) {
+        self.request_deadlines.end(op);
         self.out.push_back(Output::Answer { op, answer });
     }
 
@@ -517,7 +517,7 @@ impl Cache {
 
     #[must_use]
     pub fn is_attached(&self) -> bool {
-        matches!(self.standing, SessionState::Active | SessionState::Reclaiming)
+        matches!(self.session_state, SessionState::Active | SessionState::Reclaiming)
     }
 
     /// Returns the inode number of the export's root.
@@ -529,7 +529,7 @@ impl Cache {
     /// Returns the next action.
     pub fn poll_output(&mut self) -> Output {
         if self.out.is_empty() && !self.watches.is_empty() {
-            self.look_at_watched();
+            self.compare_watched();
         }
         if let Some(output) = self.out.pop_front() {
             return output;
@@ -540,12 +540,12 @@ impl Cache {
         }
         let dues = [
             (self.expiry_timers.first().map(|(due, _)| *due), Reason::GrantEnd),
-            (self.limits.next(), Reason::RequestLimit),
-            (self.forget_by, Reason::SlowKernel),
-            (self.holds.due(), Reason::Commit),
-            (self.behind_due(), Reason::Behind),
-            (self.idle_due, Reason::Idleness),
-            (self.watches.due().filter(|_| self.standing == SessionState::Active), Reason::Watch),
+            (self.request_deadlines.next(), Reason::RequestDeadline),
+            (self.flush_all_by, Reason::SlowKernel),
+            (self.suspended.due(), Reason::Commit),
+            (self.queue_due(), Reason::InvalidationQueue),
+            (self.idle_due, Reason::IdleDirectories),
+            (self.watches.due().filter(|_| self.session_state == SessionState::Active), Reason::Watch),
         ];
         let first =
             dues.into_iter().filter_map(|(due, reason)| Some((due?, reason))).min_by_key(|(due, _)| *due);
@@ -563,15 +563,15 @@ impl Cache {
     pub fn gauges(&self) -> Gauges {
         let mut gauges = Gauges {
             bytes: self.bytes(),
-            pending_operations: self.overlay.operations(),
+            pending_operations: self.pending_mutations.operations(),
             inodes: self.inodes.len() as u64,
             open_files: self.files.len() as u64,
             ..Gauges::default()
         };
         self.dirs.values().for_each(|directory| {
             let (there, missing) = directory.singles.count();
-            gauges.entries += directory.rows.there().max(there);
-            gauges.negative += directory.rows.missing() + missing;
+            gauges.entries += directory.rows.existing().max(there);
+            gauges.negative += directory.rows.absent() + missing;
             gauges.complete_directories += u64::from(directory.complete);
             gauges.count_grant(self.clock, directory.held.as_ref());
         });
@@ -588,13 +588,13 @@ impl Cache {
     }
 }
 
-fn plain(response: &Response) -> Answer {
+fn plain(response: &Response) -> OpReply {
     match &response.result {
-        Ok(Reply::Flags(flags)) => Answer::Flags(*flags),
-        Ok(Reply::Offset(offset)) => Answer::Offset(*offset),
-        Ok(Reply::Locked(info)) => Answer::Locked(*info),
-        Ok(Reply::Done) => Answer::Done,
-        Ok(_) => Answer::Failed(Errno::PROTO),
-        Err(errno) => Answer::Failed(*errno),
+        Ok(Reply::Flags(flags)) => OpReply::Flags(*flags),
+        Ok(Reply::Offset(offset)) => OpReply::Offset(*offset),
+        Ok(Reply::LockConflict(info)) => OpReply::Locked(*info),
+        Ok(Reply::Done) => OpReply::Done,
+        Ok(_) => OpReply::Failed(Errno::PROTO),
+        Err(errno) => OpReply::Failed(*errno),
     }
 }

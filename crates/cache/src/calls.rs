@@ -1,8 +1,8 @@
 //! Calls in flight: their kind, the requests that wait for them, and concurrent changes that their replies may predate.
 
 use crate::cache::Cache;
-use crate::locks::Holder;
-use crate::op::{Answer, Caller, Fh, Op, Output};
+use crate::locks::LockOwner;
+use crate::op::{Caller, Fh, Op, OpReply, Output};
 use nigh_types::{
     Access, Attr, Bug, Call, CallId, Errno, Grant, Handle, LeaseScope, LockInfo, Name, NodeId, OpId,
     Response, Time, planted,
@@ -10,7 +10,7 @@ use nigh_types::{
 
 mod race_log;
 
-pub(crate) use race_log::{ConcurrentChanges, ConcurrentDentry};
+pub(crate) use race_log::{ConcurrentDentry, RaceLog};
 
 /// Kind of a call, with the arguments that its reply needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,13 +26,13 @@ pub(crate) enum CallKind {
         dir: u64,
     },
     /// Names-only listing for one open directory.
-    Dirents {
+    ListNames {
         dir: u64,
         fh: Fh,
     },
     /// Prefetch of directories that no caller has asked for yet.
-    Ahead,
-    Target {
+    Prefetch,
+    ReadLink {
         ino: u64,
     },
     Xattrs {
@@ -42,7 +42,7 @@ pub(crate) enum CallKind {
     Xattr {
         ino: u64,
     },
-    Space {
+    StatFs {
         ino: u64,
     },
     Flags,
@@ -55,16 +55,16 @@ pub(crate) enum CallKind {
     Seek,
     Open {
         ino: u64,
-        file: NewFile,
+        file: OpenParams,
     },
     /// Creates a name; `file` is set if the call also opens it.
-    Make {
+    Create {
         dir: u64,
         name: Name,
-        file: Option<NewFile>,
+        file: Option<OpenParams>,
     },
     Tmpfile {
-        file: NewFile,
+        file: OpenParams,
     },
     Remove {
         dir: u64,
@@ -88,7 +88,7 @@ pub(crate) enum CallKind {
         offset: u64,
         size: u64,
         /// Write-back of mmap stores by the kernel.
-        flush: bool,
+        writeback: bool,
         /// The remote chooses the offset.
         append: bool,
         /// The write bypasses the kernel's page cache, through this open file.
@@ -98,14 +98,14 @@ pub(crate) enum CallKind {
         ino: u64,
     },
     Lock {
-        holder: Holder,
+        holder: LockOwner,
         range: LockInfo,
         wait: bool,
         /// A cancel was sent: the remote ends the wait.
         cancelled: bool,
     },
     Unlock {
-        holder: Holder,
+        holder: LockOwner,
         /// For an unlock of the whole file: the number of locks granted to its owner so far.
         whole_after: Option<u64>,
         closing: bool,
@@ -118,34 +118,34 @@ pub(crate) enum CallKind {
         handle: Handle,
     },
     /// Reclaims a lock in a new session.
-    Reclaim {
-        holder: Holder,
+    ReclaimLock {
+        holder: LockOwner,
         range: LockInfo,
     },
     /// Revalidates the pages that the kernel holds of an open file.
-    Renew {
+    Revalidate {
         ino: u64,
     },
     /// Gives the remote an inode's path again; `then` is resent afterwards.
-    Walk {
+    ResolvePath {
         then: CallId,
     },
 }
 
 impl CallKind {
     /// Returns whether the call releases the locks of a closed file or a dead caller.
-    pub(crate) fn ends_locks(&self) -> bool {
+    pub(crate) fn releases_locks(&self) -> bool {
         matches!(self, CallKind::Unlock { closing: true, .. })
     }
 
     /// Returns whether the call reclaims state in a session that has forgotten it.
-    pub(crate) fn is_claim(&self) -> bool {
-        matches!(self, CallKind::Reopen { .. } | CallKind::Reclaim { .. })
+    pub(crate) fn is_reclaim(&self) -> bool {
+        matches!(self, CallKind::Reopen { .. } | CallKind::ReclaimLock { .. })
     }
 
     /// Returns whether the call writes back mmap stores.
-    pub(crate) fn is_flush(&self) -> bool {
-        matches!(self, CallKind::Write { flush: true, .. })
+    pub(crate) fn is_writeback(&self) -> bool {
+        matches!(self, CallKind::Write { writeback: true, .. })
     }
 
     /// Returns whether the reply updates the cache.
@@ -155,9 +155,9 @@ impl CallKind {
             CallKind::Lock { .. }
                 | CallKind::Unlock { .. }
                 | CallKind::TestLock
-                | CallKind::Reclaim { .. }
-                | CallKind::Walk { .. }
-                | CallKind::Space { .. }
+                | CallKind::ReclaimLock { .. }
+                | CallKind::ResolvePath { .. }
+                | CallKind::StatFs { .. }
                 | CallKind::Seek
                 | CallKind::Flags
         )
@@ -171,7 +171,7 @@ impl CallKind {
     /// Returns the names that a change binds or unbinds.
     pub(crate) fn names(&self) -> Vec<(u64, &Name)> {
         match self {
-            CallKind::Make { dir, name, .. } | CallKind::Remove { dir, name } => vec![(*dir, name)],
+            CallKind::Create { dir, name, .. } | CallKind::Remove { dir, name } => vec![(*dir, name)],
             CallKind::Rename { from, name, to, new_name, .. } => vec![(*from, name), (*to, new_name)],
             _ => Vec::new(),
         }
@@ -190,7 +190,7 @@ impl CallKind {
 
 /// Open parameters of a file about to be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct NewFile {
+pub(crate) struct OpenParams {
     pub append: bool,
     pub access: Access,
     pub caller: Caller,
@@ -218,7 +218,7 @@ pub(crate) enum ReplyKind {
         ino: u64,
     },
     /// Attributes for a lookup by inode number.
-    Itself,
+    SelfLookup,
 }
 
 /// Request that waits for a call.
@@ -230,30 +230,30 @@ pub(crate) struct Waiter {
     pub joined: bool,
     /// The request came after the call was sent. The reply may predate the request, so it answers the request only if a
     /// grant says that nothing has changed since.
-    pub late: bool,
+    pub joined_late: bool,
     /// Open files that the request uses.
-    pub through: [Option<Fh>; 2],
+    pub open_files: [Option<Fh>; 2],
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct InflightCall {
     pub purpose: CallKind,
     /// [`Call::type_name`].
-    pub kind: &'static str,
+    pub call_name: &'static str,
     /// Handles that the call uses.
     pub handles: [Option<Handle>; 2],
     pub sent: Time,
     pub caller: Option<Caller>,
-    /// Kept to resend the call after a `Walk`; `None` if the call is never resent.
-    pub again: Option<Call>,
-    /// Number of `Walk` calls sent for this call.
-    pub walks: usize,
+    /// Kept to resend the call after a `ResolvePath`; `None` if the call is never resent.
+    pub resend: Option<Call>,
+    /// Number of `ResolvePath` calls sent for this call.
+    pub resolve_attempts: usize,
     /// Set on mutations.
     pub sequence: Option<u64>,
     pub waiters: Vec<OpId>,
-    pub seen: ConcurrentChanges,
+    pub race_log: RaceLog,
     /// A chunk of the reply has arrived.
-    pub begun: bool,
+    pub has_chunk: bool,
     /// For a listing: the grants of its chunks.
     pub grants: Vec<Grant>,
     /// For a listing that no grant covers: its entries.
@@ -265,43 +265,43 @@ pub(crate) struct InflightCall {
     /// For a removal: the directory that the kernel takes for the victim.
     pub victim_dir: Option<NodeId>,
     /// For a read: a local write of its pages was sent after it.
-    pub overtaken: bool,
+    pub read_before_write: bool,
     /// For a write-back of mmap stores: the request, to start it again.
-    pub flush: Option<Box<Op>>,
+    pub writeback_op: Option<Box<Op>>,
 }
 
 impl InflightCall {
-    pub fn new(purpose: CallKind, kind: &'static str, sent: Time) -> InflightCall {
+    pub fn new(purpose: CallKind, call_name: &'static str, sent: Time) -> InflightCall {
         InflightCall {
             purpose,
-            kind,
+            call_name,
             handles: [None; 2],
             sent,
             caller: None,
-            again: None,
-            walks: 0,
+            resend: None,
+            resolve_attempts: 0,
             sequence: None,
             waiters: Vec::new(),
-            seen: ConcurrentChanges::default(),
-            begun: false,
+            race_log: RaceLog::default(),
+            has_chunk: false,
             grants: Vec::new(),
             detached_entries: None,
             abandoned: false,
             drop_data: false,
             victim_dir: None,
-            overtaken: false,
-            flush: None,
+            read_before_write: false,
+            writeback_op: None,
         }
     }
 
     /// Returns whether these facts were recalled after the call was sent: the reply may be older than the cache.
     pub fn recalled(&self, node: NodeId, covers: LeaseScope) -> bool {
-        let tainted = self.seen.lapsed || self.seen.recalled.contains(&(node, covers));
+        let tainted = self.race_log.all_grants_ended || self.race_log.recalled.contains(&(node, covers));
         tainted && !planted(Bug::ForgetsRecalls)
     }
 
     /// Returns whether this is a lock call without a waiter.
-    pub fn is_given_up(&self) -> bool {
+    pub fn is_unwanted_lock(&self) -> bool {
         matches!(self.purpose, CallKind::Lock { cancelled, .. } if cancelled || self.waiters.is_empty())
     }
 
@@ -311,14 +311,15 @@ impl InflightCall {
     }
 
     /// Returns whether a later reply bound the name to something else than `id`.
-    pub fn crossed(&self, dir: u64, name: &Name, id: Option<NodeId>) -> bool {
-        self.seen.name(dir, name).is_some_and(|learned| learned.id != id)
+    pub fn is_contradicted(&self, dir: u64, name: &Name, id: Option<NodeId>) -> bool {
+        self.race_log.name(dir, name).is_some_and(|learned| learned.id != id)
     }
 
     /// Returns whether the reply to a change may be older than the directory lease: the lease came after the call was
     /// sent, and the reply carries none.
-    pub fn may_precede_names(&self, dir: NodeId, grants: &[Grant]) -> bool {
-        self.seen.granted.contains(&dir.ino) && self.granted(grants, dir, LeaseScope::Directory).is_none()
+    pub fn may_predate_lease(&self, dir: NodeId, grants: &[Grant]) -> bool {
+        self.race_log.granted_dirs.contains(&dir.ino)
+            && self.granted(grants, dir, LeaseScope::Directory).is_none()
     }
 
     /// Returns the reply's grant on these facts, unless a recall overtook the reply.
@@ -338,33 +339,33 @@ impl Cache {
     ) -> CallId {
         self.next_call += 1;
         let id = CallId(self.next_call);
-        if self.answers_stale() && !purpose.ends_locks() {
+        if self.answers_stale() && !purpose.releases_locks() {
             // The call is not sent, and no request waits for it: see `wait`.
             return id;
         }
         let name = call.is_mutation().then(|| {
             let leaving = self.suspend_victims(&purpose);
-            self.overlay.begin(leaving)
+            self.pending_mutations.begin(leaving)
         });
         let handled = match &call {
             Call::Read { handle, .. } | Call::Write { handle, .. } => handle.is_some(),
             Call::ResolvePath { .. } | Call::Prefetch { .. } | Call::ListNames { .. } => true,
             _ => false,
         };
-        let goes = self.directory_to_go(&purpose);
+        let goes = self.expected_victim(&purpose);
         tracing::trace!(target: "nigh::fetch", call = id.0, kind = call.type_name());
         self.flights.insert(
             id,
             InflightCall {
                 handles: handles_of(&call),
                 caller,
-                again: (!handled).then(|| call.clone()),
+                resend: (!handled).then(|| call.clone()),
                 sequence: name.map(|n| n.sequence),
                 victim_dir: goes,
                 ..InflightCall::new(purpose, call.type_name(), now)
             },
         );
-        self.out.push_back(Output::Call { id, caller, name, call });
+        self.out.push_back(Output::Call { id, caller, mutation_id: name, call });
         id
     }
 
@@ -376,21 +377,22 @@ impl Cache {
         call: CallId,
         want: ReplyKind,
         joined: bool,
-    ) -> Option<Answer> {
+    ) -> Option<OpReply> {
         if self.answers_stale() {
-            return Some(Answer::Failed(Errno::IO));
+            return Some(OpReply::Failed(Errno::IO));
         }
         self.counters.misses += 1;
         if let Some(flight) = self.flights.get_mut(&call) {
             flight.waiters.push(op);
         }
-        self.waiting.insert(op, Waiter { call, caller, want, joined, late: joined, through: [None; 2] });
+        self.waiting
+            .insert(op, Waiter { call, caller, want, joined, joined_late: joined, open_files: [None; 2] });
         None
     }
 
     /// Returns the waiters that came after the call was sent.
-    pub(crate) fn late(&self, waiters: &[OpId]) -> Vec<OpId> {
-        waiters.iter().copied().filter(|op| self.waiting.get(op).is_some_and(|w| w.late)).collect()
+    pub(crate) fn late_joiners(&self, waiters: &[OpId]) -> Vec<OpId> {
+        waiters.iter().copied().filter(|op| self.waiting.get(op).is_some_and(|w| w.joined_late)).collect()
     }
 
     /// Resends a call for late waiters: a reply without a grant was composed before they came.
@@ -408,7 +410,7 @@ impl Cache {
         for op in &late {
             if let Some(waiting) = self.waiting.get_mut(op) {
                 waiting.call = id;
-                waiting.late = false;
+                waiting.joined_late = false;
             }
         }
         if let Some(flight) = self.flights.get_mut(&id) {
@@ -425,14 +427,14 @@ impl Cache {
         caller: Caller,
         purpose: CallKind,
         call: Call,
-    ) -> Option<Answer> {
+    ) -> Option<OpReply> {
         let on_behalf = (call.is_mutation() || matches!(call, Call::Open { .. })).then_some(caller);
         let id = self.send(now, on_behalf, purpose, call);
         self.wait(op, caller, id, ReplyKind::Reply, false)
     }
 
     /// Replies to a waiting request.
-    pub(crate) fn answer(&mut self, op: OpId, answer: Answer) {
+    pub(crate) fn reply_to(&mut self, op: OpId, answer: OpReply) {
         if let Some(waiting) = self.waiting.remove(&op) {
             self.counters.waits += 1;
             self.counters.joins += u64::from(waiting.joined);
@@ -440,9 +442,9 @@ impl Cache {
         }
     }
 
-    pub(crate) fn answer_all(&mut self, waiters: &[OpId], answer: &Answer) {
+    pub(crate) fn reply_all(&mut self, waiters: &[OpId], answer: &OpReply) {
         for &op in waiters {
-            self.answer(op, answer.clone());
+            self.reply_to(op, answer.clone());
         }
     }
 
@@ -450,29 +452,29 @@ impl Cache {
     pub(crate) fn handle_response(&mut self, now: Time, id: CallId, response: Response) {
         if let Some(&CallKind::List { dir }) = self.flights.get(&id).map(|flight| &flight.purpose) {
             // A deadline that passed in mid-listing detaches the entries so far, before more come.
-            self.names(now, dir);
+            self.live_directory(now, dir);
         }
         let Some(mut flight) = self.flights.remove(&id) else { return };
-        let lost_its_way = response.result == Err(Errno::STALE) && !flight.is_given_up();
-        if lost_its_way && self.walk_again(now, id, &mut flight) {
+        let lost_its_way = response.result == Err(Errno::STALE) && !flight.is_unwanted_lock();
+        if lost_its_way && self.resolve_again(now, id, &mut flight) {
             self.flights.insert(id, flight);
             return;
         }
         if let CallKind::List { dir } = flight.purpose {
-            if let Some(flight) = self.handle_listed(now, id, dir, flight, response) {
+            if let Some(flight) = self.on_listing_chunk(now, id, dir, flight, response) {
                 self.flights.insert(id, flight);
             }
-            return self.after_listed(now, dir);
+            return self.after_listing_chunk(now, dir);
         }
-        if let CallKind::Dirents { dir, fh } = flight.purpose {
-            return self.dirents_arrived(now, id, (dir, fh), flight, response);
+        if let CallKind::ListNames { dir, fh } = flight.purpose {
+            return self.on_names_reply(now, id, (dir, fh), flight, response);
         }
-        if matches!(flight.purpose, CallKind::Ahead) {
-            self.walked(now, id, flight, response);
+        if matches!(flight.purpose, CallKind::Prefetch) {
+            self.on_prefetch_reply(now, id, flight, response);
             return self.trim(now);
         }
         if let Some(sequence) = flight.sequence {
-            self.overlay.finish(sequence);
+            self.pending_mutations.finish(sequence);
         }
         self.leave_joins(id, &flight.purpose);
         self.refresh_grant_ids(&flight, &response.grants);
@@ -480,44 +482,44 @@ impl Cache {
         self.trim(now);
     }
 
-    /// Sends a `Walk` when the remote cannot find an inode: gives it the names from the root. Once for each inode that
+    /// Sends a `ResolvePath` when the remote cannot find an inode: gives it the names from the root. Once for each inode that
     /// the call names.
-    fn walk_again(&mut self, now: Time, id: CallId, flight: &mut InflightCall) -> bool {
-        let Some(call) = &flight.again else { return false };
-        let anchors = crate::node_ref::anchors(call);
-        let (node, names) = match (anchors.get(flight.walks), anchors[0]) {
+    fn resolve_again(&mut self, now: Time, id: CallId, flight: &mut InflightCall) -> bool {
+        let Some(call) = &flight.resend else { return false };
+        let anchors = crate::node_ref::nodes_to_resolve(call);
+        let (node, names) = match (anchors.get(flight.resolve_attempts), anchors[0]) {
             (Some(Some(node)), _) => (*node, self.path_to(*node)),
             // A reclaimed inode may have moved by a change that took effect and has no reply yet.
-            (_, Some(node)) if flight.purpose.is_claim() && flight.walks == 1 => {
-                let moved = self.path_by(node, |cache, at| cache.moved_home(at));
+            (_, Some(node)) if flight.purpose.is_reclaim() && flight.resolve_attempts == 1 => {
+                let moved = self.path_by(node, |cache, at| cache.parent_after_renames(at));
                 (node, moved.filter(|moved| self.path_to(node).as_ref() != Some(moved)))
             }
             _ => return false,
         };
         let Some(names) = names else { return false };
-        flight.walks += 1;
-        self.send(now, None, CallKind::Walk { then: id }, Call::ResolvePath { node, names });
+        flight.resolve_attempts += 1;
+        self.send(now, None, CallKind::ResolvePath { then: id }, Call::ResolvePath { node, names });
         true
     }
 
-    /// Handles the reply to a `Walk`: resends the call that waited for it, or fails it for good.
-    pub(crate) fn after_walk(&mut self, now: Time, then: CallId, result: Result<(), Errno>) {
+    /// Handles the reply to a `ResolvePath`: resends the call that waited for it, or fails it for good.
+    pub(crate) fn on_resolved(&mut self, now: Time, then: CallId, result: Result<(), Errno>) {
         let Some(flight) = self.flights.get_mut(&then) else { return };
         if flight.is_abandoned() {
             // The call was not sent yet, so the change is not made (S8).
-            flight.again = None;
+            flight.resend = None;
             return self.handle_response(now, then, Response::plain(Err(Errno::INTR)));
         }
-        match (result, &flight.again) {
-            (Ok(()), Some(call)) if !flight.is_given_up() => {
+        match (result, &flight.resend) {
+            (Ok(()), Some(call)) if !flight.is_unwanted_lock() => {
                 flight.sent = now;
                 let (call, caller) = (call.clone(), flight.caller);
-                let name = flight.sequence.map(|s| self.overlay.name(s));
-                self.out.push_back(Output::Call { id: then, caller, name, call });
+                let name = flight.sequence.map(|s| self.pending_mutations.name(s));
+                self.out.push_back(Output::Call { id: then, caller, mutation_id: name, call });
             }
             _ => {
-                if !flight.purpose.is_claim() {
-                    flight.again = None;
+                if !flight.purpose.is_reclaim() {
+                    flight.resend = None;
                 }
                 self.handle_response(now, then, Response::plain(Err(Errno::STALE)));
             }

@@ -24,7 +24,7 @@ pub struct Config {
     /// Invalidations that the kernel supports.
     pub level: NotifyLevel,
     /// Number of different missing names after which a directory is listed.
-    pub misses_before_listing: u32,
+    pub lookups_before_listing: u32,
     /// The kernel may cache listings of directories below this size.
     pub kernel_listing_below: u64,
     /// Most negative dentries that the kernel is given.
@@ -63,7 +63,7 @@ impl Default for Config {
         Config {
             budget_bytes: 1 << 30,
             level: NotifyLevel::All,
-            misses_before_listing: 4,
+            lookups_before_listing: 4,
             kernel_listing_below: 1_000,
             kernel_missing_most: 100_000,
             kernel_inodes_most: 900_000,

@@ -4,7 +4,7 @@
 //! each alone determines which numbers are behind it. So no change of the other names makes a scan that starts at a
 //! number skip one.
 
-use crate::dir_entries::{DirEntries, Row};
+use crate::dir_entries::{DirEntries, DirEntryRef};
 use nigh_types::Cookie;
 
 /// Least place; below it are marks, and the offsets after `.` and `..`.
@@ -21,17 +21,17 @@ const SPREAD: u64 = 1 << 24;
 
 /// Offset after an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Number {
+pub(crate) enum ShortCookie {
     /// Leads to the next entry.
     Exact(u64),
     /// Leads to the entry's own place or before it; only an open directory that remembers it can go on from there.
     InexactCookie(u64),
 }
 
-impl Number {
+impl ShortCookie {
     pub fn offset(self) -> Cookie {
         match self {
-            Number::Exact(number) | Number::InexactCookie(number) => Cookie(number),
+            ShortCookie::Exact(number) | ShortCookie::InexactCookie(number) => Cookie(number),
         }
     }
 }
@@ -47,13 +47,13 @@ fn before_place(place: u64) -> Cookie {
     Cookie((upper << 32).saturating_sub(1))
 }
 
-fn is_mark(number: u64) -> bool {
+fn is_inexact(number: u64) -> bool {
     number % 16 == 15
 }
 
 fn width(number: u64) -> u64 {
     match number {
-        _ if is_mark(number) => 0,
+        _ if is_inexact(number) => 0,
         _ if number.is_multiple_of(2) => NEAR,
         _ => FAR,
     }
@@ -96,7 +96,7 @@ impl Position {
         }
     }
 
-    pub fn rows(self, rows: &DirEntries) -> impl Iterator<Item = Row<'_>> {
+    pub fn rows(self, rows: &DirEntries) -> impl Iterator<Item = DirEntryRef<'_>> {
         let from = self.cookie.max(before_place((self.number + 1).saturating_sub(FAR)));
         rows.after(from).filter(move |row| !is_behind(self.number, row.cookie))
     }
@@ -108,7 +108,7 @@ pub(crate) fn is_decided(cookie: Cookie, known_to: Cookie) -> bool {
 }
 
 /// Returns the numbers of a page's entries, up to and with the first mark. `cookies` are theirs, in order.
-pub(crate) fn numbers(rows: &DirEntries, from: Position, cookies: &[Cookie]) -> Vec<Number> {
+pub(crate) fn short_cookies(rows: &DirEntries, from: Position, cookies: &[Cookie]) -> Vec<ShortCookie> {
     let (Some(first), Some(last)) = (cookies.first(), cookies.last()) else { return Vec::new() };
     let until = place(*last) + FAR;
     let near = rows.after(before_place(place(*first).saturating_sub(FAR)));
@@ -118,14 +118,14 @@ pub(crate) fn numbers(rows: &DirEntries, from: Position, cookies: &[Cookie]) -> 
     for (nth, cookie) in cookies.iter().enumerate() {
         if cookies.get(nth + 1) == Some(cookie) {
             // Names with one cookie stay together.
-            found.push(Number::InexactCookie(mark(*cookie)));
+            found.push(ShortCookie::InexactCookie(inexact(*cookie)));
             continue;
         }
         let (read, left) = neighbours.split_at(neighbours.partition_point(|c| c <= cookie));
-        match number(place(*cookie), from, read, left) {
-            Some(number) => found.push(Number::Exact(number)),
+        match exact_cookie(place(*cookie), from, read, left) {
+            Some(number) => found.push(ShortCookie::Exact(number)),
             None => {
-                found.push(Number::InexactCookie(mark(*cookie)));
+                found.push(ShortCookie::InexactCookie(inexact(*cookie)));
                 break;
             }
         }
@@ -135,19 +135,19 @@ pub(crate) fn numbers(rows: &DirEntries, from: Position, cookies: &[Cookie]) -> 
 
 /// Returns the number behind an entry at that place: behind all names up to the entry, and behind others exactly if the
 /// page's start is. Only neighbours matter, less than [`FAR`] before or at most that far behind.
-fn number(own: u64, from: Position, read: &[Cookie], left: &[Cookie]) -> Option<u64> {
+fn exact_cookie(own: u64, from: Position, read: &[Cookie], left: &[Cookie]) -> Option<u64> {
     let fits = |number: &u64| {
         let may_be_before = |c: &&Cookie| place(**c) + width(*number) > *number;
         let may_be_behind = |c: &&Cookie| place(**c) <= (*number).max(from.number);
         let as_from = |c: &Cookie| is_behind(*number, *c) == is_behind(from.number, *c);
-        !is_mark(*number)
+        !is_inexact(*number)
             && read.iter().rev().take_while(may_be_before).all(|c| is_behind(*number, *c))
             && left.iter().take_while(may_be_behind).all(as_from)
     };
     (own..=own + FAR).find(fits)
 }
 
-fn mark(cookie: Cookie) -> u64 {
+fn inexact(cookie: Cookie) -> u64 {
     (place(cookie) - 1 - mix(cookie.0) % (SPREAD - 16)) / 16 * 16 - 1
 }
 

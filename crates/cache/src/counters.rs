@@ -54,7 +54,7 @@ impl Gauges {
     pub(crate) fn count_grant(&mut self, now: Time, held: Option<&LiveGrant>) {
         self.grants_read += u64::from(held.is_some());
         self.grants_limited +=
-            u64::from(held.is_some_and(|held| held.deadline != Time::FAR && held.lives(now)));
+            u64::from(held.is_some_and(|held| held.deadline != Time::FAR && held.is_live(now)));
     }
 }
 
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn epoch_is_counted_once_when_all_grants_end() {
         let mut cache = cache(Config::default());
-        cache.handle_event(T0, Event::Lapsed { why: String::new() });
+        cache.handle_event(T0, Event::Expired { why: String::new() });
         assert_eq!(cache.counters().epoch_planned, 1);
     }
 }

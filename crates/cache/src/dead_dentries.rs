@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 
 /// Names of the directories in the latest replies. The directory entries have these only under a lease.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LastTold(VecDeque<(u64, Name, NodeId, Attr)>);
+pub(crate) struct RecentDirLookups(VecDeque<(u64, Name, NodeId, Attr)>);
 
-impl LastTold {
+impl RecentDirLookups {
     /// The kernel looks a name up right before it removes what is there.
     const MOST: usize = 16;
 
@@ -26,7 +26,7 @@ impl LastTold {
         self.0.retain(|(d, n, ..)| (*d, n) != (dir, name));
         let Some((id, attr)) = directory else { return };
         self.0.push_back((dir, name.clone(), id, attr));
-        if self.0.len() > LastTold::MOST {
+        if self.0.len() > RecentDirLookups::MOST {
             self.0.pop_front();
         }
     }
@@ -43,7 +43,7 @@ impl LastTold {
 
 impl Cache {
     /// Returns the directory that the kernel will take for removed after this change.
-    pub(crate) fn directory_to_go(&self, purpose: &CallKind) -> Option<NodeId> {
+    pub(crate) fn expected_victim(&self, purpose: &CallKind) -> Option<NodeId> {
         let (dir, name) = match purpose {
             CallKind::Remove { dir, name } => (*dir, name),
             CallKind::Rename { to, new_name, exchange: false, .. } => (*to, new_name),
@@ -53,7 +53,7 @@ impl Cache {
             let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
             row.child.filter(|child| child.attr().kind() == Kind::Directory).map(|child| child.id)
         };
-        let told = self.last_told.at((dir, name)).or_else(row)?;
+        let told = self.recent_dir_lookups.at((dir, name)).or_else(row)?;
         let known = self.inodes.get(&told.ino).filter(|inode| inode.id == told && inode.nlookup > 0);
         known.filter(|inode| inode.is_at(dir, name)).map(|inode| inode.id)
     }
@@ -65,7 +65,7 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
         match std::mem::take(&mut inode.nlookup) {
             0 => {}
-            lookups => self.numbers.bury(id, lookups, None),
+            lookups => self.numbers.alias(id, lookups, None),
         }
     }
 }
@@ -74,14 +74,14 @@ impl Cache {
 mod tests {
     use crate::Config;
     use crate::cache::Cache;
-    use crate::op::{Answer, Op};
+    use crate::op::{Op, OpReply};
     use crate::test_fixtures::{ask, cache, name, replied};
     use nigh_types::{Attr, CallId, Entry, Errno, NodeId, Reply, Response};
 
     const OLD: NodeId = NodeId { ino: 7, generation: 1 };
     const NEW: NodeId = NodeId { ino: 8, generation: 1 };
 
-    fn answer(cache: &mut Cache, call: CallId, reply: Reply) -> Answer {
+    fn answer(cache: &mut Cache, call: CallId, reply: Reply) -> OpReply {
         replied(cache, call, Response::plain(Ok(reply))).expect("it is answered")
     }
 
@@ -91,14 +91,14 @@ mod tests {
         let attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
         let entry = Entry { id, attr, target: None, no_xattrs: true };
         match answer(cache, call, Reply::Entry(Some(entry))) {
-            Answer::Node(node) => node.number,
+            OpReply::Node(node) => node.number,
             other => panic!("{other:?}"),
         }
     }
 
     fn removes(cache: &mut Cache, gone: NodeId) {
         let call = ask(cache, Op::Rmdir { dir: 1, name: name("t") });
-        assert_eq!(answer(cache, call, Reply::Removed { node: gone, kept: None }), Answer::Done);
+        assert_eq!(answer(cache, call, Reply::Removed { node: gone, pinned: None }), OpReply::Done);
     }
 
     fn renames(cache: &mut Cache, replaced: Option<NodeId>) {
@@ -115,8 +115,8 @@ mod tests {
         let call = ask(cache, rename);
         let moved = NodeId { ino: 9, generation: 1 };
         assert_eq!(
-            answer(cache, call, Reply::Renamed { moved, replaced, kept: None, whiteout: None }),
-            Answer::Done
+            answer(cache, call, Reply::Renamed { moved, replaced, pinned: None, whiteout: None }),
+            OpReply::Done
         );
     }
 
@@ -156,6 +156,6 @@ mod tests {
         renames(&mut cache, None);
         assert_eq!(looks(&mut cache, "t", NEW), 8);
         renames(&mut cache, Some(NEW));
-        assert_eq!((looks(&mut cache, "u", OLD), cache.numbers_are_their_own()), (7, true));
+        assert_eq!((looks(&mut cache, "u", OLD), cache.nodeids_are_inode_numbers()), (7, true));
     }
 }

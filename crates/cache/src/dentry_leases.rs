@@ -9,33 +9,33 @@ use nigh_types::{Name, NodeId, Time};
 use std::collections::BTreeMap;
 
 /// Inode that a name leads to (`None`: the name does not exist), with its grant.
-pub(crate) type Single = (Option<NodeId>, LiveGrant);
+pub(crate) type LeasedDentry = (Option<NodeId>, LiveGrant);
 
 /// Dentry leases of one directory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DentryTable {
-    names: BTreeMap<Name, Single>,
+    names: BTreeMap<Name, LeasedDentry>,
     heap: u64,
     /// Above this size `put` sweeps expired dentries.
     sweep_above: usize,
 }
 
-const FEWEST: usize = 64;
+const SWEEP_MIN: usize = 64;
 /// Bytes for each dentry beside its name, in a B-tree that is two thirds full.
-const EACH: u64 = (size_of::<(Name, Single)>() * 3 / 2) as u64;
+const ENTRY_BYTES: u64 = (size_of::<(Name, LeasedDentry)>() * 3 / 2) as u64;
 
 impl DentryTable {
     /// Returns the dentry under a live grant.
-    pub fn get(&self, now: Time, name: &Name) -> Option<Single> {
-        self.names.get(name).copied().filter(|(_, held)| held.lives(now))
+    pub fn get(&self, now: Time, name: &Name) -> Option<LeasedDentry> {
+        self.names.get(name).copied().filter(|(_, held)| held.is_live(now))
     }
 
-    pub fn put(&mut self, now: Time, name: &Name, single: Single) {
+    pub fn put(&mut self, now: Time, name: &Name, single: LeasedDentry) {
         if self.names.insert(name.clone(), single).is_none() {
             self.heap += name.as_bytes().len() as u64;
         }
-        if self.names.len() > self.sweep_above.max(FEWEST) {
-            self.retain(|_, (_, held)| held.lives(now));
+        if self.names.len() > self.sweep_above.max(SWEEP_MIN) {
+            self.retain(|_, (_, held)| held.is_live(now));
             self.sweep_above = self.names.len() * 2;
         }
     }
@@ -46,7 +46,7 @@ impl DentryTable {
         }
     }
 
-    pub fn retain(&mut self, mut is_kept: impl FnMut(&Name, &Single) -> bool) {
+    pub fn retain(&mut self, mut is_kept: impl FnMut(&Name, &LeasedDentry) -> bool) {
         self.names.retain(|name, single| is_kept(name, single));
         self.heap = self.names.keys().map(|name| name.as_bytes().len() as u64).sum();
     }
@@ -62,7 +62,7 @@ impl DentryTable {
     }
 
     /// Returns the names whose grants have no deadline.
-    pub fn names_for_ever(&self) -> impl Iterator<Item = &Name> {
+    pub fn names_without_deadline(&self) -> impl Iterator<Item = &Name> {
         self.names.iter().filter(|(_, (_, held))| held.deadline == Time::FAR).map(|(name, _)| name)
     }
 
@@ -83,7 +83,7 @@ impl DentryTable {
 
     /// Returns the memory in use, in bytes.
     pub fn bytes(&self) -> u64 {
-        self.names.len() as u64 * EACH + self.heap
+        self.names.len() as u64 * ENTRY_BYTES + self.heap
     }
 }
 
@@ -128,7 +128,7 @@ mod tests {
             single.deadline = now.after(Span::from_secs(1));
             singles.put(now, &name, (id, single));
         }
-        assert!(singles.count().1 <= 2 * FEWEST as u64, "{:?}", singles.count());
+        assert!(singles.count().1 <= 2 * SWEEP_MIN as u64, "{:?}", singles.count());
         assert!(singles.bytes() < 40_000, "{}", singles.bytes());
     }
 }

@@ -3,7 +3,7 @@
 //! Entries are stored in chunks of at most [`CHUNK`], each with its names in one block. A seek is two binary searches,
 //! an insertion moves at most one chunk, and a listing that arrives in order fills chunks completely.
 
-use crate::packed_attr::CompactAttr;
+use crate::packed_attr::PackedAttr;
 use nigh_types::{Attr, Cookie, Entry, Kind, Name, NodeId};
 
 /// Entries of a chunk. So many of the longest names have at most `u16::MAX` bytes.
@@ -11,14 +11,14 @@ const CHUNK: usize = 256;
 
 /// Directory entry, borrowed from its chunk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Row<'a> {
+pub(crate) struct DirEntryRef<'a> {
     pub cookie: Cookie,
     pub name: &'a [u8],
     /// `None`: the directory has no such name.
     pub child: Option<&'a CachedEntry>,
 }
 
-impl Row<'_> {
+impl DirEntryRef<'_> {
     pub fn to_name(self) -> Name {
         Name::new(self.name).expect("it was put in as a name")
     }
@@ -29,7 +29,7 @@ impl Row<'_> {
 pub(crate) struct CachedEntry {
     pub id: NodeId,
     /// See [`CachedEntry::attr`].
-    pub compact: CompactAttr,
+    pub packed: PackedAttr,
     pub attr_known: bool,
     pub no_xattrs: bool,
     pub target: Option<Box<Box<[u8]>>>,
@@ -39,7 +39,7 @@ impl CachedEntry {
     pub fn new(entry: &Entry) -> CachedEntry {
         CachedEntry {
             id: entry.id,
-            compact: entry.attr.into(),
+            packed: entry.attr.into(),
             attr_known: true,
             no_xattrs: entry.no_xattrs,
             target: entry.target.clone().map(Box::new),
@@ -49,8 +49,8 @@ impl CachedEntry {
     /// Returns a child of which at most the type is known.
     pub fn bare(id: NodeId, kind: Option<Kind>) -> CachedEntry {
         let mode = kind.map_or(0, Kind::mode_bits);
-        let compact = Attr { mode, ..Attr::default() }.into();
-        CachedEntry { id, compact, attr_known: false, no_xattrs: false, target: None }
+        let packed = Attr { mode, ..Attr::default() }.into();
+        CachedEntry { id, packed, attr_known: false, no_xattrs: false, target: None }
     }
 
     /// Whether the directory lease covers the attributes and the absence of xattrs, so that a recall or an update keeps them true.
@@ -60,7 +60,7 @@ impl CachedEntry {
 
     /// Returns the attributes. They are served only while [`CachedEntry::is_covered`].
     pub fn attr(&self) -> Attr {
-        self.compact.into()
+        self.packed.into()
     }
 }
 
@@ -68,23 +68,23 @@ impl CachedEntry {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DirEntries {
     chunks: Vec<Chunk>,
-    there: u64,
-    missing: u64,
+    existing: u64,
+    absent: u64,
     /// Memory of `chunks`, and of the symlink targets of their entries.
-    held: u64,
+    bytes_used: u64,
 }
 
 /// Some entries, and their names. Invariant: each entry's name lies in `names`; `live` is the total length of these
 /// names.
 #[derive(Clone, Debug, Default)]
 struct Chunk {
-    rows: Vec<Packed>,
+    rows: Vec<PackedEntry>,
     names: Vec<u8>,
     live: u32,
 }
 
 #[derive(Clone, Debug)]
-struct Packed {
+struct PackedEntry {
     cookie: Cookie,
     child: Option<CachedEntry>,
     name_at: u16,
@@ -102,28 +102,28 @@ fn target_bytes(child: Option<&CachedEntry>) -> u64 {
 
 impl Chunk {
     fn bytes(&self) -> u64 {
-        block(self.rows.capacity() * size_of::<Packed>()) + block(self.names.capacity())
+        block(self.rows.capacity() * size_of::<PackedEntry>()) + block(self.names.capacity())
     }
 
-    fn name(&self, row: &Packed) -> &[u8] {
+    fn name(&self, row: &PackedEntry) -> &[u8] {
         let at = usize::from(row.name_at);
         &self.names[at..at + usize::from(row.name_len)]
     }
 
-    fn row(&self, at: usize) -> Option<Row<'_>> {
+    fn row(&self, at: usize) -> Option<DirEntryRef<'_>> {
         let row = self.rows.get(at)?;
-        Some(Row { cookie: row.cookie, name: self.name(row), child: row.child.as_ref() })
+        Some(DirEntryRef { cookie: row.cookie, name: self.name(row), child: row.child.as_ref() })
     }
 
-    fn iter(&self) -> impl Iterator<Item = Row<'_>> {
-        self.rows.iter().map(|row| Row {
+    fn iter(&self) -> impl Iterator<Item = DirEntryRef<'_>> {
+        self.rows.iter().map(|row| DirEntryRef {
             cookie: row.cookie,
             name: self.name(row),
             child: row.child.as_ref(),
         })
     }
 
-    fn last(&self) -> Option<Row<'_>> {
+    fn last(&self) -> Option<DirEntryRef<'_>> {
         self.row(self.rows.len().checked_sub(1)?)
     }
 
@@ -135,7 +135,7 @@ impl Chunk {
         let name_len = u8::try_from(name.len()).expect("a name has at most 255 bytes");
         self.names.extend_from_slice(name);
         self.live += u32::from(name_len);
-        self.rows.insert(at, Packed { cookie, child, name_at, name_len });
+        self.rows.insert(at, PackedEntry { cookie, child, name_at, name_len });
     }
 
     fn remove(&mut self, at: usize) -> Option<CachedEntry> {
@@ -178,25 +178,25 @@ impl Chunk {
 
 impl DirEntries {
     /// Returns the number of names that exist.
-    pub fn there(&self) -> u64 {
-        self.there
+    pub fn existing(&self) -> u64 {
+        self.existing
     }
 
     /// Returns the number of names known not to exist.
-    pub fn missing(&self) -> u64 {
-        self.missing
+    pub fn absent(&self) -> u64 {
+        self.absent
     }
 
     /// Returns the memory in use, in bytes.
     pub fn bytes(&self) -> u64 {
-        self.held + block(self.chunks.capacity() * size_of::<Chunk>())
+        self.bytes_used + block(self.chunks.capacity() * size_of::<Chunk>())
     }
 
     pub fn clear(&mut self) {
         *self = DirEntries::default();
     }
 
-    pub fn find(&self, cookie: Cookie, name: &[u8]) -> Option<Row<'_>> {
+    pub fn find(&self, cookie: Cookie, name: &[u8]) -> Option<DirEntryRef<'_>> {
         let (chunk, row) = self.position(cookie, name).ok()?;
         self.chunks.get(chunk)?.row(row)
     }
@@ -233,20 +233,20 @@ impl DirEntries {
         let (chunk, at) = self.position(cookie, name).ok()?;
         let child = self.changing(chunk, |rows| rows.remove(at));
         if self.chunks[chunk].rows.is_empty() {
-            self.held -= self.chunks.remove(chunk).bytes();
+            self.bytes_used -= self.chunks.remove(chunk).bytes();
         }
         self.count(child.as_ref(), false);
         Some(child)
     }
 
     /// Returns the entries whose cookie is larger than `cookie`, in order.
-    pub fn after(&self, cookie: Cookie) -> impl Iterator<Item = Row<'_>> {
+    pub fn after(&self, cookie: Cookie) -> impl Iterator<Item = DirEntryRef<'_>> {
         let first = self.chunks.partition_point(|c| c.last().is_some_and(|r| r.cookie <= cookie));
         let skip = self.chunks.get(first).map_or(0, |c| c.rows.partition_point(|r| r.cookie <= cookie));
         self.chunks[first..].iter().flat_map(Chunk::iter).skip(skip)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = Row<'_>> {
+    pub fn iter(&self) -> impl Iterator<Item = DirEntryRef<'_>> {
         self.chunks.iter().flat_map(Chunk::iter)
     }
 
@@ -262,7 +262,7 @@ impl DirEntries {
     /// Completes a listing: removes the entries of names that do not exist (a complete listing says so without them),
     /// and frees spare capacity.
     pub fn complete(&mut self) {
-        if self.missing > 0 {
+        if self.absent > 0 {
             let old = std::mem::take(self);
             for mut chunk in old.chunks {
                 for row in std::mem::take(&mut chunk.rows) {
@@ -280,13 +280,13 @@ impl DirEntries {
     }
 
     fn count(&mut self, child: Option<&CachedEntry>, add: bool) {
-        let counter = if child.is_some() { &mut self.there } else { &mut self.missing };
+        let counter = if child.is_some() { &mut self.existing } else { &mut self.absent };
         if add {
             *counter += 1;
-            self.held += target_bytes(child);
+            self.bytes_used += target_bytes(child);
         } else {
             *counter -= 1;
-            self.held -= target_bytes(child);
+            self.bytes_used -= target_bytes(child);
         }
     }
 
@@ -295,7 +295,7 @@ impl DirEntries {
         let chunk = &mut self.chunks[chunk];
         let before = chunk.bytes();
         let changed = change(chunk);
-        self.held = self.held + chunk.bytes() - before;
+        self.bytes_used = self.bytes_used + chunk.bytes() - before;
         changed
     }
 
@@ -339,7 +339,7 @@ impl DirEntries {
                 rows.shrink();
                 upper
             });
-            self.held += upper.bytes();
+            self.bytes_used += upper.bytes();
             self.chunks.insert(chunk + 1, upper);
             if at > CHUNK / 2 {
                 (chunk, at) = (chunk + 1, at - CHUNK / 2);
@@ -359,7 +359,7 @@ mod tests {
         let id = NodeId { ino: cookie + 1000, generation: 1 };
         let child = there.then(|| CachedEntry {
             id,
-            compact: Attr::default().into(),
+            packed: Attr::default().into(),
             attr_known: true,
             no_xattrs: true,
             target: cookie.is_multiple_of(7).then(|| Box::new(b"target".as_slice().into())),
@@ -399,11 +399,11 @@ mod tests {
                 let want: Vec<u64> = model.keys().map(|k| k.0).filter(|&c| c > from).collect();
                 prop_assert_eq!(after, want);
             }
-            prop_assert_eq!(rows.there(), model.values().filter(|t| **t).count() as u64);
+            prop_assert_eq!(rows.existing(), model.values().filter(|t| **t).count() as u64);
             prop_assert_eq!(rows.bytes(), counted(&rows));
             let bytes = rows.bytes();
             rows.complete();
-            prop_assert_eq!(rows.missing(), 0);
+            prop_assert_eq!(rows.absent(), 0);
             prop_assert_eq!(rows.bytes(), counted(&rows));
             prop_assert!(rows.bytes() <= bytes);
             let seen: Vec<_> = rows.iter().map(|r| (r.cookie.0, r.name.to_vec())).collect();

@@ -7,16 +7,16 @@ use crate::config::OnDisconnect;
 use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
 use crate::op::KernelInvalidation;
-use crate::state::Directory;
+use crate::records::Directory;
 use nigh_types::{Bug, Entry, Grant, LeaseScope, Name, NodeId, Time, planted};
 
 impl Cache {
     /// Returns a directory with its live lease; ends the lease if its deadline has passed.
-    pub(crate) fn names(&mut self, now: Time, dir: u64) -> Option<(&mut Directory, LiveGrant)> {
-        if self.dirs.get(&dir)?.held.is_some_and(|h| !h.lives(now)) {
+    pub(crate) fn live_directory(&mut self, now: Time, dir: u64) -> Option<(&mut Directory, LiveGrant)> {
+        if self.dirs.get(&dir)?.held.is_some_and(|h| !h.is_live(now)) {
             if self.config.on_disconnect == OnDisconnect::Stale {
                 // Stale mode may serve the names later (see `drop_expired_names`); until then no request gets them.
-                self.leave_listings(dir);
+                self.detach_listings(dir);
             } else {
                 self.expire_directory(dir);
             }
@@ -38,7 +38,7 @@ impl Cache {
         entry: Option<&Entry>,
         grants: &[Grant],
     ) -> Option<LiveGrant> {
-        if flight.seen.is_pushed(dir.ino, name) {
+        if flight.race_log.is_remotely_changed(dir.ino, name) {
             // The order of the remote change and the local change is not known.
             if flight.sequence.is_some() {
                 self.discard_uncertain_dir(dir);
@@ -47,8 +47,8 @@ impl Cache {
         }
         let id = entry.map(|entry| entry.id);
         let crossed = match flight.sequence {
-            Some(_) => self.is_change_in_doubt(flight, dir.ino, name, id),
-            None => flight.crossed(dir.ino, name, id),
+            Some(_) => self.is_change_ambiguous(flight, dir.ino, name, id),
+            None => flight.is_contradicted(dir.ino, name, id),
         };
         if crossed || flight.recalled(dir, LeaseScope::Directory) {
             if crossed || flight.sequence.is_some() {
@@ -57,9 +57,9 @@ impl Cache {
             return None;
         }
         if flight.sequence.is_none() {
-            self.mark_under_way(dir.ino, name, id);
+            self.mark_name_in_flight(dir.ino, name, id);
         }
-        let single = self.learn_single(now, flight, dir, (name, id), grants);
+        let single = self.apply_leased_dentry(now, flight, dir, (name, id), grants);
         if flight.sequence.is_none() && single.is_some() {
             return single;
         }
@@ -69,7 +69,7 @@ impl Cache {
 
     /// Applies a name under a grant for that name alone. If the directory's entries disagree, they are older and are
     /// dropped.
-    pub(crate) fn learn_single(
+    pub(crate) fn apply_leased_dentry(
         &mut self,
         now: Time,
         flight: &InflightCall,
@@ -79,7 +79,7 @@ impl Cache {
     ) -> Option<LiveGrant> {
         let covers = if id.is_some() { LeaseScope::Dentry } else { LeaseScope::NegativeDentry };
         let fresh = flight.granted(grants, dir, covers).map(|grant| LiveGrant::begin(grant, flight.sent));
-        let Some(held) = fresh.filter(|held| held.lives(now)) else {
+        let Some(held) = fresh.filter(|held| held.is_live(now)) else {
             if let Some(directory) = self.dirs.get_mut(&dir.ino) {
                 directory.singles.remove(name);
             }
@@ -87,15 +87,15 @@ impl Cache {
         };
         let cookie = self.key.cookie(name.as_bytes());
         if flight.sequence.is_none()
-            && let Some((directory, _)) = self.names(now, dir.ino)
+            && let Some((directory, _)) = self.live_directory(now, dir.ino)
         {
-            let listed = directory.listed(cookie, name);
+            let listed = directory.find(cookie, name);
             if listed.is_some_and(|child| child.map(|child| child.id) != id) {
                 self.expire_directory(dir.ino);
             }
         }
         if let Some(id) = id.filter(|_| flight.sequence.is_none()) {
-            self.doubt_directory(id, (dir.ino, name));
+            self.discard_moved_dir(id, (dir.ino, name));
         }
         self.directory(dir).singles.put(now, name, (id, held));
         self.recount(dir.ino);
@@ -104,7 +104,7 @@ impl Cache {
 
     /// Drops the dentries of a directory that is found by another name than before. Other clients moved it, or it is a
     /// new directory with the number of one that is gone, which such a remote does not tell apart.
-    fn doubt_directory(&mut self, id: NodeId, at: (u64, &Name)) {
+    fn discard_moved_dir(&mut self, id: NodeId, at: (u64, &Name)) {
         let home = self.inodes.get(&id.ino).and_then(|inode| inode.parent_entry.as_ref());
         if home.is_some_and(|(dir, name)| (*dir, name) == at) {
             return;
@@ -115,7 +115,7 @@ impl Cache {
             .names()
             .map(|name| KernelInvalidation::Entry { dir: id.ino, name: name.clone() });
         let singles = singles.collect();
-        self.drop_names(id, singles);
+        self.discard_dir(id, singles);
     }
 
     /// Applies a name under the directory lease.
@@ -128,26 +128,26 @@ impl Cache {
         entry: Option<&Entry>,
         grants: &[Grant],
     ) -> Option<LiveGrant> {
-        let made_up = planted(Bug::KeepsUngranted).then(|| crate::grants::made_up(dir));
+        let made_up = planted(Bug::KeepsUngranted).then(|| crate::grants::fabricated(dir));
         let fresh = flight.granted(grants, dir, LeaseScope::Directory).or(made_up.as_ref());
         let fresh = fresh.map(|grant| LiveGrant::begin(grant, flight.sent));
         let cookie = self.key.cookie(name.as_bytes());
-        if self.names(now, dir.ino).is_none() {
-            let held = fresh.filter(|h| h.lives(now))?;
-            if !self.may_begin(dir, &held) {
+        if self.live_directory(now, dir.ino).is_none() {
+            let held = fresh.filter(|h| h.is_live(now))?;
+            if !self.may_begin_lease(dir, &held) {
                 return None;
             }
             if self.directory(dir).held.is_some() {
                 self.expire_directory(dir.ino);
             }
-            self.names_begin(dir.ino);
+            self.note_lease_begin(dir.ino);
             self.directory(dir).held = Some(held);
         } else if fresh.is_none() && flight.sequence.is_none() {
             // An ungranted reply beside a live grant is kept only if it is about a local change, and newer than the
             // grant.
             return None;
-        } else if flight.may_precede_names(dir, grants) {
-            self.doubt_if_listed(dir, name, entry.map(|entry| entry.id));
+        } else if flight.may_predate_lease(dir, grants) {
+            self.discard_if_contradicted(dir, name, entry.map(|entry| entry.id));
             return None;
         }
         let directory = self.dirs.get_mut(&dir.ino)?;
@@ -177,19 +177,19 @@ impl Cache {
             directory.singles.remove(name);
         }
         let Some(directory) = self.dirs.get(&dir).filter(|d| d.held.is_some()) else { return };
-        let listed = directory.listed(cookie, name).map(|child| child.is_some());
+        let listed = directory.find(cookie, name).map(|child| child.is_some());
         if listed.is_none() || listed == exists {
             return;
         }
         let id = directory.id;
-        self.drop_names(id, Vec::new());
+        self.discard_dir(id, Vec::new());
     }
 
     /// Drops a directory's facts if its entries contradict a reply to a local change that may be older than the lease:
     /// either may be right.
-    pub(crate) fn doubt_if_listed(&mut self, dir: NodeId, name: &Name, id: Option<NodeId>) {
+    pub(crate) fn discard_if_contradicted(&mut self, dir: NodeId, name: &Name, id: Option<NodeId>) {
         let Some(directory) = self.dirs.get(&dir.ino) else { return };
-        let listed = directory.listed(self.key.cookie(name.as_bytes()), name);
+        let listed = directory.find(self.key.cookie(name.as_bytes()), name);
         if listed.is_some_and(|child| child.map(|child| child.id) != id) {
             self.discard_uncertain_dir(dir);
         }
@@ -199,23 +199,23 @@ impl Cache {
     /// newer than the change.
     pub(crate) fn discard_uncertain_dir(&mut self, dir: NodeId) {
         for flight in self.flights.values_mut() {
-            flight.seen.recalled.push((dir, LeaseScope::Directory));
+            flight.race_log.recalled.push((dir, LeaseScope::Directory));
         }
-        self.drop_names(dir, Vec::new());
+        self.discard_dir(dir, Vec::new());
     }
 
     /// Drops a directory's names here, and invalidates them and `more` in the kernel.
-    fn drop_names(&mut self, dir: NodeId, more: Vec<KernelInvalidation>) {
+    fn discard_dir(&mut self, dir: NodeId, more: Vec<KernelInvalidation>) {
         let mut stale = more;
-        stale.extend(self.stale_names(dir));
-        self.forget_names(dir.ino);
+        stale.extend(self.invalidations_under_lease(dir));
+        self.drop_dir_names(dir.ino);
         if self.config.level.may_keep_pages() && !stale.is_empty() {
             self.invalidate(stale, None);
         }
     }
 
     /// Drops a directory's names, dentry leases included.
-    pub(crate) fn forget_names(&mut self, dir: u64) {
+    pub(crate) fn drop_dir_names(&mut self, dir: u64) {
         if let Some(directory) = self.dirs.get_mut(&dir) {
             directory.singles.clear();
         }
@@ -224,7 +224,7 @@ impl Cache {
 
     /// Drops a directory's names under its lease, which has ended.
     pub(crate) fn expire_directory(&mut self, dir: u64) {
-        self.leave_listings(dir);
+        self.detach_listings(dir);
         if let Some(directory) = self.dirs.get_mut(&dir) {
             directory.forget();
         }
@@ -233,11 +233,11 @@ impl Cache {
 
     /// Detaches the directory's listings at the end of its lease: the kernel's cached listing is invalidated. Entries
     /// of a listing in flight go on serving its waiters only.
-    fn leave_listings(&mut self, dir: u64) {
-        self.watches.unsettle(self.clock, dir);
+    fn detach_listings(&mut self, dir: u64) {
+        self.watches.mark_unsettled(self.clock, dir);
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
         let flight = directory.listing.and_then(|call| self.flights.get_mut(&call));
-        if let Some(flight) = flight.filter(|f| f.begun && f.detached_entries.is_none()) {
+        if let Some(flight) = flight.filter(|f| f.has_chunk && f.detached_entries.is_none()) {
             let listed = directory.progress.unwrap_or_default();
             flight.detached_entries = Some(Box::new(directory.rows.up_to(listed)));
         }
@@ -251,7 +251,7 @@ impl Cache {
     /// Drops names whose lease has ended. In stale mode they are kept until memory is short, because they may yet be
     /// served ([`OnDisconnect::Stale`]), but not once a local change has made them outdated.
     pub(crate) fn drop_expired_names(&mut self, dir: u64) {
-        if self.dirs.get(&dir).is_some_and(|d| d.held.is_some_and(|held| !held.lives(self.clock))) {
+        if self.dirs.get(&dir).is_some_and(|d| d.held.is_some_and(|held| !held.is_live(self.clock))) {
             self.expire_directory(dir);
         }
     }

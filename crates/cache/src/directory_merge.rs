@@ -16,8 +16,8 @@ impl Cache {
     /// Begins another grant on a directory's names. Facts under a live grant with recall stay known, since the kernel
     /// may have them; so all of them end at the earlier deadline (page 0004, rule 1). Under a grant that only ends by
     /// itself the kernel's timeouts end with it, and the older facts are dropped.
-    pub(crate) fn names_begin_again(&mut self, now: Time, dir: NodeId, fresh: LiveGrant) {
-        let old = self.names(now, dir.ino).map(|(_, old)| old);
+    pub(crate) fn renew_lease(&mut self, now: Time, dir: NodeId, fresh: LiveGrant) {
+        let old = self.live_directory(now, dir.ino).map(|(_, old)| old);
         let mut held = fresh;
         match old.filter(|old| old.recallable && fresh.recallable) {
             Some(old) => {
@@ -26,7 +26,7 @@ impl Cache {
             }
             None => {
                 self.expire_directory(dir.ino);
-                self.names_begin(dir.ino);
+                self.note_lease_begin(dir.ino);
             }
         }
         self.directory(dir).held = Some(held);
@@ -35,25 +35,25 @@ impl Cache {
     /// Records that a grant on a directory's names is returned, or about to be.
     pub(crate) fn note_grant_returned(&mut self, dir: NodeId, id: GrantId) {
         if self.flights.is_empty() {
-            self.returned.clear();
+            self.returned_leases.clear();
         }
-        if self.returned.len() >= MOST_RETURNED {
-            self.returned.pop_first();
+        if self.returned_leases.len() >= MOST_RETURNED {
+            self.returned_leases.pop_first();
         }
-        let latest = self.returned.entry(dir).or_insert(id);
+        let latest = self.returned_leases.entry(dir).or_insert(id);
         *latest = (*latest).max(id);
     }
 
     /// Returns whether a new grant on a directory's names may begin. A grant that was returned since must not.
-    pub(crate) fn may_begin(&self, dir: NodeId, fresh: &LiveGrant) -> bool {
-        self.returned.get(&dir).is_none_or(|returned| fresh.id > *returned)
+    pub(crate) fn may_begin_lease(&self, dir: NodeId, fresh: &LiveGrant) -> bool {
+        self.returned_leases.get(&dir).is_none_or(|returned| fresh.id > *returned)
     }
 
     /// Records a new directory lease for local changes in flight: they may have been made before it.
-    pub(crate) fn names_begin(&mut self, dir: u64) {
+    pub(crate) fn note_lease_begin(&mut self, dir: u64) {
         for flight in self.flights.values_mut().filter(|flight| flight.sequence.is_some()) {
             if flight.purpose.binds_in(dir) {
-                flight.seen.granted.insert(dir);
+                flight.race_log.granted_dirs.insert(dir);
             }
         }
     }
@@ -111,10 +111,10 @@ impl Cache {
         }
         let listed: FxHashSet<&[u8]> = entries.iter().map(|(name, _)| name.as_bytes()).collect();
         let is_own = |name: &Name| {
-            let seen = &flight.seen;
+            let seen = &flight.race_log;
             under_way.contains(name)
                 || seen.name(dir, name).is_some()
-                || self.is_known_better(seen, dir, name)
+                || self.is_newer_than_listing(seen, dir, name)
         };
         let gone = rows().filter(|row| row.child.is_some() && !listed.contains(row.name));
         let gone = gone.map(|row| (row.cookie, row.to_name())).filter(|(_, name)| !is_own(name));

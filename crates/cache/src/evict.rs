@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::kernel::NotifyLevel;
 use crate::op::KernelInvalidation;
 use crate::recall::OnInvalidated;
-use crate::state::{Directory, Inode, InodeExt};
+use crate::records::{Directory, Inode, InodeExt};
 use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
 
@@ -26,16 +26,16 @@ impl Cache {
 
     /// Returns the bytes that eviction can free.
     fn names_bytes(&self) -> u64 {
-        self.row_bytes + self.dirs.len() as u64 * DIRECTORY_BYTES
+        self.entry_bytes + self.dirs.len() as u64 * DIRECTORY_BYTES
     }
 
     /// Returns whether eviction goes on. Inodes that the kernel knows stay until it forgets them: however many there
     /// are, a quarter of the budget is left for names.
     fn exceeds(&self, budget: u64) -> bool {
-        self.has_too_many() || self.exceeds_bytes(budget)
+        self.has_too_many_dirs() || self.exceeds_bytes(budget)
     }
 
-    fn has_too_many(&self) -> bool {
+    fn has_too_many_dirs(&self) -> bool {
         self.dirs.len() as u64 > self.config.most_dirs
     }
 
@@ -47,11 +47,11 @@ impl Cache {
     /// that are being read stay, so up to twice the budget may be in use; beyond that only the one read last stays.
     pub(crate) fn trim(&mut self, now: Time) {
         let budget = self.config.budget_bytes;
-        if self.bytes() <= budget.max(self.trim_above) && !self.has_too_many() {
+        if self.bytes() <= budget.max(self.trim_above) && !self.has_too_many_dirs() {
             return;
         }
         let reading = self.being_read();
-        self.trim_passed(now, budget, &reading);
+        self.trim_prefetched(now, budget, &reading);
         self.evict_while(now, &reading, |cache| cache.exceeds(budget));
         if self.exceeds_bytes(budget.saturating_mul(2)) {
             let last_read = BTreeSet::from([self.last_read]);
@@ -59,24 +59,24 @@ impl Cache {
         }
         if self.bytes() > budget {
             self.drop_snapshots();
-            self.drop_dirents(now);
+            self.drop_name_streams(now);
         }
         let left = self.bytes();
         self.trim_above = if left > budget { left.saturating_add(budget / TRIM_STEP) } else { 0 };
     }
 
     /// Evicts prefetched directories that a walk has left behind, before all others.
-    fn trim_passed(&mut self, now: Time, budget: u64, spared: &BTreeSet<u64>) {
-        let mut turns = self.walks.told.len();
+    fn trim_prefetched(&mut self, now: Time, budget: u64, spared: &BTreeSet<u64>) {
+        let mut turns = self.walks.arrived.len();
         while self.exceeds(budget) && turns > 0 {
             turns -= 1;
-            let Some(ino) = self.walks.told.pop_front() else { return };
+            let Some(ino) = self.walks.arrived.pop_front() else { return };
             let Some(directory) = self.dirs.get(&ino) else { continue };
-            if directory.ahead.is_none() && directory.passed.is_none() {
+            if directory.prefetched_by.is_none() && directory.first_used_at.is_none() {
                 continue;
             }
             if directory.listing.is_some() || spared.contains(&ino) {
-                self.walks.told.push_back(ino);
+                self.walks.arrived.push_back(ino);
                 continue;
             }
             self.evict(now, directory.id);
@@ -90,14 +90,14 @@ impl Cache {
         spared: &BTreeSet<u64>,
         goes_on: impl Fn(&Cache) -> bool,
     ) {
-        let mut turns = self.order.len() * 2;
+        let mut turns = self.eviction_order.len() * 2;
         while goes_on(self) && turns > 0 {
             turns -= 1;
-            let Some(ino) = self.order.pop_front() else { return };
+            let Some(ino) = self.eviction_order.pop_front() else { return };
             let Some(directory) = self.dirs.get_mut(&ino) else { continue };
             let used = std::mem::take(&mut directory.used);
             if used || directory.listing.is_some() || spared.contains(&ino) {
-                self.order.push_back(ino);
+                self.eviction_order.push_back(ino);
                 continue;
             }
             let id = directory.id;
@@ -107,12 +107,12 @@ impl Cache {
 
     /// Invalidates dentries under grants without a deadline. The kernel's timeouts end the others; without their record
     /// no code would invalidate these at the end of the session.
-    fn drop_singles(&mut self, node: NodeId) {
+    fn drop_dentries(&mut self, node: NodeId) {
         let Some(directory) = self.dirs.get(&node.ino).filter(|_| self.config.level == NotifyLevel::NoEpoch)
         else {
             return;
         };
-        let for_ever = directory.singles.names_for_ever();
+        let for_ever = directory.singles.names_without_deadline();
         let stale: Vec<KernelInvalidation> =
             for_ever.map(|name| KernelInvalidation::Entry { dir: node.ino, name: name.clone() }).collect();
         if !stale.is_empty() {
@@ -123,12 +123,12 @@ impl Cache {
     pub(crate) fn evict(&mut self, now: Time, node: NodeId) {
         self.counters.evictions += 1;
         tracing::debug!(target: "nigh::evict", ino = node.ino);
-        let held = self.dirs.get(&node.ino).and_then(|d| d.held).filter(|h| h.lives(now));
+        let held = self.dirs.get(&node.ino).and_then(|d| d.held).filter(|h| h.is_live(now));
         // Under a deadline the kernel's timeouts end by themselves; else it must be invalidated first.
-        self.keep_open_below(node.ino);
+        self.pin_open_below(node.ino);
         if let Some(held) = held.filter(|h| h.recallable && !h.stale) {
             self.note_grant_returned(node, held.id);
-            let stale = self.stale_names(node);
+            let stale = self.invalidations_under_lease(node);
             if self.config.level.may_keep_pages() && !stale.is_empty() {
                 self.invalidate(stale, Some(OnInvalidated::Return(vec![held.id])));
             } else {
@@ -144,15 +144,15 @@ impl Cache {
                 rows.chain(d.singles.inodes().map(|id| id.ino))
             })
             .collect();
-        if let Some((call, cost)) = self.dirs.get_mut(&node.ino).and_then(|d| d.ahead.take()) {
-            self.waste(call, cost);
+        if let Some((call, cost)) = self.dirs.get_mut(&node.ino).and_then(|d| d.prefetched_by.take()) {
+            self.count_wasted(call, cost);
         }
-        self.drop_singles(node);
-        self.forget_names(node.ino);
+        self.drop_dentries(node);
+        self.drop_dir_names(node.ino);
         self.dirs.remove(&node.ino);
         for ino in children {
             let Some(inode) = self.inodes.get_mut(&ino) else { continue };
-            if inode.nlookup == 0 && inode.forget_own().is_some() {
+            if inode.nlookup == 0 && inode.drop_own_attr().is_some() {
                 self.drop_if_idle(ino);
             }
         }

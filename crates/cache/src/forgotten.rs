@@ -7,7 +7,7 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, ReplyKind};
 use crate::nodeid_map::NodeIdMap;
-use crate::op::{Answer, Caller};
+use crate::op::{Caller, OpReply};
 use nigh_types::{Attr, Call, Errno, Name, NodeId, OpId, Reply, Time};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ const PART: u64 = 32;
 const BYTES: u64 = 128;
 
 #[derive(Clone, Debug)]
-struct Node {
+struct ForgottenInode {
     generation: u64,
     /// `None`: the remote said only that it is the directory of an inode.
     home: Option<(u64, Name)>,
@@ -28,7 +28,7 @@ struct Node {
 /// Remembered inodes by number; the earliest is dropped first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Forgotten {
-    nodes: FxHashMap<u64, Node>,
+    nodes: FxHashMap<u64, ForgottenInode>,
     order: VecDeque<(u64, u64)>,
     turn: u64,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Forgotten {
 impl Forgotten {
     fn put(&mut self, id: NodeId, home: Option<(u64, Name)>, most: u64) {
         self.turn += 1;
-        self.nodes.insert(id.ino, Node { generation: id.generation, home, turn: self.turn });
+        self.nodes.insert(id.ino, ForgottenInode { generation: id.generation, home, turn: self.turn });
         self.order.push_back((id.ino, self.turn));
         while self.order.len() as u64 > most
             && let Some((ino, turn)) = self.order.pop_front()
@@ -74,39 +74,41 @@ impl Cache {
     }
 
     /// Looks up an inode without a record by its number.
-    pub(crate) fn lookup_number(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
-        if !self.finds_numbers || ino == 0 || NodeIdMap::gave(ino) {
-            return Some(Answer::Failed(Errno::STALE));
+    pub(crate) fn lookup_number(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
+        if !self.finds_numbers || ino == 0 || NodeIdMap::is_assigned(ino) {
+            return Some(OpReply::Failed(Errno::STALE));
         }
-        if let Some(&call) = self.attrs.get(&ino)
+        if let Some(&call) = self.attr_calls.get(&ino)
             && self.joinable(call)
         {
-            return self.wait(op, caller, call, ReplyKind::Itself, true);
+            return self.wait(op, caller, call, ReplyKind::SelfLookup, true);
         }
         let call = self.send(now, None, CallKind::Attr { ino }, Call::LookupNumber { ino });
         self.enter_joins(call, CallKind::Attr { ino });
-        self.wait(op, caller, call, ReplyKind::Itself, false)
+        self.wait(op, caller, call, ReplyKind::SelfLookup, false)
     }
 
     /// Records where the remote found an inode by number. The record must exist before its attributes are applied.
-    fn place_found(&mut self, id: NodeId, home: Option<(NodeId, Name)>) {
+    fn record_found(&mut self, id: NodeId, home: Option<(NodeId, Name)>) {
         let is_placed = self.inode(id).parent_entry.is_some();
         let Some((dir, name)) = home.filter(|_| !is_placed && id.ino != self.root) else { return };
         if self.id_of(dir.ino).is_none() && self.forgotten.id(dir.ino) != Some(dir) {
             self.put_forgotten(dir, None);
         }
-        self.set_home(id, (dir.ino, &name));
+        self.set_parent_entry(id, (dir.ino, &name));
     }
 
     /// Returns the attributes in a reply, by id or by number.
-    pub(crate) fn attr_answered(
+    pub(crate) fn attr_in_reply(
         &mut self,
         flight: &InflightCall,
         result: Result<Reply, Errno>,
     ) -> Result<(NodeId, Attr), Errno> {
-        match (result?, &flight.again) {
-            (Reply::Found { node, attr, home }, Some(Call::LookupNumber { ino })) if node.ino == *ino => {
-                self.place_found(node, home);
+        match (result?, &flight.resend) {
+            (Reply::Found { node, attr, parent_entry: home }, Some(Call::LookupNumber { ino }))
+                if node.ino == *ino =>
+            {
+                self.record_found(node, home);
                 Ok((node, attr))
             }
             (_, Some(Call::LookupNumber { .. })) => Err(Errno::PROTO),
@@ -117,7 +119,7 @@ impl Cache {
 
     /// Restores the record of an inode that is looked up by number. It is dropped again if the remote does not find the
     /// inode.
-    pub(crate) fn recall_forgotten(&mut self, ino: u64) {
+    pub(crate) fn restore_forgotten(&mut self, ino: u64) {
         if self.inodes.contains_key(&ino) {
             return;
         }
@@ -129,7 +131,7 @@ impl Cache {
     }
 
     /// Returns the directory and name that last led to an inode.
-    pub(crate) fn last_home(&self, ino: u64) -> Option<&(u64, Name)> {
+    pub(crate) fn last_parent_entry(&self, ino: u64) -> Option<&(u64, Name)> {
         match self.inodes.get(&ino) {
             Some(inode) => inode.parent_entry.as_ref(),
             None => self.forgotten.home(ino),
@@ -143,12 +145,12 @@ mod tests {
     use crate::Config;
     use crate::op::Op;
     use crate::test_fixtures::{T0, asked, cache, name, replied, session};
-    use nigh_types::{CallId, Entry, Event, Response, Session};
+    use nigh_types::{CallId, Entry, Event, Response, SessionParams};
 
     const DIRECTORY: NodeId = NodeId { ino: 6, generation: 16 };
     const FILE: NodeId = NodeId { ino: 7, generation: 17 };
 
-    fn answers(cache: &mut Cache, call: CallId, result: Result<Reply, Errno>) -> Option<Answer> {
+    fn answers(cache: &mut Cache, call: CallId, result: Result<Reply, Errno>) -> Option<OpReply> {
         replied(cache, call, Response::plain(result))
     }
 
@@ -160,7 +162,7 @@ mod tests {
     fn looks(cache: &mut Cache, dir: u64, at: &str, id: NodeId) {
         let (call, _) = asked(cache, Op::Lookup { dir, name: name(at) });
         let entry = Entry { id, attr: attr(id), target: None, no_xattrs: true };
-        assert!(matches!(answers(cache, call, Ok(Reply::Entry(Some(entry)))), Some(Answer::Node(_))));
+        assert!(matches!(answers(cache, call, Ok(Reply::Entry(Some(entry)))), Some(OpReply::Node(_))));
     }
 
     fn forgotten() -> Cache {
@@ -181,7 +183,7 @@ mod tests {
         assert_eq!((node.node, node.path_hint), (FILE, Some((DIRECTORY, name("f")))));
         assert_eq!(cache.path_to(FILE), Some(vec![name("d"), name("f")]));
         let found = answers(&mut cache, call, Ok(Reply::Attr(FILE, attr(FILE))));
-        assert!(matches!(found, Some(Answer::Node(node)) if node.id == FILE && node.number == FILE.ino));
+        assert!(matches!(found, Some(OpReply::Node(node)) if node.id == FILE && node.number == FILE.ino));
         let (_, sent) = asked(&mut cache, Op::LookupParent { ino: FILE.ino });
         assert!(matches!(sent, Call::GetAttr { ref node } if node.node == DIRECTORY), "{sent:?}");
     }
@@ -196,7 +198,7 @@ mod tests {
             let walk = cache.flights.iter().next_back().map(|(id, _)| *id).expect("it is sent");
             said = answers(&mut cache, walk, Err(Errno::STALE));
         }
-        assert_eq!(said, Some(Answer::Failed(Errno::STALE)));
+        assert_eq!(said, Some(OpReply::Failed(Errno::STALE)));
         assert!(!cache.inodes.contains_key(&FILE.ino));
     }
 
@@ -207,7 +209,7 @@ mod tests {
         let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         let removed = Attr { nlink: 0, ..attr(FILE) };
         let said = answers(&mut cache, call, Ok(Reply::Attr(FILE, removed)));
-        assert_eq!(said, Some(Answer::Failed(Errno::STALE)));
+        assert_eq!(said, Some(OpReply::Failed(Errno::STALE)));
         assert!(!cache.inodes.contains_key(&FILE.ino));
     }
 
@@ -229,19 +231,19 @@ mod tests {
     fn unknown_inode_number_is_stale() {
         let mut cache = forgotten();
         let answer = cache.handle_op(T0, OpId(1), Caller::default(), Op::LookupSelf { ino: 99 });
-        assert_eq!(answer, Some(Answer::Failed(Errno::STALE)));
+        assert_eq!(answer, Some(OpReply::Failed(Errno::STALE)));
     }
 
     /// Cache of a new mount, with a remote that finds inodes by number.
     fn finding() -> Cache {
         let mut cache = Cache::new(Config::default());
-        let session = Session { finds_numbers: true, ..session() };
+        let session = SessionParams { supports_lookup_number: true, ..session() };
         cache.handle_event(T0, Event::Attached(session));
         cache
     }
 
     fn found(id: NodeId, home: (NodeId, &str)) -> Result<Reply, Errno> {
-        Ok(Reply::Found { node: id, attr: attr(id), home: Some((home.0, name(home.1))) })
+        Ok(Reply::Found { node: id, attr: attr(id), parent_entry: Some((home.0, name(home.1))) })
     }
 
     #[test]
@@ -250,7 +252,7 @@ mod tests {
         let (call, sent) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         assert_eq!(sent, Call::LookupNumber { ino: FILE.ino });
         let said = answers(&mut cache, call, found(FILE, (DIRECTORY, "f")));
-        assert!(matches!(said, Some(Answer::Node(node)) if node.id == FILE && node.number == FILE.ino));
+        assert!(matches!(said, Some(OpReply::Node(node)) if node.id == FILE && node.number == FILE.ino));
         let (call, sent) = asked(&mut cache, Op::GetAttr { ino: FILE.ino });
         let Call::GetAttr { node } = sent else { panic!("{sent:?}") };
         assert_eq!((node.node, node.path_hint), (FILE, Some((DIRECTORY, name("f")))));
@@ -271,10 +273,10 @@ mod tests {
         assert_eq!(sent, Call::LookupNumber { ino: above.ino });
         let attr = attr(DIRECTORY);
         let home = Some((NodeId { ino: 1, generation: 1 }, name("above")));
-        let said = answers(&mut cache, call, Ok(Reply::Found { node: above, attr, home }));
-        assert!(matches!(said, Some(Answer::Node(node)) if node.id == above));
+        let said = answers(&mut cache, call, Ok(Reply::Found { node: above, attr, parent_entry: home }));
+        assert!(matches!(said, Some(OpReply::Node(node)) if node.id == above));
         let said = cache.handle_op(T0, OpId(1), Caller::default(), Op::LookupParent { ino: above.ino });
-        assert!(said.is_none_or(|said| matches!(said, Answer::Node(node) if node.id.ino == 1)));
+        assert!(said.is_none_or(|said| matches!(said, OpReply::Node(node) if node.id.ino == 1)));
         assert_eq!(cache.path_to(DIRECTORY), Some(vec![name("above"), name("d")]));
     }
 
@@ -284,13 +286,14 @@ mod tests {
         let elsewhere = found(DIRECTORY, (FILE, "x"));
         for (result, errno) in [(Err(Errno::STALE), Errno::STALE), (elsewhere, Errno::PROTO)] {
             let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
-            assert_eq!(answers(&mut cache, call, result), Some(Answer::Failed(errno)));
+            assert_eq!(answers(&mut cache, call, result), Some(OpReply::Failed(errno)));
             assert!(cache.inodes.keys().all(|ino| *ino == 1) && cache.flights.is_empty());
         }
         let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         let removed = Attr { nlink: 0, ..attr(FILE) };
-        let said = answers(&mut cache, call, Ok(Reply::Found { node: FILE, attr: removed, home: None }));
-        assert_eq!(said, Some(Answer::Failed(Errno::STALE)));
+        let said =
+            answers(&mut cache, call, Ok(Reply::Found { node: FILE, attr: removed, parent_entry: None }));
+        assert_eq!(said, Some(OpReply::Failed(Errno::STALE)));
         assert!(!cache.inodes.contains_key(&FILE.ino));
     }
 
@@ -300,12 +303,12 @@ mod tests {
         let mut cache = finding();
         for ino in [0, (1 << 63) - 1, (1 << 63) - (1 << 49) + 1] {
             let said = cache.handle_op(T0, OpId(1), Caller::default(), Op::LookupSelf { ino });
-            assert_eq!(said, Some(Answer::Failed(Errno::STALE)), "{ino:x}");
+            assert_eq!(said, Some(OpReply::Failed(Errno::STALE)), "{ino:x}");
         }
     }
 
     #[test]
-    fn no_more_are_remembered_than_so_many() {
+    fn number_of_forgotten_inodes_is_bounded() {
         let mut forgotten = Forgotten::default();
         for ino in [1, 2, 1, 3, 4] {
             forgotten.put(NodeId { ino, generation: ino }, Some((9, name("x"))), 3);

@@ -8,94 +8,98 @@
 
 use crate::cache::Cache;
 use crate::calls::CallKind;
-use crate::kernel_locks::Pages;
-use crate::op::{Fh, Invalidation, KernelInvalidation, Op};
-use crate::recall::{PAGE, meet, pages, within};
-use crate::state::Inode;
+use crate::kernel_locks::PageRange;
+use crate::op::{Fh, InvalidationId, KernelInvalidation, Op};
+use crate::recall::{PAGE, clip, pages, pages_overlap};
+use crate::records::Inode;
 use nigh_types::{SetAttr, WriteFlags};
 
 /// Count of full pages that the kernel got and dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FullPageTracker {
     /// Number of times the kernel got some.
-    made: u64,
+    filled: u64,
     /// Of these, the number of which none is left.
-    gone: u64,
+    dropped: u64,
     /// Invalidation of all pages that is running, with the value of `made` when it began.
-    told: Option<(Invalidation, u64)>,
+    in_progress: Option<(InvalidationId, u64)>,
 }
 
 impl FullPageTracker {
     pub const fn none() -> FullPageTracker {
-        FullPageTracker { made: 0, gone: 0, told: None }
+        FullPageTracker { filled: 0, dropped: 0, in_progress: None }
     }
 
     /// Returns whether there are none, and no invalidation of all pages is running.
     pub fn is_none(self) -> bool {
-        !self.may_be() && self.told.is_none()
+        !self.may_exist() && self.in_progress.is_none()
     }
 
     /// Records the begin or the reply of a read or a full-page write.
-    pub fn make(&mut self) {
-        self.made += 1;
+    pub fn note_filled(&mut self) {
+        self.filled += 1;
     }
 
     /// Records a reply to a write, of full pages or parts: the running invalidation may have left out its parts.
-    fn answered(&mut self, whole: bool) {
-        self.made += u64::from(whole || self.told.is_some());
+    fn note_reply(&mut self, whole: bool) {
+        self.filled += u64::from(whole || self.in_progress.is_some());
     }
 
-    pub fn told(&mut self, id: Invalidation) {
-        self.told = Some((id, self.made));
+    pub fn note_drop_started(&mut self, id: InvalidationId) {
+        self.in_progress = Some((id, self.filled));
     }
 
-    pub fn dropped(&mut self, id: Invalidation) {
-        if let Some((_, made)) = self.told.take_if(|(told, _)| *told == id) {
-            self.gone = made;
+    pub fn note_drop_done(&mut self, id: InvalidationId) {
+        if let Some((_, made)) = self.in_progress.take_if(|(told, _)| *told == id) {
+            self.dropped = made;
         }
     }
 
-    fn may_be(self) -> bool {
-        self.made > self.gone
+    fn may_exist(self) -> bool {
+        self.filled > self.dropped
     }
 }
 
 impl Cache {
     /// Records a write that begins: the kernel has its full pages from now on, and again after the reply.
-    pub(crate) fn write_begins(&mut self, op: &Op) {
+    pub(crate) fn note_write_started(&mut self, op: &Op) {
         if let Op::Write { ino, offset, data, .. } = op
-            && has_whole_page((*offset, data.len() as u64))
+            && covers_full_page((*offset, data.len() as u64))
             && !self.is_direct(op)
         {
-            self.inodes.get_mut(ino).into_iter().for_each(|inode| inode.more().whole.make());
+            self.inodes.get_mut(ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
         }
     }
 
     /// Records the reply to a write.
-    pub(crate) fn write_ends(&mut self, purpose: &CallKind, is_done: bool) {
+    pub(crate) fn note_write_reply(&mut self, purpose: &CallKind, is_done: bool) {
         let CallKind::Write { ino, offset, size, direct, .. } = *purpose else { return };
         let inode = self.inodes.get_mut(&ino).filter(|_| direct.is_none());
-        inode.into_iter().for_each(|inode| inode.more().whole.answered(has_whole_page((offset, size))));
+        inode
+            .into_iter()
+            .for_each(|inode| inode.ext_mut().whole.note_reply(covers_full_page((offset, size))));
         let file = direct.filter(|_| is_done).and_then(|fh| self.files.get_mut(&fh));
-        file.into_iter().for_each(|file| file.unanswered_at = None);
+        file.into_iter().for_each(|file| file.unfinished_write_at = None);
     }
 
     /// Records that a page could not be tried: the kernel may keep it in full.
     pub fn note_not_dropped(&mut self, ino: u64) {
-        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.more().whole.make());
+        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
     }
 
     /// Returns whether write-backs overlap a part of a file (offset, length) that is to be dropped for a recall, and
     /// must be done first: whether any is in progress, and whether there may be stores that the kernel has not sent
     /// yet.
     #[must_use]
-    pub fn writeback_overlaps(&self, why: Invalidation, ino: u64, part: (u64, u64)) -> (bool, bool) {
+    pub fn writeback_overlaps(&self, why: InvalidationId, ino: u64, part: (u64, u64)) -> (bool, bool) {
         if !self.is_recalled(why) {
             return (false, false);
         }
-        let is_of_it = |pages: Option<Pages>| pages.is_some_and(|(of, range)| of == ino && meet(range, part));
-        let is_flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { flush: true, .. }, .. });
-        let is_out = self.flights.values().any(|f| f.purpose.is_flush() && is_of_it(f.purpose.pages()))
+        let is_of_it = |pages: Option<PageRange>| {
+            pages.is_some_and(|(of, range)| of == ino && pages_overlap(range, part))
+        };
+        let is_flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { write_back: true, .. }, .. });
+        let is_out = self.flights.values().any(|f| f.purpose.is_writeback() && is_of_it(f.purpose.pages()))
             || self.queued_ops.values().any(|(_, op)| is_flush(op) && is_of_it(op.pages()));
         let has_pages =
             |i: &Inode| i.base.is_some() || i.old.is_some() || self.ungranted_in(i.id, part).next().is_some();
@@ -106,7 +110,7 @@ impl Cache {
     /// Returns whether a request bypasses the kernel's page cache. (Reads may still be those of an mmap.)
     pub(crate) fn is_direct(&self, op: &Op) -> bool {
         match op {
-            Op::Write { fh, flags: WriteFlags { flush: false, .. }, .. } => {
+            Op::Write { fh, flags: WriteFlags { write_back: false, .. }, .. } => {
                 self.files.get(fh).is_some_and(|file| file.direct)
             }
             _ => false,
@@ -115,9 +119,9 @@ impl Cache {
 
     /// Handles a write past the page cache, at the end of file that the kernel knows. The kernel has dropped the pages
     /// there, but a concurrent read may have filled some again before this request came; reads from now on wait.
-    pub(crate) fn writes_past_pages(&mut self, ino: u64, fh: Fh, offset: u64) {
-        self.files.get_mut(&fh).into_iter().for_each(|file| file.unanswered_at = Some(offset));
-        let has_whole = self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_be());
+    pub(crate) fn on_direct_append(&mut self, ino: u64, fh: Fh, offset: u64) {
+        self.files.get_mut(&fh).into_iter().for_each(|file| file.unfinished_write_at = Some(offset));
+        let has_whole = self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_exist());
         if has_whole && self.config.level.may_keep_pages() {
             self.invalidate(
                 vec![KernelInvalidation::Data { ino, offset: offset / PAGE * PAGE, length: 0 }],
@@ -133,7 +137,7 @@ impl Cache {
         let file = fh.and_then(|fh| self.files.get(&fh));
         set.size.is_some()
             && *set == SetAttr { size: set.size, kill_suidgid: set.kill_suidgid, ..SetAttr::default() }
-            && file.is_some_and(|file| file.direct && file.unanswered_at == set.size)
+            && file.is_some_and(|file| file.direct && file.unfinished_write_at == set.size)
     }
 
     /// Returns pages that [`Cache::droppable_ranges`] leaves out (offset, length) and the kernel may have in full: those of
@@ -141,37 +145,40 @@ impl Cache {
     /// A locked page waits for the reply to its write, and need not be waited for.
     #[must_use]
     pub fn partial_pages(&self, ino: u64, (offset, length): (u64, u64)) -> Vec<(u64, u64)> {
-        if !self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_be()) {
+        if !self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_exist()) {
             return Vec::new();
         }
         let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
         let out = out.filter_map(|flight| match flight.purpose {
-            CallKind::Write { ino: of, offset, size, flush: false, append, direct: None } if of == ino => {
+            CallKind::Write { ino: of, offset, size, writeback: false, append, direct: None }
+                if of == ino =>
+            {
                 Some(((offset, size), append))
             }
             _ => None,
         });
         let parked = self.queued_ops.values().filter(|(_, op)| !self.is_direct(op));
         let parked = parked.filter_map(|(_, op)| match op {
-            Op::Write { ino: of, offset, data, flags, .. } if *of == ino && !flags.flush => {
+            Op::Write { ino: of, offset, data, flags, .. } if *of == ino && !flags.write_back => {
                 Some(((*offset, data.len() as u64), flags.append))
             }
             _ => None,
         });
         let writes = out.chain(parked).filter(|((_, size), _)| *size > 0);
-        let parts = writes.flat_map(|(range, append)| if append { vec![pages(range)] } else { ends(range) });
-        within(parts.collect(), offset, length)
+        let parts = writes
+            .flat_map(|(range, append)| if append { vec![pages(range)] } else { partial_page_ranges(range) });
+        clip(parts.collect(), offset, length)
     }
 }
 
 /// Returns whether a range covers a page from its beginning to its end.
-fn has_whole_page((offset, length): (u64, u64)) -> bool {
+fn covers_full_page((offset, length): (u64, u64)) -> bool {
     let end = offset.saturating_add(length);
     offset.checked_next_multiple_of(PAGE).is_some_and(|at| at.saturating_add(PAGE) <= end)
 }
 
 /// Returns the pages that a range covers in part.
-fn ends((offset, length): (u64, u64)) -> Vec<(u64, u64)> {
+fn partial_page_ranges((offset, length): (u64, u64)) -> Vec<(u64, u64)> {
     let end = offset.saturating_add(length);
     let mut ends = vec![offset / PAGE * PAGE, end / PAGE * PAGE];
     ends.dedup();
@@ -186,41 +193,43 @@ mod tests {
     #[test]
     fn partial_page_ranges_are_pages_covered_in_part() {
         assert!(
-            has_whole_page((0, PAGE)) && has_whole_page((7, 2 * PAGE)) && !has_whole_page((7, 2 * PAGE - 8))
+            covers_full_page((0, PAGE))
+                && covers_full_page((7, 2 * PAGE))
+                && !covers_full_page((7, 2 * PAGE - 8))
         );
-        assert!(!has_whole_page((u64::MAX - 7, 10)));
-        assert_eq!(ends((0, PAGE)), []);
-        assert_eq!(ends((PAGE, 3 * PAGE)), []);
-        assert_eq!(ends((PAGE, 10)), [(PAGE, PAGE)]);
-        assert_eq!(ends((PAGE + 7, 10)), [(PAGE, PAGE)]);
-        assert_eq!(ends((PAGE + 7, PAGE - 7)), [(PAGE, PAGE)]);
-        assert_eq!(ends((7, 2 * PAGE)), [(0, PAGE), (2 * PAGE, PAGE)]);
+        assert!(!covers_full_page((u64::MAX - 7, 10)));
+        assert_eq!(partial_page_ranges((0, PAGE)), []);
+        assert_eq!(partial_page_ranges((PAGE, 3 * PAGE)), []);
+        assert_eq!(partial_page_ranges((PAGE, 10)), [(PAGE, PAGE)]);
+        assert_eq!(partial_page_ranges((PAGE + 7, 10)), [(PAGE, PAGE)]);
+        assert_eq!(partial_page_ranges((PAGE + 7, PAGE - 7)), [(PAGE, PAGE)]);
+        assert_eq!(partial_page_ranges((7, 2 * PAGE)), [(0, PAGE), (2 * PAGE, PAGE)]);
     }
 
     #[test]
     fn read_during_a_full_invalidation_may_leave_full_pages() {
         let mut whole = FullPageTracker::none();
-        assert!(!whole.may_be());
-        whole.make();
-        whole.told(Invalidation(1));
-        whole.dropped(Invalidation(2));
-        assert!(whole.may_be(), "that was another one");
-        whole.dropped(Invalidation(1));
-        assert!(!whole.may_be());
-        whole.make();
-        whole.told(Invalidation(3));
-        whole.make();
-        whole.dropped(Invalidation(3));
-        assert!(whole.may_be());
-        whole.told(Invalidation(4));
-        whole.answered(false);
-        whole.dropped(Invalidation(4));
-        assert!(whole.may_be(), "of what was being written a part may have been left out");
-        whole.told(Invalidation(5));
-        whole.dropped(Invalidation(5));
-        whole.answered(false);
-        assert!(!whole.may_be());
-        whole.answered(true);
-        assert!(whole.may_be());
+        assert!(!whole.may_exist());
+        whole.note_filled();
+        whole.note_drop_started(InvalidationId(1));
+        whole.note_drop_done(InvalidationId(2));
+        assert!(whole.may_exist(), "that was another one");
+        whole.note_drop_done(InvalidationId(1));
+        assert!(!whole.may_exist());
+        whole.note_filled();
+        whole.note_drop_started(InvalidationId(3));
+        whole.note_filled();
+        whole.note_drop_done(InvalidationId(3));
+        assert!(whole.may_exist());
+        whole.note_drop_started(InvalidationId(4));
+        whole.note_reply(false);
+        whole.note_drop_done(InvalidationId(4));
+        assert!(whole.may_exist(), "of what was being written a part may have been left out");
+        whole.note_drop_started(InvalidationId(5));
+        whole.note_drop_done(InvalidationId(5));
+        whole.note_reply(false);
+        assert!(!whole.may_exist());
+        whole.note_reply(true);
+        assert!(whole.may_exist());
     }
 }

@@ -41,13 +41,13 @@ impl LiveGrant {
         LiveGrant { deadline: Time::FAR, stale: true, ..self }
     }
 
-    pub fn lives(&self, now: Time) -> bool {
+    pub fn is_live(&self, now: Time) -> bool {
         now < self.deadline
     }
 
     /// Returns whether the grant is recalled before any change by other clients. A grant with a deadline is recalled
     /// only before changes that the remote makes itself: the deadline bounds changes made behind its back.
-    pub fn tells_of_all(&self) -> bool {
+    pub fn recalled_before_any_change(&self) -> bool {
         self.recallable && self.deadline == Time::FAR && !self.stale
     }
 }
@@ -58,7 +58,7 @@ pub(crate) fn on(grants: &[Grant], node: NodeId, covers: LeaseScope) -> Option<&
 }
 
 /// Returns a directory grant that no remote gave ([`nigh_types::Bug::KeepsUngranted`]).
-pub(crate) fn made_up(node: NodeId) -> Grant {
+pub(crate) fn fabricated(node: NodeId) -> Grant {
     let (covers, mode, term) = (LeaseScope::Directory, Mode::Read, Term::Session);
     Grant { id: GrantId(0), node, covers, mode, term, recallable: true, shared: false }
 }

@@ -1,7 +1,7 @@
 //! Remote changes for inotify watchers (docs/decisions/0017-events.md).
 //!
 //! Each watched directory has a snapshot: its state as last reported to watchers. When its names are no longer granted,
-//! for whatever reason, it is listed again and compared. The difference is put out as [`Change`]s
+//! for whatever reason, it is listed again and compared. The difference is put out as [`RemoteChange`]s
 //! ([`Cache::poll_change`]). Local changes update the snapshot with their replies, since the kernel has reported them.
 //!
 //! Invariant: a snapshot that is not `unsettled` equals the directory's facts, and these are granted.
@@ -14,12 +14,12 @@ mod tests;
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
-use crate::dir_entries::{CachedEntry, Row};
-use crate::op::Answer;
+use crate::dir_entries::{CachedEntry, DirEntryRef};
+use crate::op::OpReply;
 use crate::session_state::SessionState;
 use nigh_types::{Kind, Name, NodeId, Span, Time};
-pub(crate) use remote_changes::Pushed;
-use snapshot::{Picture, Seen, Stat};
+pub(crate) use remote_changes::RemoteUpdate;
+use snapshot::{ComparedAttrs, DirSnapshot, SnapshotEntry};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Most names of one snapshot, and of all.
@@ -44,7 +44,7 @@ const TOGETHER: Span = Span::from_millis(200);
 
 /// Remote change in a watched directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Change {
+pub enum RemoteChange {
     Made {
         dir: u64,
         name: Name,
@@ -83,46 +83,46 @@ pub enum Change {
     },
 }
 
-impl Change {
+impl RemoteChange {
     /// Returns the directories of the change.
     #[must_use]
     pub fn dirs(&self) -> (u64, Option<u64>) {
         match self {
-            Change::Moved { from, to, .. } => (*from, Some(*to).filter(|to| to != from)),
-            Change::Made { dir, .. }
-            | Change::Removed { dir, .. }
-            | Change::Written { dir, .. }
-            | Change::Attributes { dir, .. }
-            | Change::Gap { dir } => (*dir, None),
+            RemoteChange::Moved { from, to, .. } => (*from, Some(*to).filter(|to| to != from)),
+            RemoteChange::Made { dir, .. }
+            | RemoteChange::Removed { dir, .. }
+            | RemoteChange::Written { dir, .. }
+            | RemoteChange::Attributes { dir, .. }
+            | RemoteChange::Gap { dir } => (*dir, None),
         }
     }
 
     /// Returns the names of the change.
     fn names(&self) -> Vec<(u64, &Name)> {
         match self {
-            Change::Moved { from, name, to, new_name, .. } => vec![(*from, name), (*to, new_name)],
-            Change::Made { dir, name, .. }
-            | Change::Removed { dir, name, .. }
-            | Change::Written { dir, name, .. }
-            | Change::Attributes { dir, name, .. } => vec![(*dir, name)],
-            Change::Gap { .. } => Vec::new(),
+            RemoteChange::Moved { from, name, to, new_name, .. } => vec![(*from, name), (*to, new_name)],
+            RemoteChange::Made { dir, name, .. }
+            | RemoteChange::Removed { dir, name, .. }
+            | RemoteChange::Written { dir, name, .. }
+            | RemoteChange::Attributes { dir, name, .. } => vec![(*dir, name)],
+            RemoteChange::Gap { .. } => Vec::new(),
         }
     }
 
     pub(crate) fn source(&self) -> Option<(u64, Name)> {
-        let Change::Moved { from, name, .. } = self else { return None };
+        let RemoteChange::Moved { from, name, .. } = self else { return None };
         Some((*from, name.clone()))
     }
 
     pub(crate) fn target(&self) -> Option<(u64, Name)> {
-        let Change::Moved { to, new_name, .. } = self else { return None };
+        let RemoteChange::Moved { to, new_name, .. } = self else { return None };
         Some((*to, new_name.clone()))
     }
 }
 
 /// State of the watches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Watching {
+pub struct WatchStatus {
     /// Watched directories.
     pub directories: u64,
     /// Of these, the ones that are yet to be compared.
@@ -134,19 +134,19 @@ pub struct Watching {
 }
 
 /// Detached listing, and the names in it that may be older than local changes.
-type Aside = (Vec<(Name, Seen)>, BTreeSet<Name>);
+type DetachedListing = (Vec<(Name, SnapshotEntry)>, BTreeSet<Name>);
 
 /// Watched directory.
 #[derive(Clone, Debug)]
-struct Watched {
+struct WatchedDir {
     /// `None`: the directory was not listed yet, or is too large.
-    picture: Option<Picture>,
+    snapshot: Option<DirSnapshot>,
     too_large: bool,
     unsettled: bool,
     /// No listing is sent before this moment.
     due: Time,
     /// The directory has been compared.
-    met: bool,
+    compared: bool,
     /// Time of the last directory lease.
     granted_at: Time,
     /// Time of the last recall soon after that.
@@ -156,39 +156,39 @@ struct Watched {
     /// Failed listings in a row.
     failed: u32,
     /// Listing without a grant to be compared, and the names that may be older than local changes.
-    aside: Option<Aside>,
+    detached: Option<DetachedListing>,
     /// Names with local changes in flight at the last comparison.
     skipped: BTreeSet<Name>,
     /// Changes not yet reported, and the names in them.
-    untold: u64,
-    untold_names: BTreeMap<Name, Untold>,
+    unreported: u64,
+    unreported_names: BTreeMap<Name, UnreportedName>,
 }
 
 /// Sequence numbers of the changes of one name: the last one put out, and the last one before a local change of the
 /// name.
 #[derive(Clone, Copy, Debug, Default)]
-struct Untold {
+struct UnreportedName {
     last: u64,
-    overtaken: u64,
+    superseded: u64,
 }
 
 /// All watched directories.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watches {
-    dirs: BTreeMap<u64, Watched>,
+    dirs: BTreeMap<u64, WatchedDir>,
     unsettled: BTreeSet<u64>,
     /// Deadlines of their leases.
     ends: BTreeSet<(Time, u64)>,
     /// End of the wait of directories that are ready for comparison; `None` if there are none.
-    together: Option<Time>,
+    compare_together_by: Option<Time>,
     /// Set if something changed since the last pass over unsettled directories; else the next pass is at `next`.
     changed: bool,
     next: Option<Time>,
     /// Names in all snapshots.
     names: u64,
     /// Changes with their sequence numbers, from 1.
-    out: VecDeque<(u64, Change)>,
-    told: u64,
+    out: VecDeque<(u64, RemoteChange)>,
+    reported: u64,
     looks: u64,
     gaps: u64,
 }
@@ -203,7 +203,7 @@ impl Watches {
     }
 
     /// Marks a directory for comparison: its names are no longer granted.
-    pub fn unsettle(&mut self, now: Time, dir: u64) {
+    pub fn mark_unsettled(&mut self, now: Time, dir: u64) {
         let Some(watched) = self.dirs.get_mut(&dir) else { return };
         self.changed = true;
         if watched.unsettled {
@@ -232,18 +232,18 @@ impl Watches {
 
     /// Returns whether a change of a name in the directory may yet be reported. The kernel then must hold no dentry
     /// there, or it would not ask the cache during the report.
-    pub fn is_telling(&self, dir: u64) -> bool {
-        self.dirs.get(&dir).is_some_and(|watched| watched.unsettled || watched.untold > 0)
+    pub fn is_reporting(&self, dir: u64) -> bool {
+        self.dirs.get(&dir).is_some_and(|watched| watched.unsettled || watched.unreported > 0)
     }
 
     /// Returns the next time for work: never a past one, once all due work is done.
     pub fn due(&self) -> Option<Time> {
         let ends = self.ends.first().map(|(end, _)| *end);
-        ends.into_iter().chain(self.together).chain(self.next).min()
+        ends.into_iter().chain(self.compare_together_by).chain(self.next).min()
     }
 
     fn is_walk_due(&self, now: Time) -> bool {
-        self.changed || self.together.into_iter().chain(self.next).any(|due| due <= now)
+        self.changed || self.compare_together_by.into_iter().chain(self.next).any(|due| due <= now)
     }
 
     /// Records the end of a listing: another one may begin.
@@ -252,30 +252,30 @@ impl Watches {
     }
 
     /// Changes a snapshot.
-    fn paint<R>(&mut self, dir: u64, new: impl FnOnce(&mut Picture) -> R) -> Option<R> {
-        let picture = self.dirs.get_mut(&dir)?.picture.as_mut()?;
+    fn update_snapshot<R>(&mut self, dir: u64, new: impl FnOnce(&mut DirSnapshot) -> R) -> Option<R> {
+        let picture = self.dirs.get_mut(&dir)?.snapshot.as_mut()?;
         let before = picture.len();
         let result = new(picture);
         self.names = self.names - before + picture.len();
         Some(result)
     }
 
-    fn tell(&mut self, changes: Vec<Change>) {
+    fn report(&mut self, changes: Vec<RemoteChange>) {
         for change in changes {
             let (dir, other) = change.dirs();
             for dir in [Some(dir), other].into_iter().flatten() {
                 if let Some(watched) = self.dirs.get_mut(&dir) {
-                    watched.untold += 1;
+                    watched.unreported += 1;
                 }
             }
-            self.told += 1;
+            self.reported += 1;
             for (dir, name) in change.names() {
                 if let Some(watched) = self.dirs.get_mut(&dir) {
-                    watched.untold_names.entry(name.clone()).or_default().last = self.told;
+                    watched.unreported_names.entry(name.clone()).or_default().last = self.reported;
                 }
             }
-            self.gaps += u64::from(matches!(change, Change::Gap { .. }));
-            self.out.push_back((self.told, change));
+            self.gaps += u64::from(matches!(change, RemoteChange::Gap { .. }));
+            self.out.push_back((self.reported, change));
         }
     }
 }
@@ -293,7 +293,7 @@ impl Cache {
         let mut gone = 0;
         watches.dirs.retain(|dir, watched| {
             let stays = wanted.contains(dir);
-            gone += watched.picture.as_ref().filter(|_| !stays).map_or(0, Picture::len);
+            gone += watched.snapshot.as_ref().filter(|_| !stays).map_or(0, DirSnapshot::len);
             stays
         });
         watches.names -= gone;
@@ -307,25 +307,25 @@ impl Cache {
             watches.unsettled.insert(dir);
             watches.dirs.insert(
                 dir,
-                Watched {
-                    picture: None,
+                WatchedDir {
+                    snapshot: None,
                     too_large: false,
                     unsettled: true,
                     due: now,
-                    met: false,
+                    compared: false,
                     granted_at: Time(0),
                     soon_at: Time(0),
                     tries: 0,
                     failed: 0,
-                    aside: None,
+                    detached: None,
                     skipped: BTreeSet::new(),
-                    untold: 0,
-                    untold_names: BTreeMap::new(),
+                    unreported: 0,
+                    unreported_names: BTreeMap::new(),
                 },
             );
         }
         if watches.unsettled.is_empty() {
-            (watches.together, watches.next) = (None, None);
+            (watches.compare_together_by, watches.next) = (None, None);
         }
     }
 
@@ -353,42 +353,42 @@ impl Cache {
         row.child.filter(|child| child.id == inode.id).map(|child| child.attr().kind())
     }
 
-    /// Returns the next change for watchers, and its sequence number; the caller answers with [`Cache::handle_told`].
-    pub fn poll_change(&mut self) -> Option<(u64, Change)> {
+    /// Returns the next change for watchers, and its sequence number; the caller answers with [`Cache::handle_reported`].
+    pub fn poll_change(&mut self) -> Option<(u64, RemoteChange)> {
         self.watches.out.pop_front()
     }
 
     /// Records that a change was reported to watchers, or cannot be.
-    pub fn handle_told(&mut self, change: &Change) {
+    pub fn handle_reported(&mut self, change: &RemoteChange) {
         let (dir, other) = change.dirs();
         for dir in [Some(dir), other].into_iter().flatten() {
             if let Some(watched) = self.watches.dirs.get_mut(&dir) {
-                watched.untold = watched.untold.saturating_sub(1);
-                if watched.untold == 0 {
-                    watched.untold_names.clear();
+                watched.unreported = watched.unreported.saturating_sub(1);
+                if watched.unreported == 0 {
+                    watched.unreported_names.clear();
                 }
             }
         }
     }
 
     /// Reports a gap: the changes in a directory could not be reported to watchers.
-    pub fn handle_untellable(&mut self, dir: u64) {
-        self.watches.tell(vec![Change::Gap { dir }]);
+    pub fn handle_unreportable(&mut self, dir: u64) {
+        self.watches.report(vec![RemoteChange::Gap { dir }]);
     }
 
     /// Invalidates a dentry, so that the kernel looks the name up.
-    pub fn handle_held(&mut self, dir: u64, name: &Name) {
+    pub fn invalidate_name(&mut self, dir: u64, name: &Name) {
         self.invalidate(vec![crate::KernelInvalidation::Entry { dir, name: name.clone() }], None);
     }
 
     /// Returns an inode's cached attributes, without a timeout; if there are none, they are fetched so that the cache
     /// soon has them.
-    pub fn attributes_as_they_are(&mut self, now: Time, ino: u64) -> Option<Answer> {
+    pub fn attributes_without_timeout(&mut self, now: Time, ino: u64) -> Option<OpReply> {
         let id = self.id_of(ino)?;
         if let Some((attr, _)) = self.cached_attr(now, id) {
-            return Some(Answer::Attr(id, attr, Span::ZERO));
+            return Some(OpReply::Attr(id, attr, Span::ZERO));
         }
-        if self.standing == SessionState::Active {
+        if self.session_state == SessionState::Active {
             // No request waits: if the call cannot be sent, the attributes stay unknown.
             let _ = self.fetch_attr(now, ino);
         }
@@ -396,8 +396,8 @@ impl Cache {
     }
 
     #[must_use]
-    pub fn watching(&self) -> Watching {
-        Watching {
+    pub fn watching(&self) -> WatchStatus {
+        WatchStatus {
             directories: self.watches.dirs.len() as u64,
             unsettled: self.watches.unsettled.len() as u64,
             looks: self.watches.looks,
@@ -412,20 +412,21 @@ impl Cache {
     }
 
     /// Does due work: lists directories without a lease, and compares those that are ready.
-    pub(crate) fn look_at_watched(&mut self) {
+    pub(crate) fn compare_watched(&mut self) {
         let now = self.clock;
         while let Some(&(end, dir)) = self.watches.ends.first().filter(|(end, _)| *end <= now) {
             self.watches.ends.remove(&(end, dir));
-            self.names(now, dir);
+            self.live_directory(now, dir);
         }
-        if self.standing != SessionState::Active {
+        if self.session_state != SessionState::Active {
             return;
         }
         while self.watches.is_walk_due(now) {
             let (ready, waiting) = self.walk_unsettled(now);
-            let until = (!ready.is_empty()).then(|| self.watches.together.unwrap_or(now.after(TOGETHER)));
-            self.watches.together = until.filter(|until| waiting && *until > now);
-            if !ready.is_empty() && self.watches.together.is_none() {
+            let until =
+                (!ready.is_empty()).then(|| self.watches.compare_together_by.unwrap_or(now.after(TOGETHER)));
+            self.watches.compare_together_by = until.filter(|until| waiting && *until > now);
+            if !ready.is_empty() && self.watches.compare_together_by.is_none() {
                 self.compare(&ready);
                 // Directories without a lease stay unsettled.
                 self.watches.changed = true;
@@ -439,8 +440,8 @@ impl Cache {
         let (mut ready, mut listed, mut waiting, mut next) = (Vec::new(), 0, false, None);
         for dir in unsettled {
             let Some(watched) = self.watches.dirs.get(&dir) else { continue };
-            let (due, compares) = (watched.due, watched.aside.is_some());
-            if compares || self.names(now, dir).is_some_and(|(directory, _)| directory.complete) {
+            let (due, compares) = (watched.due, watched.detached.is_some());
+            if compares || self.live_directory(now, dir).is_some_and(|(directory, _)| directory.complete) {
                 ready.push(dir);
                 continue;
             }
@@ -453,7 +454,7 @@ impl Cache {
             }
             if due <= now && listed < MOST_LISTINGS {
                 listed += 1;
-                self.look_again(now, dir);
+                self.relist_watched(now, dir);
             }
             // Directories over the limit are visited when a listing has ended.
             let due = self.watches.dirs.get(&dir).map(|watched| watched.due).filter(|due| *due > now);
@@ -463,10 +464,10 @@ impl Cache {
         (ready, waiting)
     }
 
-    fn look_again(&mut self, now: Time, dir: u64) {
+    fn relist_watched(&mut self, now: Time, dir: u64) {
         self.watches.looks += 1;
         if self.list(now, dir).is_err() {
-            self.watched_cannot_be_listed(now, dir);
+            self.on_watched_listing_failed(now, dir);
         } else if let Some(watched) = self.watches.dirs.get_mut(&dir) {
             // If the listing fails.
             watched.due = now.after(CONTENDED);
@@ -474,7 +475,7 @@ impl Cache {
     }
 
     /// Handles the end of a listing. Without a grant the directory is listed again, at growing intervals.
-    pub(crate) fn watched_is_listed(&mut self, now: Time, dir: u64, flight: &InflightCall) {
+    pub(crate) fn on_watched_listing(&mut self, now: Time, dir: u64, flight: &InflightCall) {
         let Some(watched) = self.watches.dirs.get_mut(&dir).filter(|watched| watched.unsettled) else {
             return;
         };
@@ -486,20 +487,20 @@ impl Cache {
         watched.tries = watched.tries.saturating_add(1);
         let factor = 4_u64.saturating_pow(watched.tries.min(6));
         watched.due = now.after(Span(FIRST_LOOK.0.saturating_mul(factor).min(CONTENDED.0)));
-        if watched.tries >= UNGRANTED && rows.there() <= MOST_NAMES {
-            let skipped = flight.seen.own_names(dir).map(|(name, _)| name.clone()).collect();
+        if watched.tries >= UNGRANTED && rows.existing() <= MOST_NAMES {
+            let skipped = flight.race_log.local_dentries(dir).map(|(name, _)| name.clone()).collect();
             let rows = rows.iter().filter_map(|row| {
                 seen(row).map(|(name, seen)| {
-                    let older = flight.seen.inodes.contains(&seen.id.ino);
-                    (name, Seen { stat: seen.stat.filter(|_| !older), ..seen })
+                    let older = flight.race_log.local_inodes.contains(&seen.id.ino);
+                    (name, SnapshotEntry { stat: seen.stat.filter(|_| !older), ..seen })
                 })
             });
-            watched.aside = Some((rows.collect(), skipped));
+            watched.detached = Some((rows.collect(), skipped));
         }
     }
 
     /// Handles a failed listing, which is sent again at growing intervals.
-    pub(crate) fn watched_cannot_be_listed(&mut self, now: Time, dir: u64) {
+    pub(crate) fn on_watched_listing_failed(&mut self, now: Time, dir: u64) {
         if let Some(watched) = self.watches.dirs.get_mut(&dir) {
             watched.due = now.after(Span(FAILED.0 << watched.failed.min(6)));
             watched.failed = watched.failed.saturating_add(1);
@@ -507,27 +508,27 @@ impl Cache {
     }
 
     fn compare(&mut self, ready: &[u64]) {
-        let busy = self.inodes_under_way();
+        let busy = self.inodes_in_flight();
         let mut differences = Vec::new();
         for &dir in ready {
-            let mut skipped: BTreeSet<Name> = self.names_under_way(dir).into_iter().collect();
+            let mut skipped: BTreeSet<Name> = self.names_in_flight(dir).into_iter().collect();
             let room = MOST_NAMES_OF_ALL.saturating_sub(self.watches.names);
             let Some(watched) = self.watches.dirs.get_mut(&dir) else { continue };
-            let aside = watched.aside.take();
+            let aside = watched.detached.take();
             let (rows, deadline) = match (&aside, self.dirs.get(&dir)) {
                 (Some((rows, older)), _) => {
                     skipped.extend(older.iter().cloned());
                     (rows.clone(), None)
                 }
                 (None, Some(directory)) => {
-                    let large = directory.rows.there() > MOST_NAMES.min(room);
-                    watched.too_large = large && watched.picture.is_none();
+                    let large = directory.rows.existing() > MOST_NAMES.min(room);
+                    watched.too_large = large && watched.snapshot.is_none();
                     let rows = directory.rows.iter().filter(|_| !watched.too_large).filter_map(seen);
                     (rows.collect(), directory.held.map(|held| held.deadline))
                 }
                 (None, None) => continue,
             };
-            let first = !std::mem::replace(&mut watched.met, true);
+            let first = !std::mem::replace(&mut watched.compared, true);
             if let Some(deadline) = deadline {
                 watched.unsettled = false;
                 watched.tries = 0;
@@ -536,28 +537,29 @@ impl Cache {
                     self.watches.ends.insert((deadline, dir));
                 }
             }
-            let unknown = |(name, one): (Name, Seen)| {
+            let unknown = |(name, one): (Name, SnapshotEntry)| {
                 let stat = one.stat.filter(|_| !busy.contains(&one.id.ino));
-                (name, Seen { stat, ..one })
+                (name, SnapshotEntry { stat, ..one })
             };
             let rows = rows.into_iter().map(unknown);
             if watched.too_large {
-                if !first && watched.untold == 0 {
-                    self.watches.tell(vec![Change::Gap { dir }]);
+                if !first && watched.unreported == 0 {
+                    self.watches.report(vec![RemoteChange::Gap { dir }]);
                 }
                 continue;
             }
             watched.skipped.extend(skipped.iter().cloned());
-            let first = watched.picture.is_none();
-            watched.picture.get_or_insert_default();
-            let difference = self.watches.paint(dir, |picture| picture.compare(dir, rows, &skipped));
+            let first = watched.snapshot.is_none();
+            watched.snapshot.get_or_insert_default();
+            let difference =
+                self.watches.update_snapshot(dir, |picture| picture.compare(dir, rows, &skipped));
             differences.extend(difference.filter(|_| !first));
         }
-        self.watches.tell(snapshot::happened(differences));
+        self.watches.report(snapshot::changes_between(differences));
     }
 
     /// Returns inodes whose attributes a local change in flight may change, directly or by a read.
-    fn inodes_under_way(&self) -> BTreeSet<u64> {
+    fn inodes_in_flight(&self) -> BTreeSet<u64> {
         let changes = self.flights.values().filter(|flight| flight.sequence.is_some());
         changes
             .filter_map(|flight| match flight.purpose {
@@ -571,12 +573,12 @@ impl Cache {
 }
 
 /// Returns the snapshot entry of a directory entry, if the name exists.
-fn seen(row: Row<'_>) -> Option<(Name, Seen)> {
+fn seen(row: DirEntryRef<'_>) -> Option<(Name, SnapshotEntry)> {
     let child = row.child?;
     Some((row.to_name(), seen_child(child)))
 }
 
-fn seen_child(child: &CachedEntry) -> Seen {
+fn seen_child(child: &CachedEntry) -> SnapshotEntry {
     let attr = child.attr();
-    Seen::new(child.id, attr.kind(), child.attr_known.then(|| Stat::of(&attr)))
+    SnapshotEntry::new(child.id, attr.kind(), child.attr_known.then(|| ComparedAttrs::of(&attr)))
 }

@@ -7,7 +7,7 @@ use crate::recall::PAGE;
 use nigh_types::{Name, OpId, WriteFlags};
 
 /// File, and a range of it: offset and length.
-pub(crate) type Pages = (u64, (u64, u64));
+pub(crate) type PageRange = (u64, (u64, u64));
 
 impl Cache {
     /// Returns whether the kernel may have a directory locked for a waiting request: invalidating a dentry in it waits
@@ -16,9 +16,9 @@ impl Cache {
     pub fn is_locked(&self, dir: u64) -> bool {
         let home = self.inodes.get(&dir).and_then(|inode| inode.parent_entry.as_ref());
         let mut out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
-        out.any(|flight| flight.purpose.locks_names(dir) || flight.purpose.locks_named(home))
-            || self.queued_ops.values().any(|(_, op)| op.locks_names(dir) || op.locks_named(home))
-            || self.holds.waiting().any(|op| op.locks_names(dir))
+        out.any(|flight| flight.purpose.locks_names(dir) || flight.purpose.locks_victim(home))
+            || self.queued_ops.values().any(|(_, op)| op.locks_names(dir) || op.locks_victim(home))
+            || self.suspended.waiting().any(|op| op.locks_names(dir))
     }
 }
 
@@ -26,7 +26,7 @@ impl Cache {
     /// Returns whether a LOOKUP waits. If it is part of rename(2), the kernel has another directory locked too
     /// (`do_renameat2`), which the request does not name.
     #[must_use]
-    pub fn looks_up(&self) -> bool {
+    pub fn has_waiting_lookup(&self) -> bool {
         let mut out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
         out.any(|flight| matches!(flight.purpose, CallKind::Lookup { .. }))
             || self.queued_ops.values().any(|(_, op)| matches!(op, Op::Lookup { .. }))
@@ -35,7 +35,7 @@ impl Cache {
 
 impl Cache {
     /// Returns queued requests, with the pages of that file that the kernel has locked for each (offset, length).
-    pub(crate) fn parked_pages(
+    pub(crate) fn queued_pages(
         &self,
         file: u64,
         but_flushes: bool,
@@ -47,18 +47,18 @@ impl Cache {
 
 impl CallKind {
     /// Returns the file and the pages that the kernel has locked until the reply.
-    pub(crate) fn pages(&self) -> Option<Pages> {
+    pub(crate) fn pages(&self) -> Option<PageRange> {
         match *self {
             CallKind::Read { ino, offset, size, .. } => Some((ino, (offset, u64::from(size)))),
             CallKind::Write { ino, offset, size, direct: None, .. } => Some((ino, (offset, size))),
-            CallKind::Target { ino } => Some((ino, (0, PAGE))),
+            CallKind::ReadLink { ino } => Some((ino, (0, PAGE))),
             _ => None,
         }
     }
 
     /// Returns the pages (offset, length), if they are of that file.
     pub(crate) fn locks_pages(&self, file: u64, but_flushes: bool) -> Option<(u64, u64)> {
-        let pages = self.pages().filter(|(ino, _)| *ino == file && !(self.is_flush() && but_flushes));
+        let pages = self.pages().filter(|(ino, _)| *ino == file && !(self.is_writeback() && but_flushes));
         pages.map(|(_, range)| range)
     }
 
@@ -66,8 +66,8 @@ impl CallKind {
         match self {
             CallKind::Lookup { dir, .. }
             | CallKind::List { dir }
-            | CallKind::Dirents { dir, .. }
-            | CallKind::Make { dir, .. }
+            | CallKind::ListNames { dir, .. }
+            | CallKind::Create { dir, .. }
             | CallKind::Remove { dir, .. } => *dir == of,
             CallKind::Rename { from, to, .. } => *from == of || *to == of,
             CallKind::Change { ino, .. } | CallKind::Fsync { ino } => *ino == of,
@@ -77,7 +77,7 @@ impl CallKind {
 
     /// Returns whether the directory of this name is locked too: a directory that is removed or replaced, or one that
     /// is moved (since Linux 6.5).
-    fn locks_named(&self, home: Option<&(u64, Name)>) -> bool {
+    fn locks_victim(&self, home: Option<&(u64, Name)>) -> bool {
         let Some((at, called)) = home else { return false };
         match self {
             CallKind::Remove { dir, name } => dir == at && name == called,
@@ -91,7 +91,7 @@ impl CallKind {
 
 impl Op {
     /// Returns the file and the pages that the kernel has locked for a queued request.
-    pub(crate) fn pages(&self) -> Option<Pages> {
+    pub(crate) fn pages(&self) -> Option<PageRange> {
         match self {
             Op::Read { ino, offset, size, .. } => Some((*ino, (*offset, u64::from(*size)))),
             Op::Write { ino, offset, data, .. } => Some((*ino, (*offset, data.len() as u64))),
@@ -102,7 +102,7 @@ impl Op {
     }
 
     pub(crate) fn locks_pages(&self, file: u64, but_flushes: bool) -> Option<(u64, u64)> {
-        let flush = matches!(self, Op::Write { flags: WriteFlags { flush: true, .. }, .. });
+        let flush = matches!(self, Op::Write { flags: WriteFlags { write_back: true, .. }, .. });
         let pages = self.pages().filter(|(ino, _)| *ino == file && !(flush && but_flushes));
         pages.map(|(_, range)| range)
     }
@@ -127,7 +127,7 @@ impl Op {
         }
     }
 
-    fn locks_named(&self, home: Option<&(u64, Name)>) -> bool {
+    fn locks_victim(&self, home: Option<&(u64, Name)>) -> bool {
         let Some((at, called)) = home else { return false };
         match self {
             Op::Rmdir { dir, name } => dir == at && name == called,
@@ -181,7 +181,7 @@ mod tests {
         let [out, parked] = [false, true].map(|parked| {
             let mut cache = with_directories();
             if parked {
-                cache.handle_event(T0, Event::Lapsed { why: String::new() });
+                cache.handle_event(T0, Event::Expired { why: String::new() });
             }
             assert_eq!(cache.handle_op(T0, OpId(99), Caller::default(), op.clone()), None);
             assert_eq!(cache.queued_ops.contains_key(&OpId(99)), parked);

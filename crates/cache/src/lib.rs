@@ -63,11 +63,11 @@ mod readdir;
 mod readdirplus_heuristic;
 mod recall;
 mod reclaim;
+mod records;
+mod remove_privs;
 mod removed;
 mod request_deadlines;
-mod rights;
 mod session_state;
-mod state;
 mod statfs;
 mod targets;
 #[cfg(test)]
@@ -79,10 +79,10 @@ mod xattr;
 pub use cache::Cache;
 pub use config::{Config, OnDisconnect};
 pub use counters::{Counters, Gauges};
-pub use inotify::{Change, Watching};
+pub use inotify::{RemoteChange, WatchStatus};
 pub use kernel::NotifyLevel;
 pub use op::{
-    Answer, Caller, Fh, Invalidation, KernelInvalidation, LockSpan, Node, Op, Opened, Output, Page,
+    Caller, Fh, InvalidationId, KernelInvalidation, LockSpan, Node, Op, OpReply, Opened, Output, Page,
     PageEntry, Reason,
 };
 pub use prefetch::Prefetch;

@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::calls::{CallKind, ConcurrentDentry, InflightCall, ReplyKind};
 use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
-use crate::op::{Answer, Fh, Op};
+use crate::op::{Fh, Op, OpReply};
 use nigh_types::{
     Call, CallId, Cookie, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeId, OpId, Reply, Response, Time,
 };
@@ -19,9 +19,9 @@ pub(crate) struct ListedEntry {
 }
 
 /// Chunk of a listing, in cookie order.
-pub(crate) type Part = Vec<(Name, ListedEntry)>;
+pub(crate) type ListingChunk = Vec<(Name, ListedEntry)>;
 
-fn part_of(reply: &Reply) -> Option<Part> {
+fn chunk_of(reply: &Reply) -> Option<ListingChunk> {
     let with_attributes = |(name, entry): &(Name, Entry)| {
         (name.clone(), ListedEntry { child: CachedEntry::new(entry), entry: Some(entry.clone()) })
     };
@@ -47,29 +47,28 @@ impl Cache {
         }
         let listing = self.dirs.get(&dir).and_then(|d| d.listing);
         if let Some(call) = listing
-            && self
-                .flights
-                .get(&call)
-                .is_some_and(|f| f.detached_entries.is_none() && !f.seen.lapsed && f.seen.recalled.is_empty())
+            && self.flights.get(&call).is_some_and(|f| {
+                f.detached_entries.is_none() && !f.race_log.all_grants_ended && f.race_log.recalled.is_empty()
+            })
         {
             return Ok((call, true));
         }
-        if let Some(call) = self.list_promised(now, dir) {
+        if let Some(call) = self.join_expected(now, dir) {
             return Ok((call, true));
         }
         let place = self.node_ref(dir).ok_or(Errno::STALE)?;
         let node = place.node;
         let call = self.send(now, None, CallKind::List { dir }, Call::List { dir: place });
-        self.supersede(node, call);
+        self.replace_listing(node, call);
         Ok((call, false))
     }
 
     /// Makes a call the directory's listing. An earlier listing goes on for its waiters, with detached entries.
-    pub(crate) fn supersede(&mut self, node: NodeId, call: CallId) {
+    pub(crate) fn replace_listing(&mut self, node: NodeId, call: CallId) {
         self.directory(node);
         let Some(directory) = self.dirs.get_mut(&node.ino) else { return };
         let old = directory.listing.replace(call).and_then(|old| self.flights.get_mut(&old));
-        if let Some(old) = old.filter(|f| f.begun && f.detached_entries.is_none()) {
+        if let Some(old) = old.filter(|f| f.has_chunk && f.detached_entries.is_none()) {
             old.detached_entries =
                 Some(Box::new(directory.rows.up_to(directory.progress.unwrap_or_default())));
         }
@@ -77,8 +76,8 @@ impl Cache {
     }
 
     /// Handles a chunk of a listing. Returns the call if more chunks are to come; once it is stored again, other
-    /// requests go on ([`Cache::after_listed`]).
-    pub(crate) fn handle_listed(
+    /// requests go on ([`Cache::after_listing_chunk`]).
+    pub(crate) fn on_listing_chunk(
         &mut self,
         now: Time,
         call: CallId,
@@ -89,30 +88,30 @@ impl Cache {
         if flight.abandoned {
             return (!response.last && response.result.is_ok()).then_some(flight);
         }
-        let told = response.result.as_ref().map(part_of);
+        let told = response.result.as_ref().map(chunk_of);
         let (entries, last) = match (told, self.id_of(dir)) {
             (Ok(Some(part)), Some(_)) => (part, response.last),
             (Err(errno), _) => {
-                self.listing_ended(call, dir);
-                self.watched_cannot_be_listed(now, dir);
-                self.answer_all(&flight.waiters, &Answer::Failed(*errno));
+                self.end_listing(call, dir);
+                self.on_watched_listing_failed(now, dir);
+                self.reply_all(&flight.waiters, &OpReply::Failed(*errno));
                 return None;
             }
             _ => {
-                self.listing_ended(call, dir);
-                self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO));
+                self.end_listing(call, dir);
+                self.reply_all(&flight.waiters, &OpReply::Failed(Errno::PROTO));
                 return None;
             }
         };
         flight.grants.extend(&response.grants);
         self.refresh_grant_ids(&flight, &response.grants);
-        if !flight.begun {
-            self.listing_begins(now, call, dir, &mut flight, &response.grants);
+        if !flight.has_chunk {
+            self.on_first_chunk(now, call, dir, &mut flight, &response.grants);
         }
         let crosses = self.conflicts_with_local_change(dir, &flight, &entries, last)
-            || self.is_outdated(&flight.seen, dir);
+            || self.is_outdated(&flight.race_log, dir);
         if flight.detached_entries.is_none() && crosses {
-            self.list_anew(now, dir, &mut flight);
+            self.restart_listing(now, dir, &mut flight);
         }
         if flight.detached_entries.is_none() {
             self.apply_chunk(now, dir, &flight, &entries, &response.grants, last);
@@ -124,23 +123,23 @@ impl Cache {
             }
         }
         if last {
-            self.listing_completes(now, call, dir, &mut flight, &response);
+            self.on_last_chunk(now, call, dir, &mut flight, &response);
         }
         if last {
-            self.watched_is_listed(now, dir, &flight);
-            self.serve_from_aside(now, (call, dir), &mut flight);
+            self.on_watched_listing(now, dir, &flight);
+            self.serve_from_snapshot(now, (call, dir), &mut flight);
         }
         self.serve_waiters(now, dir, &mut flight);
         if !last {
             return Some(flight);
         }
-        self.wait_on(now, dir, &flight.waiters);
-        self.answer_all(&flight.waiters, &Answer::Failed(Errno::IO));
+        self.requeue_on_commit(now, dir, &flight.waiters);
+        self.reply_all(&flight.waiters, &OpReply::Failed(Errno::IO));
         None
     }
 
     /// Handles the first chunk: begins its grant, or detaches the listing for its waiters.
-    fn listing_begins(
+    fn on_first_chunk(
         &mut self,
         now: Time,
         call: CallId,
@@ -148,41 +147,41 @@ impl Cache {
         flight: &mut InflightCall,
         grants: &[Grant],
     ) {
-        flight.begun = true;
+        flight.has_chunk = true;
         let Some(id) = self.id_of(dir) else { return };
         let granted =
             flight.granted(grants, id, LeaseScope::Directory).map(|g| LiveGrant::begin(g, flight.sent));
         let current = self.dirs.get(&dir).is_some_and(|directory| directory.listing == Some(call));
-        let granted = granted.filter(|h| current && h.lives(now));
-        match granted.filter(|h| self.names(now, dir).is_some() || self.may_begin(id, h)) {
+        let granted = granted.filter(|h| current && h.is_live(now));
+        match granted.filter(|h| self.live_directory(now, dir).is_some() || self.may_begin_lease(id, h)) {
             Some(held) => {
-                self.names_begin_again(now, id, held);
+                self.renew_lease(now, id, held);
                 let directory = self.directory(id);
                 directory.progress = Some(Cookie(0));
             }
             None => {
                 flight.detached_entries = Some(Box::default());
                 // A reply without a grant does not answer requests that came after the call was sent.
-                let late = self.late(&flight.waiters);
+                let late = self.late_joiners(&flight.waiters);
                 flight.waiters.retain(|op| !late.contains(op));
-                self.list_again(now, dir, late);
+                self.relist_for_late_joiners(now, dir, late);
             }
         }
     }
 
-    pub(crate) fn list_again(&mut self, now: Time, dir: u64, late: Vec<OpId>) {
+    pub(crate) fn relist_for_late_joiners(&mut self, now: Time, dir: u64, late: Vec<OpId>) {
         let (Some(place), false) = (self.node_ref(dir), late.is_empty()) else { return };
         let node = place.node;
         self.resend_for_late_joiners(now, late, CallKind::List { dir }, Call::List { dir: place });
         let call = CallId(self.next_call);
         // A call that was not sent (see `send`) brings nothing.
         if self.flights.contains_key(&call) {
-            self.supersede(node, call);
+            self.replace_listing(node, call);
         }
     }
 
     /// Returns the cookies that a chunk covers: after the last one so far, up to its own last entry.
-    fn part_range(&self, dir: u64, entries: &[(Name, ListedEntry)], last: bool) -> (Cookie, Cookie) {
+    fn chunk_range(&self, dir: u64, entries: &[(Name, ListedEntry)], last: bool) -> (Cookie, Cookie) {
         let from = self.dirs.get(&dir).and_then(|d| d.progress).unwrap_or_default();
         let to = entries.last().map_or(from, |(name, _)| self.key.cookie(name.as_bytes()));
         (from, if last { Cookie(u64::MAX) } else { to })
@@ -197,8 +196,9 @@ impl Cache {
         entries: &[(Name, ListedEntry)],
         last: bool,
     ) -> bool {
-        let (from, to) = self.part_range(dir, entries, last);
-        let mut here = flight.seen.own_names(dir).filter(|(_, own)| from < own.cookie && own.cookie <= to);
+        let (from, to) = self.chunk_range(dir, entries, last);
+        let mut here =
+            flight.race_log.local_dentries(dir).filter(|(_, own)| from < own.cookie && own.cookie <= to);
         here.any(|(name, own)| {
             let listed = entries.iter().find(|(n, _)| n == name).map(|(_, told)| told.child.id);
             listed != own.id && !self.is_newer(own, (dir, name))
@@ -209,18 +209,18 @@ impl Cache {
     /// under the grant, and the name's entry is as the change made it.
     fn is_newer(&self, own: &ConcurrentDentry, (dir, name): (u64, &Name)) -> bool {
         let Some(directory) = self.dirs.get(&dir) else { return false };
-        let lives = directory.held.is_some_and(|held| held.recallable && held.lives(self.clock));
-        let listed = directory.listed(own.cookie, name).map(|listed| listed.map(|child| child.id));
-        lives && own.until_gap == Some(directory.lease_epoch) && listed == Some(own.id)
+        let lives = directory.held.is_some_and(|held| held.recallable && held.is_live(self.clock));
+        let listed = directory.find(own.cookie, name).map(|listed| listed.map(|child| child.id));
+        lives && own.until_epoch == Some(directory.lease_generation) && listed == Some(own.id)
     }
 
     /// Replaces a listing that may be older or newer than a local change: its waiters get another listing.
-    fn list_anew(&mut self, now: Time, dir: u64, flight: &mut InflightCall) {
+    fn restart_listing(&mut self, now: Time, dir: u64, flight: &mut InflightCall) {
         let Some(id) = self.id_of(dir) else { return };
         flight.detached_entries = Some(Box::default());
         self.discard_uncertain_dir(id);
         let waiters = std::mem::take(&mut flight.waiters);
-        self.list_again(now, dir, waiters);
+        self.relist_for_late_joiners(now, dir, waiters);
     }
 
     fn apply_chunk(
@@ -234,38 +234,38 @@ impl Cache {
     ) {
         let own: FxHashMap<NodeId, &Grant> =
             grants.iter().filter(|g| g.covers == LeaseScope::Attributes).map(|g| (g.node, g)).collect();
-        let (from, to) = self.part_range(dir, entries, last);
-        let under_way = self.names_under_way(dir);
+        let (from, to) = self.chunk_range(dir, entries, last);
+        let under_way = self.names_in_flight(dir);
         let (mut stale, mut all_taken) = (Vec::new(), true);
         for (name, told) in entries {
             let id = told.child.id;
             let cookie = self.key.cookie(name.as_bytes());
-            let own_change = flight.seen.name(dir, name);
+            let own_change = flight.race_log.name(dir, name);
             let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
             if own_change.is_some() && row.and_then(|r| r.child).is_some_and(|c| c.id == id) {
                 continue;
             }
             let later = own_change.filter(|own| own.id != Some(id));
             if later.is_some_and(|own| self.is_newer(own, (dir, name)))
-                || self.is_known_better(&flight.seen, dir, name)
+                || self.is_newer_than_listing(&flight.race_log, dir, name)
             {
                 all_taken = false;
                 continue;
             }
             let mut child = told.child.clone();
             let changed = own_change.is_some()
-                || flight.seen.inodes.contains(&id.ino)
-                || flight.seen.told.contains(&id.ino);
+                || flight.race_log.local_inodes.contains(&id.ino)
+                || flight.race_log.remote_inodes.contains(&id.ino);
             if changed {
                 child.no_xattrs = false;
                 // Changes of an inode do not reach an entry that is not its parent entry.
                 let is_home = self.inodes.get(&id.ino).is_some_and(|inode| inode.is_at(dir, name));
                 match self.cached_attr(now, id).filter(|(attr, _)| is_home || !attr.covered_by_parent()) {
-                    Some((attr, _)) => child.compact = attr.into(),
+                    Some((attr, _)) => child.packed = attr.into(),
                     None => child.attr_known = false,
                 }
             } else if let Some(entry) = &told.entry {
-                self.list_own(now, flight, entry, (dir, name), own.get(&id).copied());
+                self.apply_listed_attr(now, flight, entry, (dir, name), own.get(&id).copied());
                 self.learn_no_xattrs(now, flight, entry);
             }
             if let Some(old) =
@@ -282,7 +282,7 @@ impl Cache {
             let cookie = self.key.cookie(name.as_bytes());
             if from < cookie && cookie <= to {
                 let listed = entries.iter().find(|(n, _)| *n == name).map(|(_, told)| told.child.id);
-                self.mark_under_way(dir, &name, listed);
+                self.mark_name_in_flight(dir, &name, listed);
             }
         }
         if let Some(directory) = self.dirs.get_mut(&dir) {
@@ -292,8 +292,8 @@ impl Cache {
     }
 
     /// Moves the waiters of a complete listing that need a name under update to the queue for its commit.
-    fn wait_on(&mut self, now: Time, dir: u64, waiters: &[OpId]) {
-        if !self.holds.has_names(dir) {
+    fn requeue_on_commit(&mut self, now: Time, dir: u64, waiters: &[OpId]) {
+        if !self.suspended.has_names(dir) {
             return;
         }
         for id in waiters {
@@ -309,7 +309,7 @@ impl Cache {
 
     /// Applies a listed inode's attributes: under its own grant if it needs one. Otherwise those in the directory's
     /// entry replace attributes under an older grant of its own.
-    fn list_own(
+    fn apply_listed_attr(
         &mut self,
         now: Time,
         flight: &InflightCall,
@@ -318,24 +318,24 @@ impl Cache {
         grant: Option<&Grant>,
     ) {
         let recalled = flight.recalled(entry.id, LeaseScope::Attributes);
-        self.mark_attr_under_way(entry.id.ino);
-        self.drop_foreign_data(now, entry.id, &entry.attr);
+        self.mark_attr_in_flight(entry.id.ino);
+        self.drop_other_version(now, entry.id, &entry.attr);
         if entry.attr.covered_by_parent() {
             if let Some(inode) = self.inodes.get_mut(&entry.id.ino) {
-                inode.forget_own();
+                inode.drop_own_attr();
             }
-            self.found_at(entry.id, home);
+            self.note_listed_at(entry.id, home);
             return;
         }
         if entry.attr.is_dir() {
             // A directory has one name.
-            self.found_at(entry.id, home);
+            self.note_listed_at(entry.id, home);
         }
         let held =
-            grant.filter(|_| !recalled).map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.lives(now));
+            grant.filter(|_| !recalled).map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.is_live(now));
         if let Some(held) = held {
             let inode = self.inode(entry.id);
-            inode.more().own = Some((entry.attr, held));
+            inode.ext_mut().own = Some((entry.attr, held));
             if inode.parent_entry.is_none() {
                 inode.parent_entry = Some((home.0, home.1.clone()));
             }
@@ -343,7 +343,7 @@ impl Cache {
     }
 
     /// Handles the end of a listing.
-    fn listing_completes(
+    fn on_last_chunk(
         &mut self,
         now: Time,
         call: CallId,
@@ -355,9 +355,9 @@ impl Cache {
             && let Some(directory) = self.dirs.get_mut(&dir)
         {
             directory.rows.complete();
-            if flight.again.is_some() {
+            if flight.resend.is_some() {
                 // Fetched on demand, not prefetched.
-                self.walks.account.demanded += directory.rows.there() + 1;
+                self.walks.stats.demanded += directory.rows.existing() + 1;
             }
             directory.complete = directory.held.is_some();
             // Dentries that disagree are older.
@@ -367,14 +367,14 @@ impl Cache {
                 row.and_then(|row| row.child).map(|child| child.id) == *id
             });
         }
-        self.listing_ended(call, dir);
+        self.end_listing(call, dir);
         self.recount(dir);
         let (after, grants) = (response.after.clone(), std::mem::take(&mut flight.grants));
         let whole = Response { result: Ok(Reply::Done), after, grants, last: true };
-        self.learn_after(now, flight, &whole);
+        self.apply_attrs_after(now, flight, &whole);
     }
 
-    pub(crate) fn listing_ended(&mut self, call: CallId, dir: u64) {
+    pub(crate) fn end_listing(&mut self, call: CallId, dir: u64) {
         self.watches.note_listed();
         if let Some(directory) = self.dirs.get_mut(&dir)
             && directory.listing == Some(call)
@@ -386,14 +386,15 @@ impl Cache {
 
     /// Serves a complete listing without a grant to the open directories that wait for it. If a name has changed since
     /// it was sent, late readers get another listing: the cache knew that change while its grant lived.
-    fn serve_from_aside(&mut self, now: Time, (call, dir): (CallId, u64), flight: &mut InflightCall) {
+    fn serve_from_snapshot(&mut self, now: Time, (call, dir): (CallId, u64), flight: &mut InflightCall) {
         let Some(rows) = flight.detached_entries.take() else { return };
-        let mut late = self.late(&flight.waiters);
+        let mut late = self.late_joiners(&flight.waiters);
         late.retain(|op| self.waiting.get(op).is_some_and(|w| matches!(w.want, ReplyKind::Page { .. })));
-        let changed = flight.seen.pushed.contains_key(&dir) || flight.seen.own_names(dir).next().is_some();
+        let changed = flight.race_log.remote_names.contains_key(&dir)
+            || flight.race_log.local_dentries(dir).next().is_some();
         if changed && !self.answers_stale() {
             flight.waiters.retain(|op| !late.contains(op));
-            self.list_again(now, dir, late);
+            self.relist_for_late_joiners(now, dir, late);
         }
         let reads = |op: &OpId| match self.waiting.get(op).map(|w| &w.want) {
             Some(ReplyKind::Page { fh, .. }) => Some(*fh),
@@ -420,19 +421,19 @@ impl Cache {
         match waiting.want.clone() {
             ReplyKind::OpenDir { ino } => {
                 let opened = self.opened_dir(now, ino, reader);
-                self.answer(op, Answer::Opened(opened));
+                self.reply_to(op, OpReply::Opened(opened));
                 true
             }
             ReplyKind::Page { fh, offset, size, plus } => {
                 let page = match self.snapshot_page(fh, offset, size, plus) {
                     Some(page) => Some(page),
-                    None if flight.detached_entries.is_some() || self.holds.has_names(dir) => None,
+                    None if flight.detached_entries.is_some() || self.suspended.has_names(dir) => None,
                     None => self.page(now, dir, fh, offset, size, plus),
                 };
                 match page {
                     Some(mut page) => {
-                        self.page_given(now, fh, &mut page);
-                        self.answer(op, Answer::Page(page));
+                        self.on_page_reply(now, fh, &mut page);
+                        self.reply_to(op, OpReply::Page(page));
                         true
                     }
                     None => false,
@@ -444,7 +445,7 @@ impl Cache {
 }
 
 #[cfg(test)]
-mod crossed;
+mod races;
 
 #[cfg(test)]
 mod tests {
@@ -467,7 +468,7 @@ mod tests {
         assert_eq!(answers(&mut cache), []);
         cache.handle_event(T0, Event::Response { call, response: part(&names[2..], true) });
         let told = answers(&mut cache);
-        let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
+        let [(OpId(2), OpReply::Page(page))] = &told[..] else { panic!("{told:?}") };
         assert_eq!(page.names, [b"...".as_slice(), names.concat().as_bytes()].concat());
     }
 
@@ -491,7 +492,7 @@ mod tests {
         let entry = Entry { id: NodeId { ino: 50, generation: 1 }, attr, target: None, no_xattrs: true };
         let made = Reply::Created { entry, handle: None, existed: false };
         cache.handle_event(T0, Event::Response { call: change, response: Response::plain(Ok(made)) });
-        assert!(matches!(answers(&mut cache)[..], [(OpId(2), Answer::Node(_))]));
+        assert!(matches!(answers(&mut cache)[..], [(OpId(2), OpReply::Node(_))]));
         let read = Op::ReadDir { ino: 1, fh, offset: Cookie(0), size: 4096, plus: false };
         assert_eq!(cache.handle_op(T0, OpId(3), Caller::default(), read), None);
         let (id, node) = (nigh_types::RecallId(5), NodeId { ino: 1, generation: 1 });

@@ -5,7 +5,7 @@ use crate::calls::{CallKind, InflightCall, ReplyKind};
 use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
 use crate::invalidation_queue::DeferredReply;
-use crate::op::{Answer, Caller};
+use crate::op::{Caller, OpReply};
 use nigh_types::{Attr, Call, Errno, Kind, Name, OpId, Reply, Response, Span, Time};
 
 impl Cache {
@@ -16,36 +16,36 @@ impl Cache {
         caller: Caller,
         dir: u64,
         name: Name,
-    ) -> Option<Answer> {
-        self.use_ahead(now, dir);
-        if let Some((child, held)) = self.name_known(now, dir, &name) {
+    ) -> Option<OpReply> {
+        self.use_prefetched(now, dir);
+        if let Some((child, held)) = self.cached_dentry(now, dir, &name) {
             let Some(child) = child else { return Some(self.negative_reply(now, dir, &name, Some(held))) };
-            self.note_look(caller, dir, &child);
+            self.note_file_lookup(caller, dir, &child);
             if let Some((attr, attr_held)) = self.child_attr(now, &child, held) {
                 let (at, attr_held) = (Some((dir, &name)), Some(attr_held));
-                return Some(Answer::Node(self.entry_reply(now, at, child.id, attr, Some(held), attr_held)));
+                return Some(OpReply::Node(self.entry_reply(now, at, child.id, attr, Some(held), attr_held)));
             }
         }
         self.lookup_remote(now, op, caller, dir, name)
     }
 
     /// Records the lookup of a file that the caller, or the directory's last reader, may have got without attributes.
-    fn note_look(&mut self, caller: Caller, dir: u64, child: &CachedEntry) {
+    fn note_file_lookup(&mut self, caller: Caller, dir: u64, child: &CachedEntry) {
         if child.attr().mode & 0o170_000 != 0o040_000 {
-            self.readers.looked(caller.pid);
-            let reader = self.dirs.get(&dir).map_or(0, |directory| directory.reader);
+            self.readers.looked_up(caller.pid);
+            let reader = self.dirs.get(&dir).map_or(0, |directory| directory.last_reader);
             if reader != caller.pid {
-                self.readers.looked(reader);
+                self.readers.looked_up(reader);
             }
         }
     }
 
     /// Returns the cached inode of a name, if it is of that kind; counts as a lookup.
-    pub fn known(&mut self, now: Time, dir: u64, name: &Name, kind: Kind) -> Option<Answer> {
-        let (child, held) = self.name_known(now, dir, name)?;
+    pub fn cached_lookup(&mut self, now: Time, dir: u64, name: &Name, kind: Kind) -> Option<OpReply> {
+        let (child, held) = self.cached_dentry(now, dir, name)?;
         let child = child?;
         let (attr, attr_held) = self.child_attr(now, &child, held).filter(|(attr, _)| attr.kind() == kind)?;
-        Some(Answer::Node(self.entry_reply(
+        Some(OpReply::Node(self.entry_reply(
             now,
             Some((dir, name)),
             child.id,
@@ -56,13 +56,18 @@ impl Cache {
     }
 
     /// Returns what a name leads to (`None`: it does not exist), unless it is suspended or unknown.
-    fn name_known(&mut self, now: Time, dir: u64, name: &Name) -> Option<(Option<CachedEntry>, LiveGrant)> {
-        if self.holds.has_name(dir, name) {
+    fn cached_dentry(
+        &mut self,
+        now: Time,
+        dir: u64,
+        name: &Name,
+    ) -> Option<(Option<CachedEntry>, LiveGrant)> {
+        if self.suspended.has_name(dir, name) {
             return None;
         }
         let cookie = self.key.cookie(name.as_bytes());
-        if let Some((directory, held)) = self.names(now, dir)
-            && let Some(child) = directory.listed(cookie, name)
+        if let Some((directory, held)) = self.live_directory(now, dir)
+            && let Some(child) = directory.find(cookie, name)
         {
             return Some((child.cloned(), held));
         }
@@ -72,10 +77,17 @@ impl Cache {
         Some((id.map(|id| CachedEntry::bare(id, None)), held))
     }
 
-    fn lookup_remote(&mut self, now: Time, op: OpId, caller: Caller, dir: u64, name: Name) -> Option<Answer> {
-        let Some(place) = self.node_ref(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+    fn lookup_remote(
+        &mut self,
+        now: Time,
+        op: OpId,
+        caller: Caller,
+        dir: u64,
+        name: Name,
+    ) -> Option<OpReply> {
+        let Some(place) = self.node_ref(dir) else { return Some(OpReply::Failed(Errno::STALE)) };
         let key = (dir, name);
-        if let Some(&call) = self.lookups.get(&key)
+        if let Some(&call) = self.lookup_calls.get(&key)
             && self.joinable(call)
         {
             return self.wait(op, caller, call, ReplyKind::Reply, true);
@@ -85,14 +97,14 @@ impl Cache {
         self.enter_joins(id, purpose);
         let answer = self.wait(op, caller, id, ReplyKind::Reply, false);
         self.list_after_misses(now, dir);
-        self.walk_by_lookups(now, dir);
+        self.prefetch_by_lookups(now, dir);
         answer
     }
 
     /// Lists a directory after a few different misses, so that it answers the next ones itself.
     fn list_after_misses(&mut self, now: Time, dir: u64) {
-        let least = u64::from(self.config.misses_before_listing);
-        let missing = self.dirs.get(&dir).map_or(0, |d| d.rows.missing());
+        let least = u64::from(self.config.lookups_before_listing);
+        let missing = self.dirs.get(&dir).map_or(0, |d| d.rows.absent());
         if missing + 1 >= least {
             // The listing is for later requests: if the directory cannot be reached, these find out themselves.
             let _ = self.list(now, dir);
@@ -101,36 +113,36 @@ impl Cache {
 
     /// Returns whether requests may join a call in flight: nothing that it may bring has changed since it was sent.
     pub(crate) fn joinable(&self, call: nigh_types::CallId) -> bool {
-        self.flights.get(&call).is_some_and(|f| f.seen.is_empty())
+        self.flights.get(&call).is_some_and(|f| f.race_log.is_empty())
     }
 
-    pub(crate) fn attributes(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
-        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+    pub(crate) fn attributes(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
+        let Some(id) = self.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         if let Some((attr, held)) = self.cached_attr(now, id) {
-            self.note_told(ino, attr);
-            return Some(Answer::Attr(id, attr, self.attr_timeout(now, ino, &attr, Some(held))));
+            self.note_getattr_reply(ino, attr);
+            return Some(OpReply::Attr(id, attr, self.attr_timeout(now, ino, &attr, Some(held))));
         }
         if let Some(attr) = self.inodes.get(&ino).and_then(|i| i.unlinked_attr) {
-            return Some(Answer::Attr(id, attr, Span::ZERO));
+            return Some(OpReply::Attr(id, attr, Span::ZERO));
         }
         match self.fetch_attr(now, ino) {
             Ok((call, joined)) => self.wait(op, caller, call, ReplyKind::Reply, joined),
-            Err(errno) => Some(Answer::Failed(errno)),
+            Err(errno) => Some(OpReply::Failed(errno)),
         }
     }
 
     /// Fetches attributes, or joins a call in flight (then `true`).
     pub(crate) fn fetch_attr(&mut self, now: Time, ino: u64) -> Result<(nigh_types::CallId, bool), Errno> {
         // A lookup by number may not find an inode that has a name here.
-        let by_number = |flight: &InflightCall| matches!(flight.again, Some(Call::LookupNumber { .. }));
-        if let Some(&call) = self.attrs.get(&ino)
+        let by_number = |flight: &InflightCall| matches!(flight.resend, Some(Call::LookupNumber { .. }));
+        if let Some(&call) = self.attr_calls.get(&ino)
             && self.joinable(call)
             && !self.flights.get(&call).is_some_and(by_number)
         {
             return Ok((call, true));
         }
         let node = self.node_ref(ino).ok_or(Errno::STALE)?;
-        let older = self.attrs.get(&ino).copied();
+        let older = self.attr_calls.get(&ino).copied();
         let id = self.send(now, None, CallKind::Attr { ino }, Call::GetAttr { node });
         self.enter_joins(id, CallKind::Attr { ino });
         if let Some(older) = older.filter(|_| self.reads_by_size(ino)) {
@@ -140,26 +152,26 @@ impl Cache {
     }
 
     /// Looks up `.` by inode number, as an NFS server that re-exports the mount does after a cache drop.
-    pub(crate) fn lookup_self(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
-        self.recall_forgotten(ino);
+    pub(crate) fn lookup_self(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
+        self.restore_forgotten(ino);
         let Some(id) = self.id_of(ino) else { return self.lookup_number(now, op, caller, ino) };
         if let Some((attr, held)) = self.cached_attr(now, id) {
             if self.is_removed_unused(ino, &attr) {
-                return Some(Answer::Failed(Errno::STALE));
+                return Some(OpReply::Failed(Errno::STALE));
             }
-            return Some(Answer::Node(self.entry_reply(now, None, id, attr, None, Some(held))));
+            return Some(OpReply::Node(self.entry_reply(now, None, id, attr, None, Some(held))));
         }
         match self.fetch_attr(now, ino) {
-            Ok((call, joined)) => self.wait(op, caller, call, ReplyKind::Itself, joined),
-            Err(errno) => Some(Answer::Failed(errno)),
+            Ok((call, joined)) => self.wait(op, caller, call, ReplyKind::SelfLookup, joined),
+            Err(errno) => Some(OpReply::Failed(errno)),
         }
     }
 
-    pub(crate) fn lookup_parent(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
-        let parent = match self.last_home(ino) {
+    pub(crate) fn lookup_parent(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
+        let parent = match self.last_parent_entry(ino) {
             Some((dir, _)) => *dir,
             None if ino == self.root => ino,
-            None => return Some(Answer::Failed(Errno::STALE)),
+            None => return Some(OpReply::Failed(Errno::STALE)),
         };
         self.lookup_self(now, op, caller, parent)
     }
@@ -172,12 +184,12 @@ impl Cache {
         name: &Name,
         response: Response,
     ) {
-        let kept = self.look_answered(now, flight, dir, name, response);
-        self.name_answered(now, dir, name, kept);
+        let kept = self.apply_lookup_reply(now, flight, dir, name, response);
+        self.on_suspended_lookup(now, dir, name, kept);
     }
 
     /// Handles the reply to a lookup. Returns whether a fact was made of it.
-    fn look_answered(
+    fn apply_lookup_reply(
         &mut self,
         now: Time,
         flight: InflightCall,
@@ -195,7 +207,7 @@ impl Cache {
         let (entry, dir_id) = match looked {
             Ok(looked) => looked,
             Err(errno) => {
-                self.answer_all(&waiters, &Answer::Failed(errno));
+                self.reply_all(&waiters, &OpReply::Failed(errno));
                 return false;
             }
         };
@@ -203,7 +215,7 @@ impl Cache {
         if held.is_none()
             && let Some(place) = self.node_ref(dir)
         {
-            let late = self.late(&waiters);
+            let late = self.late_joiners(&waiters);
             waiters.retain(|op| !late.contains(op));
             let call = Call::Lookup { dir: place, name: name.clone() };
             self.resend_for_late_joiners(now, late, CallKind::Lookup { dir, name: name.clone() }, call);
@@ -211,14 +223,14 @@ impl Cache {
         let Some(entry) = entry else {
             for op in waiters {
                 let answer = self.negative_reply(now, dir, name, held);
-                self.answer(op, answer);
+                self.reply_to(op, answer);
             }
             return held.is_some();
         };
         // The record must exist before its attributes are applied: they may live in its parent entry.
         let node = self.entry_reply(now, Some((dir, name)), entry.id, entry.attr, held, None);
         let own = self.apply_attr(now, &flight, entry.id, entry.attr, &response.grants);
-        self.keep_told_target(now, &entry);
+        self.keep_target_in_reply(now, &entry);
         self.learn_no_xattrs(now, &flight, &entry);
         let attr_held = if entry.attr.covered_by_parent() { own.and(held).or(own) } else { own };
         let attr_valid = self.attr_timeout(now, entry.id.ino, &entry.attr, attr_held);
@@ -233,20 +245,20 @@ impl Cache {
         self.enqueue_reply(
             &older,
             &waiters,
-            DeferredReply { answer: Answer::Node(node), sent: Some(flight.sent), name },
+            DeferredReply { answer: OpReply::Node(node), sent: Some(flight.sent), name },
         );
         held.is_some()
     }
 
-    pub(crate) fn attr_arrived(&mut self, now: Time, flight: InflightCall, response: Response) {
+    pub(crate) fn on_getattr_reply(&mut self, now: Time, flight: InflightCall, response: Response) {
         let mut waiters = flight.waiters.clone();
-        let answer = match self.attr_answered(&flight, response.result) {
+        let answer = match self.attr_in_reply(&flight, response.result) {
             Ok((id, attr)) => {
                 let held = self.apply_attr(now, &flight, id, attr, &response.grants);
                 if held.is_none()
                     && let Some(node) = self.node_ref(id.ino)
                 {
-                    let mut late = self.late(&waiters);
+                    let mut late = self.late_joiners(&waiters);
                     if !late.is_empty() && self.reads_by_size(id.ino) {
                         // If the kernel applies an older reply, it discards the late waiters' newer one.
                         late.clone_from(&waiters);
@@ -260,17 +272,17 @@ impl Cache {
                     );
                 }
                 if !waiters.is_empty() {
-                    self.note_told(id.ino, attr);
+                    self.note_getattr_reply(id.ino, attr);
                 }
-                Answer::Attr(id, attr, self.attr_timeout(now, id.ino, &attr, held))
+                OpReply::Attr(id, attr, self.attr_timeout(now, id.ino, &attr, held))
             }
-            Err(errno) => Answer::Failed(errno),
+            Err(errno) => OpReply::Failed(errno),
         };
         for op in waiters {
-            self.answer_attr(now, op, &answer);
+            self.reply_with_attr(now, op, &answer);
         }
         if let CallKind::Attr { ino } = &flight.purpose
-            && !self.attrs.contains_key(ino)
+            && !self.attr_calls.contains_key(ino)
         {
             // It may have been asked for by number alone, or by a caller that was killed meanwhile.
             self.drop_if_idle(*ino);
@@ -284,17 +296,19 @@ impl Cache {
     }
 
     /// Answers a request that waits for attributes, which may need them for another reply.
-    fn answer_attr(&mut self, now: Time, op: OpId, answer: &Answer) {
+    fn reply_with_attr(&mut self, now: Time, op: OpId, answer: &OpReply) {
         match (self.waiting.get(&op).map(|waiting| &waiting.want), answer) {
-            (Some(ReplyKind::Itself), Answer::Attr(id, attr, _)) if self.is_removed_unused(id.ino, attr) => {
+            (Some(ReplyKind::SelfLookup), OpReply::Attr(id, attr, _))
+                if self.is_removed_unused(id.ino, attr) =>
+            {
                 self.drop_if_idle(id.ino);
-                self.answer(op, Answer::Failed(Errno::STALE));
+                self.reply_to(op, OpReply::Failed(Errno::STALE));
             }
-            (Some(ReplyKind::Itself), Answer::Attr(id, attr, valid)) => {
+            (Some(ReplyKind::SelfLookup), OpReply::Attr(id, attr, valid)) => {
                 let node = self.entry_reply(now, None, *id, *attr, None, None);
-                self.answer(op, Answer::Node(crate::op::Node { attr_valid: *valid, ..node }));
+                self.reply_to(op, OpReply::Node(crate::op::Node { attr_valid: *valid, ..node }));
             }
-            _ => self.answer(op, answer.clone()),
+            _ => self.reply_to(op, answer.clone()),
         }
     }
 }
@@ -347,7 +361,7 @@ mod tests {
         assert_eq!((look(&mut cache, 1, "x"), look(&mut cache, 2, "y")), (None, None));
         let [late, first] = calls(&mut cache)[..] else { panic!("both are asked") };
         cache.handle_event(T0, Event::Response { call: first, response: missing(31) });
-        assert!(matches!(look(&mut cache, 3, "y"), Some(Answer::Missing(_))));
+        assert!(matches!(look(&mut cache, 3, "y"), Some(OpReply::Missing(_))));
         cache.evict(T0, node);
         cache.handle_event(T0, Event::Response { call: late, response: missing(27) });
         assert_eq!(look(&mut cache, 4, "x"), None, "it is asked");
@@ -356,14 +370,14 @@ mod tests {
     #[test]
     fn unsent_call_counts_no_miss_and_cannot_be_joined() {
         let mut cache = cache(Config { on_disconnect: OnDisconnect::Stale, ..Config::default() });
-        cache.handle_event(T0, Event::Lapsed { why: String::new() });
+        cache.handle_event(T0, Event::Expired { why: String::new() });
         let name = Name::new(b"x").unwrap();
         let asked = [Op::Lookup { dir: 1, name }, Op::GetAttr { ino: 1 }, Op::ListXattr { ino: 1, size: 0 }];
         for op in asked {
             let answer = cache.handle_op(T0, OpId(1), Caller::default(), op);
-            assert_eq!(answer, Some(Answer::Failed(Errno::IO)));
+            assert_eq!(answer, Some(OpReply::Failed(Errno::IO)));
         }
-        assert!(cache.lookups.is_empty() && cache.attrs.is_empty() && cache.xattrs.is_empty());
+        assert!(cache.lookup_calls.is_empty() && cache.attr_calls.is_empty() && cache.xattr_calls.is_empty());
         assert_eq!((cache.counters().hits, cache.counters().misses), (3, 0));
     }
 }

@@ -10,7 +10,7 @@ const LOOKS: u64 = 4;
 
 impl Cache {
     /// Evicts directories that were not used for `--dir-timeout`.
-    pub(crate) fn give_back_idle(&mut self, now: Time) {
+    pub(crate) fn evict_idle(&mut self, now: Time) {
         let Some(limit) = self.config.dir_timeout.filter(|_| self.idle_due.is_some_and(|due| due <= now))
         else {
             return;
@@ -20,11 +20,11 @@ impl Cache {
             let directory = self.dirs.get(ino).filter(|d| d.listing.is_none() && !spared.contains(ino))?;
             (directory.used_at.after(limit) <= now).then_some(directory.id)
         };
-        let idle: Vec<_> = self.order.iter().filter_map(idle).collect();
+        let idle: Vec<_> = self.eviction_order.iter().filter_map(idle).collect();
         idle.into_iter().for_each(|id| self.evict(now, id));
-        self.order.retain(|ino| self.dirs.contains_key(ino));
+        self.eviction_order.retain(|ino| self.dirs.contains_key(ino));
         let next = Span(limit.0 / LOOKS).max(Span::from_millis(100));
-        self.idle_due = (!self.order.is_empty()).then(|| now.after(next));
+        self.idle_due = (!self.eviction_order.is_empty()).then(|| now.after(next));
     }
 
     /// Halves the memory in use, except for directories that are being read, and the number of inodes that the kernel
@@ -35,7 +35,7 @@ impl Cache {
         let (half, spared) = (self.bytes() / 2, self.being_read());
         self.evict_while(now, &spared, |cache| cache.bytes() > half);
         self.drop_snapshots();
-        self.drop_dirents(now);
+        self.drop_name_streams(now);
         self.prune_half();
     }
 

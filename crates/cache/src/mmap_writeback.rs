@@ -24,8 +24,8 @@
 use crate::cache::Cache;
 use crate::calls::{InflightCall, attr_after};
 use crate::grants::LiveGrant;
-use crate::kernel_locks::Pages;
-use crate::op::{Invalidation, KernelInvalidation, Output};
+use crate::kernel_locks::PageRange;
+use crate::op::{InvalidationId, KernelInvalidation, Output};
 use nigh_types::{
     Attr, CallId, DataVersion, Errno, GrantId, LeaseScope, NodeId, OpId, Response, Time,
     WriteBackPrecondition,
@@ -47,20 +47,20 @@ pub(crate) struct StalePages {
     /// Data version after write-backs of stale pages.
     tip: DataVersion,
     /// All pages are stale until the kernel has done an invalidation of all pages later than this one.
-    all_until: Option<Invalidation>,
+    full_drop_after: Option<InvalidationId>,
     /// Then the pages that it left out: those of these requests, until their replies,
     left_out: BTreeSet<OpId>,
     /// and until the kernel has done the last invalidation after such a reply.
-    behind: Option<Invalidation>,
+    last_drop: Option<InvalidationId>,
     /// The grant lived when the server forgot its session.
-    unbroken: bool,
+    ended_with_session: bool,
     /// Another client has changed the file since.
-    lost: bool,
+    overwritten: bool,
 }
 
 impl Cache {
     /// Records the data version of a file under a live grant, from the reply to that call or from the cache.
-    pub(crate) fn note_base(
+    pub(crate) fn note_page_base(
         &mut self,
         now: Time,
         flight: Option<&InflightCall>,
@@ -71,7 +71,9 @@ impl Cache {
             return;
         }
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        let Some(held) = inode.data.held.filter(|h| h.lives(now) && h.recallable && !h.stale) else { return };
+        let Some(held) = inode.data.held.filter(|h| h.is_live(now) && h.recallable && !h.stale) else {
+            return;
+        };
         let (node, covers) = held.on;
         if flight.is_some_and(|flight| flight.recalled(node, covers)) {
             return;
@@ -79,17 +81,17 @@ impl Cache {
         let under = (held.id, covers);
         // Replies to local changes came after the call was sent. The reply to a concurrent change may be the last; no
         // other reply is newer.
-        let crossed = flight.is_none_or(|flight| flight.seen.inodes.contains(&ino));
+        let crossed = flight.is_none_or(|flight| flight.race_log.local_inodes.contains(&ino));
         let is_own = flight.is_some_and(|flight| flight.sequence.is_some());
         let order = |stamp: DataVersion| (stamp.mtime.pair(), stamp.size);
-        match &mut inode.more().base {
+        match &mut inode.ext_mut().base {
             Some(base) if crossed && !(is_own && order(stamp) > order(base.stamp)) => base.under = under,
             base => *base = Some(PageBase { stamp, under }),
         }
     }
 
     /// Records the data version in a reply to a write or a read.
-    pub(crate) fn note_base_after(
+    pub(crate) fn note_page_base_after(
         &mut self,
         now: Time,
         flight: &InflightCall,
@@ -97,17 +99,21 @@ impl Cache {
         response: &Response,
     ) {
         if let Some(attr) = attr_after(response, ino) {
-            self.note_base(now, Some(flight), ino, DataVersion::of(&attr));
+            self.note_page_base(now, Some(flight), ino, DataVersion::of(&attr));
         }
     }
 
     /// Returns the precondition of a write-back (offset, length): the oldest version of which the kernel may have pages
     /// there. `EIO`: another client has written the file since.
-    pub(crate) fn since(&self, ino: u64, range: (u64, u64)) -> Result<Option<WriteBackPrecondition>, Errno> {
+    pub(crate) fn writeback_precondition(
+        &self,
+        ino: u64,
+        range: (u64, u64),
+    ) -> Result<Option<WriteBackPrecondition>, Errno> {
         let Some(inode) = self.inodes.get(&ino) else { return Ok(None) };
         let ungranted: Vec<WriteBackPrecondition> = self.ungranted_in(inode.id, range).collect();
         let kept = match (&inode.old, &inode.base) {
-            (Some(old), _) if old.lost => return Err(Errno::IO),
+            (Some(old), _) if old.overwritten => return Err(Errno::IO),
             (Some(old), _) => Some(WriteBackPrecondition { stamp: old.stamp, under: None }),
             (None, base) => {
                 base.as_ref().map(|base| WriteBackPrecondition { stamp: base.stamp, under: Some(base.under) })
@@ -127,17 +133,17 @@ impl Cache {
     /// Marks a file's pages as stale: the data grant ends, and an invalidation of the pages follows. `unbroken`: the
     /// grant ends before its time, with its session. A file that is not open for writing has no stores.
     pub(crate) fn mark_pages_stale(&mut self, ino: u64, unbroken: bool) {
-        let after = Invalidation(self.next_invalidation);
-        let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()) else { return };
+        let after = InvalidationId(self.next_invalidation);
+        let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()) else { return };
         let base = more.base.take();
         if more.writers == 0 {
             return;
         }
         match (&mut more.old, base) {
             (Some(old), base) => {
-                old.unbroken = false;
+                old.ended_with_session = false;
                 if base.is_some() {
-                    old.all_until = Some(after);
+                    old.full_drop_after = Some(after);
                 }
             }
             (old, Some(PageBase { stamp, .. })) => {
@@ -145,11 +151,11 @@ impl Cache {
                 *old = Some(StalePages {
                     stamp,
                     tip: stamp,
-                    all_until,
+                    full_drop_after: all_until,
                     left_out,
-                    behind,
-                    unbroken,
-                    lost: false,
+                    last_drop: behind,
+                    ended_with_session: unbroken,
+                    overwritten: false,
                 });
             }
             (None, None) => {}
@@ -157,16 +163,16 @@ impl Cache {
     }
 
     /// Handles a done invalidation of pages, of `all` pages or of some. Pages locked by local requests were left out.
-    pub(crate) fn dropped(&mut self, id: Invalidation, ino: u64, all: bool) {
+    pub(crate) fn on_pages_dropped(&mut self, id: InvalidationId, ino: u64, all: bool) {
         self.ungranted_dropped(id, ino, all);
-        let left_out = if all { self.left_out(ino) } else { BTreeSet::new() };
-        let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()) else { return };
+        let left_out = if all { self.requests_with_locked_pages(ino) } else { BTreeSet::new() };
+        let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()) else { return };
         if let Some(old) = &mut more.old {
-            if all && old.all_until.is_some_and(|after| after < id) {
-                (old.all_until, old.left_out) = (None, left_out);
+            if all && old.full_drop_after.is_some_and(|after| after < id) {
+                (old.full_drop_after, old.left_out) = (None, left_out);
             }
-            let is_untold = old.behind.is_some_and(|behind| self.untold.contains(&behind));
-            if old.all_until.is_some() || !old.left_out.is_empty() || is_untold {
+            let is_untold = old.last_drop.is_some_and(|behind| self.pending_invalidations.contains(&behind));
+            if old.full_drop_after.is_some() || !old.left_out.is_empty() || is_untold {
                 return;
             }
             more.old = None;
@@ -178,46 +184,50 @@ impl Cache {
     }
 
     /// Returns the requests that have pages locked which the kernel was to drop.
-    fn left_out(&self, ino: u64) -> BTreeSet<OpId> {
+    fn requests_with_locked_pages(&self, ino: u64) -> BTreeSet<OpId> {
         let locks = |(_, length): (u64, u64)| length > 0;
         let out = self.flights.values().filter(|flight| flight.drop_data);
         let out = out.filter(|flight| flight.purpose.locks_pages(ino, false).is_some_and(locks));
-        let parked = self.parked_pages(ino, false).filter(|(_, range)| locks(*range)).map(|(op, _)| op);
+        let parked = self.queued_pages(ino, false).filter(|(_, range)| locks(*range)).map(|(op, _)| op);
         out.flat_map(|flight| flight.waiters.iter().copied()).chain(parked).collect()
     }
 
     /// Has the kernel drop the pages that it had locked for requests with replies. They may be stale, and an earlier
     /// invalidation may have left them out.
-    pub(crate) fn drop_behind(&mut self, ops: &[OpId], pages: Option<Pages>) {
-        self.drop_pages_behind(ops, pages);
+    pub(crate) fn drop_after_reply(&mut self, ops: &[OpId], pages: Option<PageRange>) {
+        self.drop_pages_after_reply(ops, pages);
     }
 
     /// Does so, and returns the invalidation.
-    pub(crate) fn drop_pages_behind(&mut self, ops: &[OpId], pages: Option<Pages>) -> Option<Invalidation> {
+    pub(crate) fn drop_pages_after_reply(
+        &mut self,
+        ops: &[OpId],
+        pages: Option<PageRange>,
+    ) -> Option<InvalidationId> {
         let (ino, (offset, length)) = pages.filter(|(_, (_, length))| *length > 0)?;
         if !self.config.level.may_keep_pages() {
             return None;
         }
         let id = self.invalidate(vec![KernelInvalidation::Data { ino, offset, length }], None);
-        self.goes_behind(ops, ino, id);
+        self.note_drop_after_reply(ops, ino, id);
         self.ungranted_behind((ino, (offset, length)), id);
         Some(id)
     }
 
     /// Records the invalidation that drops the pages of answered requests.
-    pub(crate) fn goes_behind(&mut self, ops: &[OpId], ino: u64, id: Invalidation) {
-        let Some(old) = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut()) else {
+    pub(crate) fn note_drop_after_reply(&mut self, ops: &[OpId], ino: u64, id: InvalidationId) {
+        let Some(old) = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()?.old.as_mut()) else {
             return;
         };
         let were_left_out = ops.iter().filter(|op| old.left_out.remove(op)).count() > 0;
         // While an invalidation of all pages is queued it is unknown which pages it leaves out.
-        if old.all_until.is_some() || were_left_out {
-            old.behind = Some(id);
+        if old.full_drop_after.is_some() || were_left_out {
+            old.last_drop = Some(id);
         }
     }
 
     /// Drops all stale pages: with an active session, write-back no longer blocks.
-    pub(crate) fn drop_old(&mut self) {
+    pub(crate) fn drop_stale_pages(&mut self) {
         let is_old = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.old.is_some());
         let open: BTreeSet<u64> = self.files.values().map(|file| file.ino).filter(is_old).collect();
         if self.config.level.may_keep_pages() {
@@ -229,7 +239,7 @@ impl Cache {
 
     /// Keeps the pages of a file that was reopened in a new session, if they are under a grant of that session, and no
     /// other client could change the file meanwhile or none did.
-    pub(crate) fn pages_go_on(
+    pub(crate) fn keep_pages_in_new_session(
         &mut self,
         now: Time,
         flight: &InflightCall,
@@ -237,41 +247,43 @@ impl Cache {
         response: &Response,
     ) {
         let granted = flight.granted(&response.grants, id, LeaseScope::Data);
-        let Some(grant) = granted.filter(|grant| LiveGrant::begin(grant, flight.sent).lives(now)) else {
+        let Some(grant) = granted.filter(|grant| LiveGrant::begin(grant, flight.sent).is_live(now)) else {
             return;
         };
         let stamp = DataVersion::of(attr);
         let inode = self.inode(id);
-        let is_own = |old: &StalePages| !old.lost && (old.unbroken || old.stamp == stamp || old.tip == stamp);
+        let is_own = |old: &StalePages| {
+            !old.overwritten && (old.ended_with_session || old.stamp == stamp || old.tip == stamp)
+        };
         if inode.old.as_ref().is_some_and(is_own) {
-            inode.more().old = None;
-            inode.more().base = Some(PageBase { stamp, under: (grant.id, LeaseScope::Data) });
+            inode.ext_mut().old = None;
+            inode.ext_mut().base = Some(PageBase { stamp, under: (grant.id, LeaseScope::Data) });
         }
     }
 
     /// Queues write-backs of a lost session for the next one, with a precondition computed then.
-    pub(crate) fn park_flushes(&mut self) {
+    pub(crate) fn requeue_writebacks(&mut self) {
         // The server forgot with the session which versions are local writes.
-        let old = self.inodes.values_mut().filter_map(|inode| inode.more_if_any()?.old.as_mut());
+        let old = self.inodes.values_mut().filter_map(|inode| inode.ext_if_any()?.old.as_mut());
         old.for_each(|old| old.stamp = old.tip);
-        let flushes = self.flights.iter().filter(|(_, flight)| flight.purpose.is_flush());
+        let flushes = self.flights.iter().filter(|(_, flight)| flight.purpose.is_writeback());
         let calls: Vec<CallId> = flushes.map(|(call, _)| *call).collect();
         for call in calls {
             let Some(flight) = self.flights.remove(&call) else { continue };
             if let Some(sequence) = flight.sequence {
-                self.overlay.finish(sequence);
+                self.pending_mutations.finish(sequence);
             }
             self.out.push_back(Output::Cancel(call));
             let waiting = flight.waiters.first().and_then(|op| Some((*op, self.waiting.remove(op)?)));
-            if let (Some((op, waiting)), Some(what)) = (waiting, flight.flush) {
+            if let (Some((op, waiting)), Some(what)) = (waiting, flight.writeback_op) {
                 self.queued_ops.insert(op, (waiting.caller, *what));
             }
         }
     }
 
     /// Records the data version after a write-back.
-    pub(crate) fn flushed(&mut self, ino: u64, response: &Response) {
-        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut());
+    pub(crate) fn on_writeback_reply(&mut self, ino: u64, response: &Response) {
+        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
         if let (Some(old), Some(attr)) = (old, attr_after(response, ino))
             && old.tip.mtime.pair() <= attr.mtime.pair()
         {
@@ -281,8 +293,8 @@ impl Cache {
 
     /// Fails write-back: the remote refused it because another client has changed the file.
     pub(crate) fn fail_writeback(&mut self, ino: u64) {
-        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.more_if_any()?.old.as_mut());
-        if !old.is_some_and(|old| std::mem::replace(&mut old.lost, true)) {
+        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
+        if !old.is_some_and(|old| std::mem::replace(&mut old.overwritten, true)) {
             let path = self.shown_path(ino);
             tracing::error!(
                 target: "nigh::stores",

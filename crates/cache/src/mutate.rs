@@ -1,12 +1,12 @@
 //! Namespace changes and attribute changes.
 
 use crate::cache::Cache;
-use crate::calls::{CallKind, InflightCall, NewFile};
+use crate::calls::{CallKind, InflightCall, OpenParams};
 use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
 use crate::kernel::NotifyLevel;
-use crate::op::{Answer, Caller, Fh, KernelInvalidation, Op};
-use crate::state::ChangeToken;
+use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply};
+use crate::records::ChangeToken;
 use nigh_types::{
     Attr, Call, DataVersion, Entry, Errno, Grant, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, OpId,
     Reply, Response, SetAttr, Time,
@@ -15,19 +15,19 @@ use nigh_types::{
 impl Cache {
     /// Sends a call that makes `name` in `dir`; `call` gets the directory's reference.
     #[allow(clippy::too_many_arguments, reason = "a request, its name, how it is opened and its call")]
-    pub(crate) fn make(
+    pub(crate) fn create(
         &mut self,
         now: Time,
         op: OpId,
         caller: Caller,
         dir: u64,
         name: Name,
-        file: Option<NewFile>,
+        file: Option<OpenParams>,
         call: impl FnOnce(NodeRef, Name) -> Call,
-    ) -> Option<Answer> {
-        let Some(place) = self.node_ref(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+    ) -> Option<OpReply> {
+        let Some(place) = self.node_ref(dir) else { return Some(OpReply::Failed(Errno::STALE)) };
         let call = call(place, name.clone());
-        self.send_for(now, op, caller, CallKind::Make { dir, name, file }, call)
+        self.send_for(now, op, caller, CallKind::Create { dir, name, file }, call)
     }
 
     pub(crate) fn on_create_reply(
@@ -35,9 +35,9 @@ impl Cache {
         now: Time,
         flight: &InflightCall,
         (dir, name): (u64, &Name),
-        file: Option<NewFile>,
+        file: Option<OpenParams>,
         response: &Response,
-    ) -> Answer {
+    ) -> OpReply {
         let (entry, handle) = match &response.result {
             Ok(Reply::Created { entry, handle, existed }) => {
                 if !existed && (entry.attr.is_dir() || entry.attr.nlink == 1) {
@@ -45,29 +45,29 @@ impl Cache {
                 }
                 (entry.clone(), *handle)
             }
-            Ok(_) => return Answer::Failed(Errno::PROTO),
+            Ok(_) => return OpReply::Failed(Errno::PROTO),
             Err(errno) => {
-                if !leaves_names(*errno) {
+                if !says_nothing_of_names(*errno) {
                     self.discard_uncertain_name(dir, name, (*errno == Errno::EXIST).then_some(true));
                 }
-                return Answer::Failed(*errno);
+                return OpReply::Failed(*errno);
             }
         };
-        let Some(dir_id) = self.id_of(dir) else { return Answer::Failed(Errno::STALE) };
-        self.learn_after(now, flight, response);
+        let Some(dir_id) = self.id_of(dir) else { return OpReply::Failed(Errno::STALE) };
+        self.apply_attrs_after(now, flight, response);
         // A further link: the entry of its only name so far must not go on answering for the inode.
         self.forget_attr(entry.id.ino);
-        self.uncover(entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
-        self.note_linked(&entry, (dir, name));
-        self.mark_name(flight, (dir, name), Some(entry.id));
+        self.drop_uncovered(entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
+        self.note_earlier_name(&entry, (dir, name));
+        self.note_local_dentry(flight, (dir, name), Some(entry.id));
         let held = self.apply_dentry(now, flight, dir_id, name, Some(&entry), &response.grants);
-        self.mark_inode(dir);
+        self.note_local_inode(dir);
         let node = self.entry_reply(now, Some((dir, name)), entry.id, entry.attr, held, None);
         let under = self.apply_attr(now, flight, entry.id, entry.attr, &response.grants);
         self.keep_target(now, entry.id, entry.target.clone());
         self.learn_no_xattrs(now, flight, &entry);
-        self.mark_inode(entry.id.ino);
-        self.new_directory(now, flight, &entry, response);
+        self.note_local_inode(entry.id.ino);
+        self.begin_new_directory(now, flight, &entry, response);
         let attr_valid = self.attr_timeout(now, entry.id.ino, &entry.attr, under);
         let node = crate::op::Node { attr_valid, ..node };
         if flight.waiters.is_empty() {
@@ -75,65 +75,66 @@ impl Cache {
             if let Some(handle) = handle {
                 self.release_handle(handle);
             }
-            return Answer::Done;
+            return OpReply::Done;
         }
         match (file, handle) {
             (Some(file), Some(handle)) => {
-                self.learn_data_grant(now, flight, entry.id, Some(ChangeToken::of(&entry.attr)), response);
-                Answer::Created(node, self.opened_file(entry.id, file, Some(handle), false))
+                self.begin_data_grant(now, flight, entry.id, Some(ChangeToken::of(&entry.attr)), response);
+                OpReply::Created(node, self.opened_file(entry.id, file, Some(handle), false))
             }
-            (Some(_), None) => Answer::Failed(Errno::PROTO),
-            (None, _) => Answer::Node(node),
+            (Some(_), None) => OpReply::Failed(Errno::PROTO),
+            (None, _) => OpReply::Node(node),
         }
     }
 
     /// Keeps an inode's earlier name when it gets another. Holders of a dentry that look no name up (`O_PATH`,
     /// overlayfs) reach the inode by it once the later name is gone; the remote pins regular files.
-    fn note_linked(&mut self, entry: &Entry, at: (u64, &Name)) {
+    fn note_earlier_name(&mut self, entry: &Entry, at: (u64, &Name)) {
         let inode = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id);
         let Some(inode) = inode.filter(|_| entry.attr.nlink > 1 && entry.attr.kind() != Kind::File) else {
             return;
         };
         if let Some(home) = inode.parent_entry.clone().filter(|(dir, name)| (*dir, name) != at) {
             // The first name stays longest where names come and go, like the whiteout that overlayfs links.
-            inode.more().linked_from.get_or_insert_with(|| Box::new(home));
+            inode.ext_mut().earlier_name.get_or_insert_with(|| Box::new(home));
         }
     }
 
     /// Forgets an earlier name that leads to the inode no more.
-    fn forget_linked(&mut self, node: NodeId, at: (u64, &Name)) {
+    fn forget_earlier_name(&mut self, node: NodeId, at: (u64, &Name)) {
         let inode = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node);
-        let Some(more) = inode.and_then(|inode| inode.more_if_any()) else { return };
-        more.linked_from.take_if(|from| (from.0, &from.1) == at);
+        let Some(more) = inode.and_then(|inode| inode.ext_if_any()) else { return };
+        more.earlier_name.take_if(|from| (from.0, &from.1) == at);
     }
 
     /// Resets a new inode's record. Without birth times an inode that is gone may have had the same id.
     fn reset_reused_id(&mut self, id: NodeId) {
         if self.dirs.contains_key(&id.ino) {
-            self.forget_names(id.ino);
+            self.drop_dir_names(id.ino);
         }
-        self.pass_number(id);
-        self.pass_number_of_removed(id);
+        self.keep_old_nodeid(id);
+        self.keep_removed_nodeid(id);
         if let Some(inode) = self.inodes.get_mut(&id.ino) {
             if inode.opens > 0 {
                 // Files opened under this number are not of the new inode, whatever its id says.
                 let before = self.files.values_mut().filter(|file| file.ino == id.ino);
                 before.for_each(|file| file.generation = 0);
             }
-            inode.renew(id);
-            inode.nlookup += self.numbers.take_back(id);
+            inode.reset(id);
+            inode.nlookup += self.numbers.restore(id);
         }
     }
 
     /// Begins a new directory's lease if the reply grants it: the directory is known to be empty.
-    fn new_directory(&mut self, now: Time, flight: &InflightCall, entry: &Entry, response: &Response) {
+    fn begin_new_directory(&mut self, now: Time, flight: &InflightCall, entry: &Entry, response: &Response) {
         let granted =
             flight.granted(&response.grants, entry.id, LeaseScope::Directory).filter(|_| entry.attr.is_dir());
         // Another client may have made a name in it by now, or a local caller before the reply to mkdir.
         let ino = entry.id.ino;
-        let is_empty = !flight.seen.was_pushed_in(ino) && flight.seen.own_names(ino).next().is_none();
-        let granted = granted.filter(|_| is_empty && !self.is_changing(ino));
-        let held = granted.map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.lives(now));
+        let is_empty = !flight.race_log.has_remote_change_in(ino)
+            && flight.race_log.local_dentries(ino).next().is_none();
+        let granted = granted.filter(|_| is_empty && !self.has_local_change_in(ino));
+        let held = granted.map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.is_live(now));
         if let Some(held) = held {
             let directory = self.directory(entry.id);
             directory.forget();
@@ -142,27 +143,27 @@ impl Cache {
         }
     }
 
-    pub(crate) fn tmpfile_made(
+    pub(crate) fn on_tmpfile_reply(
         &mut self,
         now: Time,
         flight: &InflightCall,
-        file: NewFile,
+        file: OpenParams,
         response: &Response,
-    ) -> Answer {
+    ) -> OpReply {
         let (entry, handle) = match &response.result {
             Ok(Reply::Created { entry, handle: Some(handle), .. }) => (entry, *handle),
-            Ok(_) => return Answer::Failed(Errno::PROTO),
-            Err(errno) => return Answer::Failed(*errno),
+            Ok(_) => return OpReply::Failed(Errno::PROTO),
+            Err(errno) => return OpReply::Failed(*errno),
         };
         if flight.waiters.is_empty() {
             self.release_handle(handle);
-            return Answer::Done;
+            return OpReply::Done;
         }
         let node = self.entry_reply(now, None, entry.id, entry.attr, None, None);
-        self.learn_after(now, flight, response);
+        self.apply_attrs_after(now, flight, response);
         self.apply_attr(now, flight, entry.id, entry.attr, &response.grants);
-        self.learn_data_grant(now, flight, entry.id, Some(ChangeToken::of(&entry.attr)), response);
-        Answer::Created(node, self.opened_file(entry.id, file, Some(handle), false))
+        self.begin_data_grant(now, flight, entry.id, Some(ChangeToken::of(&entry.attr)), response);
+        OpReply::Created(node, self.opened_file(entry.id, file, Some(handle), false))
     }
 
     pub(crate) fn unlink(
@@ -172,9 +173,9 @@ impl Cache {
         caller: Caller,
         dir: u64,
         name: Name,
-    ) -> Option<Answer> {
-        let Some(place) = self.node_ref(dir) else { return Some(Answer::Failed(Errno::STALE)) };
-        self.keep_open_at(dir, &name);
+    ) -> Option<OpReply> {
+        let Some(place) = self.node_ref(dir) else { return Some(OpReply::Failed(Errno::STALE)) };
+        self.pin_open_at(dir, &name);
         let call = Call::Unlink { dir: place, name: name.clone(), keep: None };
         self.send_for(now, op, caller, CallKind::Remove { dir, name }, call)
     }
@@ -186,8 +187,8 @@ impl Cache {
         caller: Caller,
         dir: u64,
         name: Name,
-    ) -> Option<Answer> {
-        let Some(place) = self.node_ref(dir) else { return Some(Answer::Failed(Errno::STALE)) };
+    ) -> Option<OpReply> {
+        let Some(place) = self.node_ref(dir) else { return Some(OpReply::Failed(Errno::STALE)) };
         let call = Call::Rmdir { dir: place, name: name.clone() };
         self.send_for(now, op, caller, CallKind::Remove { dir, name }, call)
     }
@@ -198,43 +199,43 @@ impl Cache {
         flight: &InflightCall,
         (dir, name): (u64, &Name),
         response: &Response,
-    ) -> Answer {
+    ) -> OpReply {
         let (node, kept) = match &response.result {
-            Ok(Reply::Removed { node, kept }) => (*node, *kept),
-            Ok(_) => return Answer::Failed(Errno::PROTO),
+            Ok(Reply::Removed { node, pinned: kept }) => (*node, *kept),
+            Ok(_) => return OpReply::Failed(Errno::PROTO),
             Err(errno) => {
-                if !leaves_names(*errno) {
+                if !says_nothing_of_names(*errno) {
                     self.discard_uncertain_name(dir, name, says_exists(*errno));
                 }
-                return Answer::Failed(*errno);
+                return OpReply::Failed(*errno);
             }
         };
         if !flight.waiters.is_empty() {
             self.alias_live_directory(flight.victim_dir, Some(node));
         }
-        self.leave_home(node, (dir, name), kept);
+        self.on_name_removed(node, (dir, name), kept);
         self.unbind(now, flight, (dir, name), response);
-        self.learn_after(now, flight, response);
-        self.mark_inode(dir);
-        self.mark_inode(node.ino);
-        Answer::Done
+        self.apply_attrs_after(now, flight, response);
+        self.note_local_inode(dir);
+        self.note_local_inode(node.ino);
+        OpReply::Done
     }
 
     fn unbind(&mut self, now: Time, flight: &InflightCall, (dir, name): (u64, &Name), response: &Response) {
-        self.mark_name(flight, (dir, name), None);
+        self.note_local_dentry(flight, (dir, name), None);
         if let Some(dir_id) = self.id_of(dir) {
             self.apply_dentry(now, flight, dir_id, name, None, &response.grants);
         }
     }
 
     /// Handles an inode's loss of its name.
-    fn leave_home(&mut self, node: NodeId, (dir, name): (u64, &Name), kept: Option<Handle>) {
-        let last = self.last_attr(node).or_else(|| self.last_told.attr_of(node));
-        self.tell_left(node, (dir, name));
-        self.forget_linked(node, (dir, name));
-        self.forget_names(node.ino);
+    fn on_name_removed(&mut self, node: NodeId, (dir, name): (u64, &Name), kept: Option<Handle>) {
+        let last = self.last_attr(node).or_else(|| self.recent_dir_lookups.attr_of(node));
+        self.invalidate_if_unforeseen(node, (dir, name));
+        self.forget_earlier_name(node, (dir, name));
+        self.drop_dir_names(node.ino);
         if self.id_of(node.ino) == Some(node) {
-            self.uncover(node.ino, None);
+            self.drop_uncovered(node.ino, None);
         }
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else {
             if let Some(handle) = kept {
@@ -246,13 +247,13 @@ impl Cache {
             inode.parent_entry = None;
         }
         if let Some(attr) = last.filter(Attr::is_dir) {
-            inode.more().unlinked_attr = Some(Attr { nlink: 0, ..attr });
+            inode.ext_mut().unlinked_attr = Some(Attr { nlink: 0, ..attr });
         }
         let is_open = inode.opens > 0;
         match kept {
             // A caller that looked its name up may be about to open it.
-            Some(_) if inode.pin_handle.is_none() && (inode.opens_unpinned > 0 || inode.nlookup > 0) => {
-                inode.more().pin_handle = kept;
+            Some(_) if inode.pin_handle.is_none() && (inode.unpinned_opens > 0 || inode.nlookup > 0) => {
+                inode.ext_mut().pin_handle = kept;
             }
             Some(handle) => self.release_handle(handle),
             None => {}
@@ -265,7 +266,7 @@ impl Cache {
 
     /// Invalidates an inode's attributes if the kernel does not know that a local change took its name: it knows if it
     /// had a dentry of that name for the inode.
-    fn tell_left(&mut self, node: NodeId, (dir, name): (u64, &Name)) {
+    fn invalidate_if_unforeseen(&mut self, node: NodeId, (dir, name): (u64, &Name)) {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let foreseen = row.and_then(|r| r.child).is_some_and(|c| c.id == node);
@@ -286,16 +287,16 @@ impl Cache {
         row.child.filter(|c| c.id == node).map(CachedEntry::attr)
     }
 
-    pub(crate) fn rename(&mut self, now: Time, op: OpId, caller: Caller, what: Op) -> Option<Answer> {
+    pub(crate) fn rename(&mut self, now: Time, op: OpId, caller: Caller, what: Op) -> Option<OpReply> {
         let Op::Rename { from, name, to, new_name, no_replace, exchange, whiteout } = what else {
             return None;
         };
         let (Some(from_place), Some(to_place)) = (self.node_ref(from), self.node_ref(to)) else {
-            return Some(Answer::Failed(Errno::STALE));
+            return Some(OpReply::Failed(Errno::STALE));
         };
         // Both files will stand under other grants.
-        self.keep_open_at(from, &name);
-        self.keep_open_at(to, &new_name);
+        self.pin_open_at(from, &name);
+        self.pin_open_at(to, &new_name);
         let keep = if exchange { None } else { self.file_at(to, &new_name) };
         let call = Call::Rename {
             from: from_place,
@@ -321,7 +322,7 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let child = row.and_then(|r| r.child).filter(|c| c.attr().kind() == Kind::File);
-        let open = || self.open_unknown_at(dir, name).and_then(|ino| self.id_of(ino));
+        let open = || self.open_without_handle_at(dir, name).and_then(|ino| self.id_of(ino));
         child.map(|c| c.id).or_else(open)
     }
 
@@ -330,20 +331,20 @@ impl Cache {
         now: Time,
         flight: &InflightCall,
         response: &Response,
-    ) -> Answer {
+    ) -> OpReply {
         let CallKind::Rename { from, name, to, new_name, exchange, whiteout } = &flight.purpose else {
-            return Answer::Failed(Errno::IO);
+            return OpReply::Failed(Errno::IO);
         };
         let (old, new) = ((*from, name), (*to, new_name));
         let (moved, replaced, kept, left) = match &response.result {
-            Ok(Reply::Renamed { moved, replaced, kept, whiteout }) => (*moved, *replaced, *kept, *whiteout),
-            Ok(_) => return Answer::Failed(Errno::PROTO),
-            Err(errno) => return self.not_renamed(old, new, *errno),
+            Ok(Reply::Renamed { moved, replaced, pinned: p, whiteout: w }) => (*moved, *replaced, *p, *w),
+            Ok(_) => return OpReply::Failed(Errno::PROTO),
+            Err(errno) => return self.on_rename_error(old, new, *errno),
         };
         if !*exchange && replaced == Some(moved) {
             // Two names of one inode: rename(2) leaves both.
             kept.into_iter().for_each(|handle| self.release_handle(handle));
-            return Answer::Done;
+            return OpReply::Done;
         }
         if !flight.waiters.is_empty() {
             self.alias_live_directory(flight.victim_dir, replaced);
@@ -354,29 +355,29 @@ impl Cache {
         // A whiteout is applied like an exchanged inode. The kernel has no dentry for the old name (`d_move`).
         let other_child = other.or(left).and_then(|id| self.child_for(flight, id, new, response));
         if let Some(replaced) = replaced.filter(|_| !*exchange) {
-            self.leave_home(replaced, new, kept);
+            self.on_name_removed(replaced, new, kept);
         }
         self.apply_namespace_change(now, flight, old, other_child, &response.grants);
         if let Some(id) = self.id_of(*from).filter(|_| *whiteout && left.is_none()) {
             self.discard_uncertain_dir(id);
         }
         self.apply_namespace_change(now, flight, new, moved_child, &response.grants);
-        self.forget_linked(moved, old);
+        self.forget_earlier_name(moved, old);
         self.invalidate_moved(now, (old, moved), new);
-        self.move_home(moved, new);
+        self.move_parent_entry(moved, new);
         if let Some(other) = other {
             self.invalidate_moved(now, (new, other), old);
-            self.move_home(other, old);
+            self.move_parent_entry(other, old);
         }
-        self.learn_after(now, flight, response);
+        self.apply_attrs_after(now, flight, response);
         for ino in [*from, *to, moved.ino].into_iter().chain(replaced.or(left).map(|r| r.ino)) {
-            self.mark_inode(ino);
+            self.note_local_inode(ino);
         }
-        Answer::Done
+        OpReply::Done
     }
 
-    fn not_renamed(&mut self, old: (u64, &Name), new: (u64, &Name), errno: Errno) -> Answer {
-        if !leaves_names(errno) {
+    fn on_rename_error(&mut self, old: (u64, &Name), new: (u64, &Name), errno: Errno) -> OpReply {
+        if !says_nothing_of_names(errno) {
             // ENOENT is about the old name, EEXIST and ENOTEMPTY about the new one.
             let missing = errno == Errno::NOENT;
             self.discard_uncertain_name(old.0, old.1, Some(!missing));
@@ -384,30 +385,28 @@ impl Cache {
                 self.discard_uncertain_name(new.0, new.1, says_exists(errno));
             }
         }
-        Answer::Failed(errno)
+        OpReply::Failed(errno)
     }
 
     /// Returns whether the kernel's dentry of a name, if there is one, leads to this inode.
-    fn kernel_was_told(&self, id: NodeId, (dir, name): (u64, &Name)) -> bool {
+    fn kernel_dentry_leads_to(&self, id: NodeId, (dir, name): (u64, &Name)) -> bool {
         let inode = self.inodes.get(&id.ino).filter(|inode| inode.id == id && inode.nlookup > 0);
         inode.is_some_and(|inode| inode.is_at(dir, name))
     }
 
-    /// Invalidates a moved inode's dentry and attributes. On rename the kernel keeps the old dentry's entry and
-    /// attribute timeouts. They hold under the new name only if one directory lease covers both names, no update of the
-    /// new name is in progress, and the old dentry led to the moved inode. Otherwise no recall would cover them. Runs
-    /// before the parent entry is moved.
+    /// Invalidates a moved inode's dentry and attributes. On rename the kernel keeps the old dentry's timeouts. They hold
+    /// under the new name only if one directory lease covers both names, no update of the new name is in progress, and
+    /// the old dentry led to the moved inode. Otherwise no recall covers them. Runs before the parent entry is moved.
     fn invalidate_moved(&mut self, now: Time, (old, id): ((u64, &Name), NodeId), (dir, name): (u64, &Name)) {
         let cookie = self.key.cookie(name.as_bytes());
-        let row =
-            self.names(now, dir).and_then(|(directory, _)| directory.rows.find(cookie, name.as_bytes()));
+        let row = self.live_directory(now, dir).and_then(|(d, _)| d.rows.find(cookie, name.as_bytes()));
         let is_there = row.and_then(|row| row.child).is_some_and(|child| child.id == id);
         if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
             // The timeout is unknown if a further name was looked up since.
             inode.entry_valid_until = Time::FAR;
         }
-        let (carried, goes) = (self.kernel_was_told(id, old), self.names_going.is_some());
-        if is_there && carried && !goes && old.0 == dir && !self.holds.has_name(dir, name) {
+        let (carried, goes) = (self.kernel_dentry_leads_to(id, old), self.dentry_flush.is_some());
+        if is_there && carried && !goes && old.0 == dir && !self.suspended.has_name(dir, name) {
             return;
         }
         let mut stale = Vec::new();
@@ -437,10 +436,11 @@ impl Cache {
             // An entry that was not the parent entry was not updated for new xattrs. For a name under update the commit
             // says what it leads to, and nothing of the old inode's xattrs.
             let is_home = self.inodes.get(&id.ino).is_none_or(|inode| inode.is_at(dir, name));
-            let is_held = self.holds.has_name(dir, name) || flight.seen.is_pushed(dir, name);
+            let is_held =
+                self.suspended.has_name(dir, name) || flight.race_log.is_remotely_changed(dir, name);
             let answered = child.is_covered() && is_home && !is_held;
             return Some(CachedEntry {
-                compact: attr.map_or(child.compact, Into::into),
+                packed: attr.map_or(child.packed, Into::into),
                 attr_known: attr.is_some(),
                 no_xattrs: child.no_xattrs && answered,
                 ..child.clone()
@@ -448,7 +448,7 @@ impl Cache {
         }
         let bare = CachedEntry::bare(id, None);
         Some(match attr {
-            Some(attr) => CachedEntry { compact: attr.into(), attr_known: true, ..bare },
+            Some(attr) => CachedEntry { packed: attr.into(), attr_known: true, ..bare },
             None => bare,
         })
     }
@@ -463,21 +463,21 @@ impl Cache {
         grants: &[Grant],
     ) {
         let leads_to = child.as_ref().map(|child| child.id);
-        self.mark_name(flight, (dir, name), leads_to);
-        let pushed = flight.seen.is_pushed(dir, name);
-        let crossed = pushed || self.is_change_in_doubt(flight, dir, name, leads_to);
+        self.note_local_dentry(flight, (dir, name), leads_to);
+        let pushed = flight.race_log.is_remotely_changed(dir, name);
+        let crossed = pushed || self.is_change_ambiguous(flight, dir, name, leads_to);
         if let Some(id) = self.id_of(dir).filter(|id| crossed || flight.recalled(*id, LeaseScope::Directory))
         {
             return self.discard_uncertain_dir(id);
         }
         if let Some(id) = self.id_of(dir) {
-            self.learn_single(now, flight, id, (name, leads_to), grants);
-            if flight.may_precede_names(id, grants) {
-                return self.doubt_if_listed(id, name, leads_to);
+            self.apply_leased_dentry(now, flight, id, (name, leads_to), grants);
+            if flight.may_predate_lease(id, grants) {
+                return self.discard_if_contradicted(id, name, leads_to);
             }
         }
         let cookie = self.key.cookie(name.as_bytes());
-        let Some((directory, _)) = self.names(now, dir) else { return };
+        let Some((directory, _)) = self.live_directory(now, dir) else { return };
         if child.is_none() && directory.complete {
             directory.rows.remove(cookie, name.as_bytes());
         } else {
@@ -487,7 +487,7 @@ impl Cache {
     }
 
     /// Makes a listed name the parent entry of an inode with one name.
-    pub(crate) fn found_at(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
+    pub(crate) fn note_listed_at(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
         let inode = self.inodes.get_mut(&id.ino).filter(|i| i.id == id);
         if let Some(inode) = inode.filter(|i| !i.is_at(dir, name)) {
             inode.attr_valid_until = Time(0);
@@ -495,16 +495,16 @@ impl Cache {
                 // The kernel may have an old dentry under this name, whose entry timeout is not known any more.
                 inode.entry_valid_until = Time::FAR;
             }
-            self.move_home(id, (dir, name));
+            self.move_parent_entry(id, (dir, name));
         }
     }
 
-    fn move_home(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
+    fn move_parent_entry(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
         let Some(inode) = self.inodes.get(&id.ino).filter(|i| i.id == id) else { return };
         if !inode.is_at(dir, name) {
-            self.set_home(id, (dir, name));
+            self.set_parent_entry(id, (dir, name));
         }
-        self.uncover(id.ino, Some(dir));
+        self.drop_uncovered(id.ino, Some(dir));
     }
 
     pub(crate) fn set_attr(
@@ -514,19 +514,19 @@ impl Cache {
         caller: Caller,
         (ino, fh): (u64, Option<Fh>),
         set: SetAttr,
-    ) -> Option<Answer> {
+    ) -> Option<OpReply> {
         if set.is_empty() {
-            return self.set_nothing(now, op, caller, ino);
+            return self.set_attr_empty(now, op, caller, ino);
         }
         if self.is_failed_append_rollback(fh, &set) {
             return self.attributes(now, op, caller, ino);
         }
         let who_may = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
         if who_may {
-            self.keep_open(ino);
+            self.pin_open(ino);
         }
         let Some((node, handle)) = self.handle_for(ino, fh) else {
-            return Some(Answer::Failed(Errno::STALE));
+            return Some(OpReply::Failed(Errno::STALE));
         };
         // A handle is sent only where it makes a difference: truncation depends on the access mode of the open.
         let own = fh.and_then(|fh| self.files.get(&fh)).and_then(|f| f.handle);
@@ -542,33 +542,33 @@ impl Cache {
         flight: &InflightCall,
         (ino, xattrs): (u64, bool),
         response: &Response,
-    ) -> Answer {
-        self.learn_after(now, flight, response);
+    ) -> OpReply {
+        self.apply_attrs_after(now, flight, response);
         if xattrs {
             self.forget_xattrs(ino);
         }
         let answer = match response.result {
             Ok(Reply::Attr(id, attr)) => {
-                self.wrote(now, ino, response);
-                self.note_base(now, Some(flight), ino, DataVersion::of(&attr));
+                self.note_local_write(now, ino, response);
+                self.note_page_base(now, Some(flight), ino, DataVersion::of(&attr));
                 let under = self.apply_attr(now, flight, id, attr, &response.grants);
-                Answer::Attr(id, attr, self.attr_timeout(now, id.ino, &attr, under))
+                OpReply::Attr(id, attr, self.attr_timeout(now, id.ino, &attr, under))
             }
-            Ok(_) => Answer::Failed(Errno::PROTO),
+            Ok(_) => OpReply::Failed(Errno::PROTO),
             Err(errno) => {
                 if !matches!(errno, Errno::PERM | Errno::ACCES | Errno::ROFS | Errno::NODATA | Errno::EXIST) {
                     self.forget_attr(ino);
                 }
-                Answer::Failed(errno)
+                OpReply::Failed(errno)
             }
         };
-        self.mark_inode(ino);
+        self.note_local_inode(ino);
         answer
     }
 }
 
 /// Returns whether an error says nothing about a name: permissions, type of filesystem, space.
-fn leaves_names(errno: Errno) -> bool {
+fn says_nothing_of_names(errno: Errno) -> bool {
     [
         Errno::PERM,
         Errno::ACCES,

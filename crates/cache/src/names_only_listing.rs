@@ -4,9 +4,9 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, ReplyKind};
 use crate::dir_entries::{CachedEntry, DirEntries};
-use crate::op::{Answer, Caller, Fh, Output, Page};
+use crate::op::{Caller, Fh, OpReply, Output, Page};
 use crate::oversized::ALWAYS_KEPT;
-use crate::readdirplus_heuristic::Files;
+use crate::readdirplus_heuristic::FilesWithAttrs;
 use nigh_types::{Call, CallId, Cookie, CookieKey, Dirent, Errno, Kind, NodeId, OpId, Reply, Response, Time};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -30,7 +30,7 @@ struct Stream {
     call: CallId,
     /// The stream brings names after this cookie, and still has them.
     after: Cookie,
-    parts: VecDeque<Part>,
+    parts: VecDeque<NameChunk>,
     /// Memory of the chunks, in bytes.
     bytes: u64,
     state: State,
@@ -38,24 +38,24 @@ struct Stream {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    Comes,
-    Whole,
+    Receiving,
+    Complete,
     /// Cancelled because its reader is slower than the remote: the reader gets what came, and another call brings the
     /// rest.
-    Cut,
+    Truncated,
     /// The remote refuses names-only listings, or the stream was dropped: the reader waits for the listing.
     Failed,
 }
 
 /// Some names in order, stored together.
 #[derive(Clone, Debug, Default)]
-struct Part {
-    rows: Vec<Packed>,
+struct NameChunk {
+    rows: Vec<PackedName>,
     names: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Packed {
+struct PackedName {
     cookie: Cookie,
     ino: u64,
     name_at: u32,
@@ -64,32 +64,33 @@ struct Packed {
 }
 
 /// Page of a names-only listing, as far as it has come.
-enum Told {
+enum NamesOnlyPage {
     Page(Page),
     /// The page comes with that call.
-    Later(CallId),
-    Not,
+    Pending(CallId),
+    Unavailable,
 }
 
-impl Part {
-    fn new(dirents: &[Dirent], key: CookieKey) -> Part {
+impl NameChunk {
+    fn new(dirents: &[Dirent], key: CookieKey) -> NameChunk {
         let names: usize = dirents.iter().map(|dirent| dirent.name.as_bytes().len()).sum();
-        let mut part = Part { rows: Vec::with_capacity(dirents.len()), names: Vec::with_capacity(names) };
+        let mut part =
+            NameChunk { rows: Vec::with_capacity(dirents.len()), names: Vec::with_capacity(names) };
         for Dirent { name, ino, kind } in dirents {
             let (name, ino, kind) = (name.as_bytes(), *ino, *kind);
             let name_at = u32::try_from(part.names.len()).expect("a part is a frame, of 4.5 MiB at the most");
             let name_len = u8::try_from(name.len()).expect("a name has at most 255 bytes");
-            part.rows.push(Packed { cookie: key.cookie(name), ino, name_at, name_len, kind });
+            part.rows.push(PackedName { cookie: key.cookie(name), ino, name_at, name_len, kind });
             part.names.extend_from_slice(name);
         }
         part
     }
 
     fn bytes(&self) -> u64 {
-        (self.rows.capacity() * size_of::<Packed>() + self.names.capacity()) as u64
+        (self.rows.capacity() * size_of::<PackedName>() + self.names.capacity()) as u64
     }
 
-    fn name(&self, row: &Packed) -> &[u8] {
+    fn name(&self, row: &PackedName) -> &[u8] {
         let at = row.name_at as usize;
         &self.names[at..at + usize::from(row.name_len)]
     }
@@ -101,7 +102,7 @@ impl Stream {
         let last = self.parts.back().and_then(|part| part.rows.last()).map_or(self.after, |row| row.cookie);
         dirents.retain(|dirent| key.cookie(dirent.name.as_bytes()) > last);
         if !dirents.is_empty() {
-            let part = Part::new(&dirents, key);
+            let part = NameChunk::new(&dirents, key);
             self.bytes += part.bytes();
             self.parts.push_back(part);
         }
@@ -166,46 +167,46 @@ impl NameStreams {
 
     /// Returns whether chunks of that call are still kept.
     fn takes(&self, fh: Fh, call: CallId) -> bool {
-        self.open.get(&fh).is_some_and(|stream| stream.call == call && stream.state == State::Comes)
+        self.open.get(&fh).is_some_and(|stream| stream.call == call && stream.state == State::Receiving)
     }
 }
 
 impl Cache {
     /// Returns a page that the listing has not reached from a names-only listing, if this reader is to have one.
     /// `None`: it is not.
-    pub(crate) fn read_dirents(
+    pub(crate) fn read_names_only(
         &mut self,
         now: Time,
         (op, caller): (OpId, Caller),
         ino: u64,
         want: &ReplyKind,
-    ) -> Option<Option<Answer>> {
+    ) -> Option<Option<OpReply>> {
         let ReplyKind::Page { fh, offset, .. } = *want else { return None };
         self.dirents.last = Some(fh);
-        match self.dirents_page(ino, want) {
-            Told::Page(mut page) => {
-                self.page_given(now, fh, &mut page);
-                return Some(Some(Answer::Page(page)));
+        match self.names_only_page(ino, want) {
+            NamesOnlyPage::Page(mut page) => {
+                self.on_page_reply(now, fh, &mut page);
+                return Some(Some(OpReply::Page(page)));
             }
-            Told::Later(call) => return Some(self.wait(op, caller, call, want.clone(), true)),
-            Told::Not => {}
+            NamesOnlyPage::Pending(call) => return Some(self.wait(op, caller, call, want.clone(), true)),
+            NamesOnlyPage::Unavailable => {}
         }
-        if !self.is_worth_dirents(now, ino, fh) {
+        if !self.is_worth_names_only(now, ino, fh) {
             return None;
         }
         let place = self.node_ref(ino)?;
-        self.leave_dirents(now, fh);
+        self.close_name_stream(now, fh);
         let (purpose, what) =
-            (CallKind::Dirents { dir: ino, fh }, Call::ListNames { dir: place, after: offset });
+            (CallKind::ListNames { dir: ino, fh }, Call::ListNames { dir: place, after: offset });
         let call = self.send(now, None, purpose, what);
-        let (parts, state) = (VecDeque::new(), State::Comes);
+        let (parts, state) = (VecDeque::new(), State::Receiving);
         let stream = Stream { dir: ino, call, after: offset, parts, bytes: 0, state };
         self.dirents.open.insert(fh, stream);
         Some(self.wait(op, caller, call, want.clone(), false))
     }
 
     /// Returns whether many names are still to come with attributes that this reader does not get.
-    fn is_worth_dirents(&mut self, now: Time, ino: u64, fh: Fh) -> bool {
+    fn is_worth_names_only(&mut self, now: Time, ino: u64, fh: Fh) -> bool {
         let possible = self.tells_dirents && !self.config.short_cookies && !self.answers_stale();
         let failed = self.dirents.open.get(&fh).is_some_and(|stream| stream.state == State::Failed);
         let keeps = self.open_dirs.get(&fh).is_none_or(|open| open.kernel_keeps || open.snapshot.is_some());
@@ -215,38 +216,38 @@ impl Cache {
         if self.config.names_first || self.oversized.contains(now, ino) {
             return true;
         }
-        let Some((directory, _)) = self.names(now, ino) else { return false };
+        let Some((directory, _)) = self.live_directory(now, ino) else { return false };
         let Some(progress) = directory.progress.filter(|_| directory.listing.is_some()) else { return false };
         // Cookies are hashes: the share of the cookie range that has come is the share of the names.
-        let (there, come) = (u128::from(directory.rows.there()), u128::from(progress.0.max(1)));
+        let (there, come) = (u128::from(directory.rows.existing()), u128::from(progress.0.max(1)));
         let rest = there * u128::from(i64::MAX.unsigned_abs().saturating_sub(progress.0)) / come;
-        rest >= u128::from(WORTH_ASKING) && self.files_for(fh) == Files::None
+        rest >= u128::from(WORTH_ASKING) && self.files_for(fh) == FilesWithAttrs::None
     }
 
-    fn dirents_page(&mut self, ino: u64, want: &ReplyKind) -> Told {
-        let ReplyKind::Page { fh, offset, size, plus } = *want else { return Told::Not };
+    fn names_only_page(&mut self, ino: u64, want: &ReplyKind) -> NamesOnlyPage {
+        let ReplyKind::Page { fh, offset, size, plus } = *want else { return NamesOnlyPage::Unavailable };
         let serves = |stream: &&Stream| stream.state != State::Failed && stream.after <= offset;
         if self.dirents.open.get(&fh).filter(serves).is_none() {
-            return Told::Not;
+            return NamesOnlyPage::Unavailable;
         }
         let most = size as usize / SHORTEST_ENTRY + 2;
         let told = self.dirents.changing(fh, |stream| {
             stream.pass(offset);
             (stream.rows(offset, most), stream.state, stream.call)
         });
-        let Some((rows, state, call)) = told else { return Told::Not };
+        let Some((rows, state, call)) = told else { return NamesOnlyPage::Unavailable };
         let (chosen, full) = self.choose(Time(0), ino, rows.iter(), offset, size, plus, None);
         match state {
-            State::Comes if !full => return Told::Later(call),
-            State::Cut if chosen.is_empty() => return Told::Not,
+            State::Receiving if !full => return NamesOnlyPage::Pending(call),
+            State::Truncated if chosen.is_empty() => return NamesOnlyPage::Unavailable,
             _ => {}
         }
-        self.note_given(fh, &chosen, true);
-        Told::Page(self.fill(Time(0), ino, offset, size, plus, chosen))
+        self.note_page_content(fh, &chosen, true);
+        NamesOnlyPage::Page(self.fill(Time(0), ino, offset, size, plus, chosen))
     }
 
     /// Handles a chunk, or the end.
-    pub(crate) fn dirents_arrived(
+    pub(crate) fn on_names_reply(
         &mut self,
         now: Time,
         call: CallId,
@@ -260,7 +261,7 @@ impl Cache {
             self.dirents.changing(fh, |stream| match response.result {
                 Ok(Reply::Dirents(dirents)) => {
                     stream.take(dirents, key);
-                    stream.state = if last { State::Whole } else { State::Comes };
+                    stream.state = if last { State::Complete } else { State::Receiving };
                 }
                 _ => {
                     goes_on = false;
@@ -272,30 +273,30 @@ impl Cache {
         if goes_on {
             self.flights.insert(call, flight);
         }
-        self.cut_dirents(fh, call);
-        self.serve_dirents(now, dir, waiters);
+        self.truncate_name_stream(fh, call);
+        self.serve_names_only(now, dir, waiters);
         self.trim(now);
     }
 
     /// Answers requests for pages that have come; those that get no names-only page wait for the listing.
-    fn serve_dirents(&mut self, now: Time, dir: u64, waiters: Vec<OpId>) {
+    fn serve_names_only(&mut self, now: Time, dir: u64, waiters: Vec<OpId>) {
         let mut others = Vec::new();
         for op in waiters {
             let Some(want) = self.waiting.get(&op).map(|waiting| waiting.want.clone()) else { continue };
             let ReplyKind::Page { fh, offset, size, plus } = want else { continue };
-            let known = self.names(now, dir).is_some() && !self.holds.has_names(dir);
+            let known = self.live_directory(now, dir).is_some() && !self.suspended.has_names(dir);
             let facts = if known { self.page(now, dir, fh, offset, size, plus) } else { None };
-            let told = facts.map_or_else(|| self.dirents_page(dir, &want), Told::Page);
+            let told = facts.map_or_else(|| self.names_only_page(dir, &want), NamesOnlyPage::Page);
             match told {
-                Told::Page(mut page) => {
-                    self.page_given(now, fh, &mut page);
-                    self.answer(op, Answer::Page(page));
+                NamesOnlyPage::Page(mut page) => {
+                    self.on_page_reply(now, fh, &mut page);
+                    self.reply_to(op, OpReply::Page(page));
                 }
-                Told::Later(call) => {
+                NamesOnlyPage::Pending(call) => {
                     self.waiting.get_mut(&op).into_iter().for_each(|waiting| waiting.call = call);
                     self.flights.get_mut(&call).into_iter().for_each(|flight| flight.waiters.push(op));
                 }
-                Told::Not => others.push(op),
+                NamesOnlyPage::Unavailable => others.push(op),
             }
         }
         self.list_instead(now, dir, &others);
@@ -307,36 +308,36 @@ impl Cache {
         }
         let (call, joined) = match self.list(now, dir) {
             Ok(listing) => listing,
-            Err(errno) => return self.answer_all(waiters, &Answer::Failed(errno)),
+            Err(errno) => return self.reply_all(waiters, &OpReply::Failed(errno)),
         };
         let Some(flight) = self.flights.get_mut(&call) else {
-            return self.answer_all(waiters, &Answer::Failed(Errno::IO));
+            return self.reply_all(waiters, &OpReply::Failed(Errno::IO));
         };
         for op in waiters {
             if let Some(waiting) = self.waiting.get_mut(op) {
-                (waiting.call, waiting.late) = (call, joined);
+                (waiting.call, waiting.joined_late) = (call, joined);
                 flight.waiters.push(*op);
             }
         }
     }
 
     /// Drops the stream of an open directory.
-    pub(crate) fn leave_dirents(&mut self, now: Time, fh: Fh) {
+    pub(crate) fn close_name_stream(&mut self, now: Time, fh: Fh) {
         if self.dirents.open.contains_key(&fh) {
-            self.give_up_dirents(now, fh);
+            self.abort_name_stream(now, fh);
             self.dirents.open.remove(&fh);
         }
     }
 
     /// Makes the readers of a stream wait for the listing from now on.
-    fn give_up_dirents(&mut self, now: Time, fh: Fh) {
+    fn abort_name_stream(&mut self, now: Time, fh: Fh) {
         if let Some(dir) = self.dirents.open.get(&fh).map(|stream| stream.dir)
             && self.oversized.contains(now, dir)
         {
-            return self.ask_dirents_anew(now, dir, fh);
+            return self.restart_name_stream(now, dir, fh);
         }
         let given_up = self.dirents.changing(fh, |stream| {
-            let comes = stream.state == State::Comes;
+            let comes = stream.state == State::Receiving;
             stream.fail();
             comes.then_some((stream.call, stream.dir))
         });
@@ -348,9 +349,9 @@ impl Cache {
 
     /// Drops the names of a stream and asks for them again from the reader's offset: a directory that is too large is
     /// never listed whole.
-    fn ask_dirents_anew(&mut self, now: Time, dir: u64, fh: Fh) {
+    fn restart_name_stream(&mut self, now: Time, dir: u64, fh: Fh) {
         let Some(stream) = self.dirents.open.get(&fh) else { return };
-        let (call, comes) = (stream.call, stream.state == State::Comes);
+        let (call, comes) = (stream.call, stream.state == State::Receiving);
         self.dirents.changing(fh, Stream::fail);
         self.dirents.open.remove(&fh);
         if comes {
@@ -361,35 +362,35 @@ impl Cache {
     }
 
     /// Bounds the memory of one stream for names that its reader has not reached.
-    fn cut_dirents(&mut self, fh: Fh, call: CallId) {
+    fn truncate_name_stream(&mut self, fh: Fh, call: CallId) {
         let most = self.config.budget_bytes.max(ALWAYS_KEPT);
         if self.dirents.takes(fh, call)
             && self.dirents.open.get(&fh).is_some_and(|stream| stream.bytes > most)
         {
-            self.dirents.changing(fh, |stream| stream.state = State::Cut);
+            self.dirents.changing(fh, |stream| stream.state = State::Truncated);
             self.out.push_back(Output::Cancel(call));
         }
     }
 
     /// Drops all streams but that of the last reader: memory is short. The other readers wait for the listing until
     /// they rewind.
-    pub(crate) fn drop_dirents(&mut self, now: Time) {
+    pub(crate) fn drop_name_streams(&mut self, now: Time) {
         let last = self.dirents.last;
-        let costs = |stream: &Stream| stream.state == State::Comes || stream.bytes > 0;
+        let costs = |stream: &Stream| stream.state == State::Receiving || stream.bytes > 0;
         let others = self.dirents.open.iter().filter(|(fh, stream)| Some(**fh) != last && costs(stream));
         let others: Vec<Fh> = others.map(|(fh, _)| *fh).collect();
-        others.into_iter().for_each(|fh| self.give_up_dirents(now, fh));
+        others.into_iter().for_each(|fh| self.abort_name_stream(now, fh));
     }
 
     fn serve_waiting(&mut self, now: Time, call: CallId, dir: u64) {
         let waiters = self.flights.get_mut(&call).map(|flight| std::mem::take(&mut flight.waiters));
-        self.serve_dirents(now, dir, waiters.unwrap_or_default());
+        self.serve_names_only(now, dir, waiters.unwrap_or_default());
     }
 
     /// Handles a chunk of a listing: it may answer names-only readers of the directory.
-    pub(crate) fn after_listed(&mut self, now: Time, dir: u64) {
+    pub(crate) fn after_listing_chunk(&mut self, now: Time, dir: u64) {
         let coming =
-            self.dirents.open.values().filter(|stream| stream.dir == dir && stream.state == State::Comes);
+            self.dirents.open.values().filter(|stream| stream.dir == dir && stream.state == State::Receiving);
         let calls: Vec<CallId> = coming.map(|stream| stream.call).collect();
         calls.into_iter().for_each(|call| self.serve_waiting(now, call, dir));
         self.bound_listings(now);

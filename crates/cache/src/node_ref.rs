@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::op::{KernelInvalidation, Op};
-use crate::state::Inode;
+use crate::records::Inode;
 use nigh_types::{Call, Errno, Name, NodeId, NodeRef, OpId};
 
 /// Inode number of no inode.
@@ -23,86 +23,86 @@ impl Cache {
     ///
     /// `ESTALE`: a node id stands for an inode that is gone. The kernel looks the name up again.
     pub fn resolve_nodeid(&self, mut op: Op) -> Result<Op, Errno> {
-        if self.numbers.are_their_own() {
+        if self.numbers.is_identity() {
             return Ok(op);
         }
         let is_former = |number: u64| self.numbers.resolve(number).is_err();
-        if op.nodes().into_iter().flatten().any(is_former) {
+        if op.nodes_by_number().into_iter().flatten().any(is_former) {
             return Err(Errno::STALE);
         }
         if let Op::LookupSelf { ino } = op
-            && self.number_of(self.inode_of(ino)) != ino
+            && self.nodeid_of(self.inode_of_nodeid(ino)) != ino
         {
             // The reply would name the inode by another node id than the kernel asked for (`fuse_get_dentry`).
             return Err(Errno::STALE);
         }
         // Locks of a file that is gone are gone too: the inode that has its number now keeps its locks.
         let unlocks = matches!(op, Op::Flush { .. } | Op::Unlock { .. });
-        for number in op.numbers().into_iter().flatten() {
-            *number = if unlocks && is_former(*number) { NO_INODE } else { self.inode_of(*number) };
+        for number in op.inode_numbers().into_iter().flatten() {
+            *number = if unlocks && is_former(*number) { NO_INODE } else { self.inode_of_nodeid(*number) };
         }
         Ok(op)
     }
 
     /// Returns the inode that a node id stands for, or stood for if it is gone.
     #[must_use]
-    pub fn inode_of(&self, number: u64) -> u64 {
+    pub fn inode_of_nodeid(&self, number: u64) -> u64 {
         self.numbers.resolve(number).unwrap_or_else(|former| former.id.ino)
     }
 
-    /// Returns the node id by which the kernel knows an inode. [`Cache::numbers_of`] adds those of earlier inodes with
+    /// Returns the node id by which the kernel knows an inode. [`Cache::nodeids_of`] adds those of earlier inodes with
     /// the number that the kernel still remembers.
     #[must_use]
-    pub fn number_of(&self, ino: u64) -> u64 {
-        self.numbers.of(ino)
+    pub fn nodeid_of(&self, ino: u64) -> u64 {
+        self.numbers.nodeid(ino)
     }
 
     #[must_use]
-    pub fn numbers_of(&self, ino: u64) -> Vec<u64> {
-        self.numbers.all_of(ino)
+    pub fn nodeids_of(&self, ino: u64) -> Vec<u64> {
+        self.numbers.all_nodeids(ino)
     }
 
     /// Returns the node id for a reply about an inode.
-    pub(crate) fn number(&mut self, id: NodeId) -> u64 {
+    pub(crate) fn nodeid_for_reply(&mut self, id: NodeId) -> u64 {
         match self.inode(id).nlookup {
-            0 => self.numbers.begin(id.ino),
-            _ => self.numbers.of(id.ino),
+            0 => self.numbers.assign_if_reused(id.ino),
+            _ => self.numbers.nodeid(id.ino),
         }
     }
 
     /// Keeps a node id for the inode that the kernel knows by it, when another inode has taken the inode number.
-    pub(crate) fn pass_number(&mut self, id: NodeId) {
+    pub(crate) fn keep_old_nodeid(&mut self, id: NodeId) {
         let old = self.inodes.get_mut(&id.ino).filter(|old| old.id != id && old.nlookup > 0);
         let Some(old) = old.filter(|_| id.ino != self.root) else { return };
-        let gone = old.more_if_any().and_then(|more| more.unlinked_attr.take());
+        let gone = old.ext_if_any().and_then(|more| more.unlinked_attr.take());
         let (old, lookups) = (old.id, std::mem::take(&mut old.nlookup));
         self.drop_reused_inode(old.ino);
-        self.numbers.pass(old, lookups, gone);
+        self.numbers.reuse(old, lookups, gone);
         // Requests that have yet to begin mean the old inode too.
-        let means_it = |op: &Op| op.nodes().into_iter().flatten().any(|ino| ino == id.ino);
+        let means_it = |op: &Op| op.nodes_by_number().into_iter().flatten().any(|ino| ino == id.ino);
         let parked = self.queued_ops.iter().filter(|(_, (_, op))| means_it(op)).map(|(op, _)| *op);
-        let waiting: Vec<OpId> = parked.chain(self.holds.waiting_for(id.ino)).collect();
+        let waiting: Vec<OpId> = parked.chain(self.suspended.waiting_for(id.ino)).collect();
         waiting.into_iter().for_each(|op| self.abort(op, Errno::STALE));
     }
 
     /// Gives an inode a new node id if it has the id of a directory that a local change removed, on a filesystem
     /// without birth times. The kernel keeps that directory dead (`S_DEAD` in `vfs_rmdir`), and would do so with the
     /// new inode.
-    pub(crate) fn pass_number_of_removed(&mut self, id: NodeId) {
+    pub(crate) fn keep_removed_nodeid(&mut self, id: NodeId) {
         let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
-        let Some(gone) = inode.more_if_any().and_then(|more| more.unlinked_attr.take()) else { return };
+        let Some(gone) = inode.ext_if_any().and_then(|more| more.unlinked_attr.take()) else { return };
         match std::mem::take(&mut inode.nlookup) {
             0 => {}
-            lookups => self.numbers.bury(id, lookups, Some(gone)),
+            lookups => self.numbers.alias(id, lookups, Some(gone)),
         }
     }
 
     /// Drops an inode whose number was reused, according to a reply. Invalidates the old inode in the kernel, because
     /// no recall will cover it and the reply may be late. New requests must not join calls for the old inode.
     fn drop_reused_inode(&mut self, ino: u64) {
-        self.attrs.remove(&ino);
-        self.xattrs.remove(&ino);
-        self.lookups.retain(|(dir, _), _| *dir != ino);
+        self.attr_calls.remove(&ino);
+        self.xattr_calls.remove(&ino);
+        self.lookup_calls.retain(|(dir, _), _| *dir != ino);
         if self.config.level.may_keep_pages() {
             self.invalidate(
                 vec![
@@ -115,9 +115,9 @@ impl Cache {
     }
 
     /// Invalidates the old directory's names in the kernel.
-    pub(crate) fn part_with_names(&mut self, old: NodeId) {
+    pub(crate) fn drop_reused_directory(&mut self, old: NodeId) {
         if self.inodes.get(&old.ino).is_some_and(|inode| inode.id == old && inode.nlookup > 0) {
-            let stale = self.stale_names(old);
+            let stale = self.invalidations_under_lease(old);
             if !stale.is_empty() {
                 self.invalidate(stale, None);
             }
@@ -125,28 +125,28 @@ impl Cache {
     }
 
     /// Returns whether the kernel knows another inode by this number: one of the two is gone.
-    pub(crate) fn knows_another(&self, id: NodeId) -> bool {
+    pub(crate) fn kernel_knows_old_inode(&self, id: NodeId) -> bool {
         let known = |inode: &Inode| inode.id != id && (inode.nlookup > 0 || inode.opens > 0);
         self.inodes.get(&id.ino).is_some_and(|inode| known(inode))
     }
 
     /// Returns whether the call's inode has lost its number since: the reply is about no inode that is known now.
-    pub(crate) fn asked_for_another(&self, flight: &InflightCall) -> bool {
+    pub(crate) fn is_for_old_inode(&self, flight: &InflightCall) -> bool {
         let ino = match flight.purpose {
             CallKind::Attr { ino }
-            | CallKind::Target { ino }
+            | CallKind::ReadLink { ino }
             | CallKind::Xattrs { ino }
             | CallKind::Open { ino, .. } => ino,
             _ => return false,
         };
-        let asked = flight.again.as_ref().and_then(|call| anchors(call)[0]);
+        let asked = flight.resend.as_ref().and_then(|call| nodes_to_resolve(call)[0]);
         flight.sequence.is_none() && asked.is_some_and(|asked| self.id_of(ino).is_some_and(|id| id != asked))
     }
 
     /// Returns whether all node ids equal the inode numbers.
     #[must_use]
-    pub fn numbers_are_their_own(&self) -> bool {
-        self.numbers.are_their_own()
+    pub fn nodeids_are_inode_numbers(&self) -> bool {
+        self.numbers.is_identity()
     }
 
     /// Handles a FORGET of `count` lookups of a node id.
@@ -159,19 +159,19 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.nlookup = inode.nlookup.saturating_sub(count);
         if inode.nlookup == 0 {
-            self.numbers.leave(ino);
+            self.numbers.release(ino);
         }
         self.drop_if_idle(ino);
     }
 
     /// Returns whether the inode is known to be a directory.
     pub(crate) fn is_directory(&self, ino: u64) -> bool {
-        self.dirs.get(&ino).is_some_and(|directory| directory.is_one)
+        self.dirs.get(&ino).is_some_and(|directory| directory.is_directory)
     }
 
     /// Invalidates all ids: each inode number stands for another inode from now on.
     pub(crate) fn invalidate_all_ids(&mut self) {
-        self.inodes.values_mut().for_each(|inode| inode.renew(NodeId { generation: 0, ..inode.id }));
+        self.inodes.values_mut().for_each(|inode| inode.reset(NodeId { generation: 0, ..inode.id }));
         self.dirs.values_mut().for_each(|directory| directory.id.generation = 0);
         self.forgotten.clear();
     }
@@ -182,14 +182,14 @@ impl Cache {
         let node = self.id_of(ino)?;
         let id_of = |dir: u64| self.id_of(dir).or_else(|| self.forgotten.id(dir));
         let inode = self.inodes.get(&ino);
-        let home = inode.and_then(|i| i.parent_entry.as_ref().or(i.linked_from.as_deref()));
+        let home = inode.and_then(|i| i.parent_entry.as_ref().or(i.earlier_name.as_deref()));
         let hint = home.and_then(|(dir, name)| Some((id_of(*dir)?, name.clone())));
         Some(NodeRef { node, path_hint: hint })
     }
 
     /// Returns the directory and name under which the kernel last looked an inode up, if it still knows the inode.
     #[must_use]
-    pub fn home_of(&self, ino: u64) -> Option<(u64, Name)> {
+    pub fn parent_entry_of(&self, ino: u64) -> Option<(u64, Name)> {
         self.inodes.get(&ino).filter(|i| i.nlookup > 0).and_then(|i| i.parent_entry.clone())
     }
 
@@ -209,11 +209,11 @@ impl Cache {
 
     /// Returns the known path from the root to an inode.
     pub(crate) fn path_to(&self, node: NodeId) -> Option<Vec<Name>> {
-        self.path_by(node, |cache, at| cache.last_home(at).cloned())
+        self.path_by(node, |cache, at| cache.last_parent_entry(at).cloned())
     }
 
     /// Returns an inode's parent entry after the renames in flight.
-    pub(crate) fn moved_home(&self, ino: u64) -> Option<(u64, Name)> {
+    pub(crate) fn parent_after_renames(&self, ino: u64) -> Option<(u64, Name)> {
         let home = self.inodes.get(&ino)?.parent_entry.clone()?;
         let moved = self.flights.values().find_map(|flight| match &flight.purpose {
             CallKind::Rename { from, name, to, new_name, .. } if (*from, name) == (home.0, &home.1) => {
@@ -249,9 +249,9 @@ impl Cache {
     }
 }
 
-/// Returns the inodes that a call must reach, in the order of its `Walk` calls; none for calls that are not resent
+/// Returns the inodes that a call must reach, in the order of its `ResolvePath` calls; none for calls that are not resent
 /// after one.
-pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
+pub(crate) fn nodes_to_resolve(call: &Call) -> [Option<NodeId>; 2] {
     let one = match call {
         Call::Lookup { dir, .. }
         | Call::List { dir }
@@ -299,7 +299,7 @@ pub(crate) fn anchors(call: &Call) -> [Option<NodeId>; 2] {
 mod numbers {
     use super::*;
     use crate::Config;
-    use crate::op::{Answer, Caller, Op, Output};
+    use crate::op::{Caller, Op, OpReply, Output};
     use crate::test_fixtures::{T0, cache, calls, replied, session};
     use nigh_types::{Attr, CallId, Entry, Errno, Event, Grant, GrantId, OpId, Reply, Response, Term};
 
@@ -317,7 +317,7 @@ mod numbers {
         let response = Response { result, after: Vec::new(), grants: Vec::new(), last: true };
         let call = calls(cache).pop().expect("it is asked");
         match replied(cache, call, response) {
-            Some(Answer::Node(node)) => Some(node),
+            Some(OpReply::Node(node)) => Some(node),
             _ => None,
         }
     }
@@ -351,7 +351,7 @@ mod numbers {
         assert_eq!(cache.resolve_nodeid(link(told)), Ok(link(7)));
         cache.handle_forget(7, 1);
         assert_eq!(
-            (cache.resolve_nodeid(link(7)), cache.number_of(7)),
+            (cache.resolve_nodeid(link(7)), cache.nodeid_of(7)),
             (Ok(link(7)), told),
             "nobody has the first one"
         );
@@ -367,7 +367,8 @@ mod numbers {
     }
 
     fn granted(reply: Reply) -> Response {
-        let grant = Grant { id: GrantId(1), term: Term::Session, ..crate::grants::made_up(session().root) };
+        let grant =
+            Grant { id: GrantId(1), term: Term::Session, ..crate::grants::fabricated(session().root) };
         Response { grants: vec![grant], ..Response::plain(Ok(reply)) }
     }
 
@@ -375,7 +376,7 @@ mod numbers {
         cache: &mut Cache,
         call: CallId,
         response: Response,
-    ) -> (Vec<(OpId, Answer)>, Vec<KernelInvalidation>) {
+    ) -> (Vec<(OpId, OpReply)>, Vec<KernelInvalidation>) {
         cache.handle_event(T0, Event::Response { call, response });
         let (mut answers, mut forgotten) = (Vec::new(), Vec::new());
         loop {
@@ -445,9 +446,9 @@ mod numbers {
         let attr = Attr { mode: 0o100_644, nlink: 1, size: 9, ..Attr::default() };
         let (answers, _) =
             told(&mut cache, old, Response::plain(Ok(Reply::Attr(FIRST, Attr { size: 1, ..attr }))));
-        assert_eq!(answers, [(OpId(2), Answer::Failed(Errno::STALE))]);
+        assert_eq!(answers, [(OpId(2), OpReply::Failed(Errno::STALE))]);
         let (answers, _) = told(&mut cache, new, Response::plain(Ok(Reply::Attr(NEXT, attr))));
-        assert_eq!(answers, [(OpId(3), Answer::Attr(NEXT, attr, nigh_types::Span::ZERO))]);
+        assert_eq!(answers, [(OpId(3), OpReply::Attr(NEXT, attr, nigh_types::Span::ZERO))]);
     }
 
     fn finds_by(cache: &mut Cache, text: &[u8], id: NodeId) {
@@ -463,7 +464,7 @@ mod numbers {
         let mut cache = cache(Config::default());
         finds_by(&mut cache, b"first", FIRST);
         finds_by(&mut cache, b"next", NEXT);
-        let number = cache.number_of(7);
+        let number = cache.nodeid_of(7);
         let flush = |ino: u64| Op::Flush { ino, owner: 5 };
         assert_eq!(cache.resolve_nodeid(flush(number)), Ok(flush(7)));
         assert_eq!(cache.resolve_nodeid(flush(7)), Ok(flush(NO_INODE)));
@@ -478,15 +479,15 @@ mod numbers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Answer, Caller, Config, Fh, Op, Output};
+    use crate::{Caller, Config, Fh, Op, OpReply, Output};
     use nigh_types::{
-        Access, Attr, CallId, CookieKey, Entry, Errno, Event, Handle, OpId, Reply, Response, Session,
+        Access, Attr, CallId, CookieKey, Entry, Errno, Event, Handle, OpId, Reply, Response, SessionParams,
         SetAttr, Span, Term, Time,
     };
 
     fn attach(cache: &mut Cache, key: u8, generation: u64) {
         let (root, key) = (NodeId { ino: 1, generation }, CookieKey([key; 16]));
-        let session = Session::plain(root, Attr::default(), key, Term::Limited(Span::ZERO));
+        let session = SessionParams::plain(root, Attr::default(), key, Term::Limited(Span::ZERO));
         cache.handle_event(Time(1), Event::Attached(session));
     }
 
@@ -532,10 +533,10 @@ mod tests {
         cache.handle_event(Time(5), Event::Lost { why: String::new() });
         attach(&mut cache, 2, 8 << 32);
         assert_eq!(call(&mut cache), None, "the kernel forgets");
-        assert_eq!(ask(&mut cache, 4, getattr), Some(Answer::Failed(Errno::STALE)));
+        assert_eq!(ask(&mut cache, 4, getattr), Some(OpReply::Failed(Errno::STALE)));
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
         let change = Op::SetAttr { ino: 7, fh: Some(Fh(1)), set };
-        assert_eq!(ask(&mut cache, 7, change), Some(Answer::Failed(Errno::IO)), "what is open is no other");
+        assert_eq!(ask(&mut cache, 7, change), Some(OpReply::Failed(Errno::IO)), "what is open is no other");
         assert_eq!(ask(&mut cache, 5, lookup()), None);
         let Some((_, Call::Lookup { dir, .. })) = call(&mut cache) else { panic!("not asked") };
         assert_eq!(dir.node, NodeId { ino: 1, generation: 8 << 32 });

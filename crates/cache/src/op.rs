@@ -243,7 +243,7 @@ impl Op {
     }
 
     /// Returns the inodes that the request means by number alone, not by an open file.
-    pub(crate) fn nodes(&self) -> [Option<u64>; 2] {
+    pub(crate) fn nodes_by_number(&self) -> [Option<u64>; 2] {
         match self {
             Op::Link { ino, dir, .. } => [Some(*ino), Some(*dir)],
             Op::Rename { from, to, .. } => [Some(*from), Some(*to)],
@@ -275,7 +275,7 @@ impl Op {
     }
 
     /// Returns all inode numbers of the request.
-    pub(crate) fn numbers(&mut self) -> [Option<&mut u64>; 2] {
+    pub(crate) fn inode_numbers(&mut self) -> [Option<&mut u64>; 2] {
         match self {
             Op::Link { ino: one, dir: other, .. }
             | Op::Rename { from: one, to: other, .. }
@@ -316,7 +316,7 @@ impl Op {
     }
 
     /// Returns the open files through which the request reads, writes or locks.
-    pub(crate) fn through(&self) -> [Option<Fh>; 2] {
+    pub(crate) fn open_files(&self) -> [Option<Fh>; 2] {
         match self {
             Op::Read { fh, .. }
             | Op::Write { fh, .. }
@@ -384,7 +384,7 @@ pub struct Page {
 
 /// Reply to a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Answer {
+pub enum OpReply {
     Done,
     Node(Node),
     /// The name does not exist; the kernel may keep a negative dentry for this long (zero: only ENOENT).
@@ -416,7 +416,7 @@ pub enum Answer {
 
 /// Id of one [`Output::Invalidate`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Invalidation(pub u64);
+pub struct InvalidationId(pub u64);
 
 /// Kernel invalidation.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -438,7 +438,7 @@ pub enum KernelInvalidation {
     },
     /// A name that other clients removed or bound to another inode. Open files of the old inode are no longer found by
     /// that name.
-    Gone {
+    RemovedDentry {
         dir: u64,
         name: Name,
     },
@@ -453,19 +453,19 @@ pub enum Output {
     /// A deferred reply.
     Answer {
         op: OpId,
-        answer: Answer,
+        answer: OpReply,
     },
     /// Call to the remote, on behalf of `caller`, or of the mount itself where it is `None`.
     Call {
         id: CallId,
         caller: Option<Caller>,
-        name: Option<MutationId>,
+        mutation_id: Option<MutationId>,
         call: Call,
     },
     Cancel(CallId),
     /// Invalidate in the kernel, without delay for other outputs, then call `handle_invalidated`.
     Invalidate {
-        id: Invalidation,
+        id: InvalidationId,
         stale: Vec<KernelInvalidation>,
         /// All grants have ended: this invalidation goes before all queued ones, and the notifier leaves a running one
         /// for it. It waits for no reply of the remote.
@@ -489,7 +489,7 @@ pub enum Reason {
     /// A grant on something that the kernel holds open ends.
     GrantEnd,
     /// A request has waited for the longest time allowed.
-    RequestLimit,
+    RequestDeadline,
     /// The kernel has been dropping facts for longer than other clients may wait.
     SlowKernel,
     /// Listings have waited for a remote change for the longest time allowed.
@@ -497,7 +497,7 @@ pub enum Reason {
     /// An inotify-watched directory is to be compared.
     Watch,
     /// A queued invalidation has waited for GETATTR replies for the longest time allowed.
-    Behind,
+    InvalidationQueue,
     /// Directories may have been idle for the longest time allowed.
-    Idleness,
+    IdleDirectories,
 }

@@ -11,15 +11,15 @@
 use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::op::{KernelInvalidation, Output};
-use crate::state::OpenFile;
+use crate::records::OpenFile;
 use nigh_types::{Call, CallId, Handle, Name};
 use std::collections::BTreeSet;
 
 impl Cache {
     /// Pins a file at the remote, if it is open without a handle.
-    pub(crate) fn keep_open(&mut self, ino: u64) {
-        let unpinned = |i: &crate::state::Inode| i.opens_unpinned > 0 && i.pin_handle.is_none();
-        if self.opens_without_handle == 0
+    pub(crate) fn pin_open(&mut self, ino: u64) {
+        let unpinned = |i: &crate::records::Inode| i.unpinned_opens > 0 && i.pin_handle.is_none();
+        if self.unpinned_opens == 0
             || !self.is_attached()
             || !self.inodes.get(&ino).is_some_and(|i| unpinned(i))
         {
@@ -27,62 +27,64 @@ impl Cache {
         }
         let Some(node) = self.node_ref(ino) else { return };
         let mut files = self.files.values();
-        let Some(file) = files.find(|file| file.ino == ino && file.is_unknown_of(node.node)) else { return };
+        let Some(file) = files.find(|file| file.ino == ino && file.lacks_handle_for(node.node)) else {
+            return;
+        };
         let caller = Some(file.caller);
         let names = self.path_to(node.node).unwrap_or_default();
-        let handle = self.pin(ino);
+        let handle = self.assign_pin(ino);
         let call = Call::PinOpen { node, names, handle };
-        self.out.push_back(Output::Call { id: CallId(self.next_call), caller, name: None, call });
+        self.out.push_back(Output::Call { id: CallId(self.next_call), caller, mutation_id: None, call });
     }
 
     /// Assigns a handle under which the remote is about to open an inode.
-    fn pin(&mut self, ino: u64) -> Handle {
+    fn assign_pin(&mut self, ino: u64) -> Handle {
         self.next_call += 1;
-        let handle = self.chosen_handle();
+        let handle = self.new_pin_handle();
         if let Some(inode) = self.inodes.get_mut(&ino) {
-            inode.more().pin_handle = Some(handle);
+            inode.ext_mut().pin_handle = Some(handle);
         }
         handle
     }
 
     /// Pins all open files: no earlier grant covers them.
-    pub(crate) fn keep_all_open(&mut self) {
+    pub(crate) fn pin_open_all(&mut self) {
         let open: Vec<u64> = self.files.values().map(|file| file.ino).collect();
-        open.into_iter().for_each(|ino| self.keep_open(ino));
+        open.into_iter().for_each(|ino| self.pin_open(ino));
     }
 
     /// Assigns pin handles to all open files without a handle; the caller sends the calls.
-    pub(crate) fn pin_all_open(&mut self) {
-        let known = |file: &&OpenFile| self.id_of(file.ino).is_some_and(|id| file.is_unknown_of(id));
+    pub(crate) fn assign_pins(&mut self) {
+        let known = |file: &&OpenFile| self.id_of(file.ino).is_some_and(|id| file.lacks_handle_for(id));
         let open: BTreeSet<u64> = self.files.values().filter(known).map(|file| file.ino).collect();
         for ino in open {
             if self.inodes.get(&ino).is_some_and(|inode| inode.pin_handle.is_none()) {
-                self.pin(ino);
+                self.assign_pin(ino);
             }
         }
     }
 
     /// Pins the open file at a name, as far as is known.
-    pub(crate) fn keep_open_at(&mut self, dir: u64, name: &Name) {
-        if let Some(ino) = self.open_unknown_at(dir, name) {
-            self.keep_open(ino);
+    pub(crate) fn pin_open_at(&mut self, dir: u64, name: &Name) {
+        if let Some(ino) = self.open_without_handle_at(dir, name) {
+            self.pin_open(ino);
         }
     }
 
     /// Returns the file at a name that is open without a handle.
-    pub(crate) fn open_unknown_at(&self, dir: u64, name: &Name) -> Option<u64> {
-        if self.opens_without_handle == 0 {
+    pub(crate) fn open_without_handle_at(&self, dir: u64, name: &Name) -> Option<u64> {
+        if self.unpinned_opens == 0 {
             return None;
         }
         let stands_there = |file: &&OpenFile| {
-            self.inodes.get(&file.ino).is_some_and(|i| file.is_unknown_of(i.id) && i.is_at(dir, name))
+            self.inodes.get(&file.ino).is_some_and(|i| file.lacks_handle_for(i.id) && i.is_at(dir, name))
         };
         self.files.values().find(stands_there).map(|file| file.ino)
     }
 
     /// Pins all open files in a directory, as far as is known.
-    pub(crate) fn keep_open_below(&mut self, dir: u64) {
-        if self.opens_without_handle == 0 {
+    pub(crate) fn pin_open_below(&mut self, dir: u64) {
+        if self.unpinned_opens == 0 {
             return;
         }
         let lies_there = |ino: &u64| {
@@ -92,7 +94,7 @@ impl Cache {
         };
         let unpinned = self.files.values().filter(|file| file.handle.is_none()).map(|file| file.ino);
         let below: Vec<u64> = unpinned.filter(lies_there).collect();
-        below.into_iter().for_each(|ino| self.keep_open(ino));
+        below.into_iter().for_each(|ino| self.pin_open(ino));
     }
 
     /// Suspends the facts of the inodes from which a local change takes a name, and of files that it moves. The kernel
@@ -135,7 +137,7 @@ impl Cache {
     }
 
     /// Returns a handle that differs from all others that this mount, or any other mount of this client, has assigned.
-    fn chosen_handle(&self) -> Handle {
+    fn new_pin_handle(&self) -> Handle {
         const CALL_BITS: u32 = 48;
         let mount = (self.config.client ^ self.config.incarnation.rotate_left(7)) << CALL_BITS;
         Handle(Handle::CLIENT_ASSIGNED | mount | (self.next_call & ((1 << CALL_BITS) - 1)))
@@ -194,7 +196,7 @@ mod tests {
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
         cache.files.values_mut().for_each(|file| file.handle = None);
-        (cache.opens_without_handle, cache.inodes.get_mut(&7).unwrap().more().opens_unpinned) = (1, 1);
+        (cache.unpinned_opens, cache.inodes.get_mut(&7).unwrap().ext_mut().unpinned_opens) = (1, 1);
         let rename = |cache: &mut Cache| {
             let (new_name, from) = (name(b"f"), name(b"g"));
             let (id, call) = ask(
@@ -232,8 +234,8 @@ mod tests {
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
         cache.files.values_mut().for_each(|file| file.handle = None);
-        (cache.opens_without_handle, cache.inodes.get_mut(&7).unwrap().more().opens_unpinned) = (1, 1);
-        cache.keep_open(7);
+        (cache.unpinned_opens, cache.inodes.get_mut(&7).unwrap().ext_mut().unpinned_opens) = (1, 1);
+        cache.pin_open(7);
         let Some((_, Call::PinOpen { handle, .. })) = calls(&mut cache).pop() else { panic!("it is kept") };
         (cache, node, attr, handle)
     }
@@ -285,7 +287,7 @@ mod tests {
         answer(
             &mut cache,
             renamed,
-            Reply::Renamed { moved, replaced: Some(node), kept: Some(Handle(9)), whiteout: None },
+            Reply::Renamed { moved, replaced: Some(node), pinned: Some(Handle(9)), whiteout: None },
         );
         assert_eq!(released(&mut cache), [Handle(9)]);
         cache.handle_op(T0, OpId(2), Caller::default(), Op::Release { fh: Fh(1), flock: None });

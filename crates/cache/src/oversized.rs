@@ -7,7 +7,7 @@
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, ReplyKind};
-use crate::op::{Answer, Output};
+use crate::op::{OpReply, Output};
 use nigh_types::{CallId, Errno, OpId, Span, Time};
 use std::collections::BTreeMap;
 
@@ -85,13 +85,13 @@ impl Cache {
         let waiters = std::mem::take(&mut flight.waiters);
         self.oversized.insert(now, dir);
         let current = self.dirs.get(&dir).filter(|d| d.listing == Some(call)).map(|d| d.id);
-        self.listing_ended(call, dir);
+        self.end_listing(call, dir);
         if let Some(id) = current {
             self.evict(now, id);
         }
         // The remote knows no call for a listing that a prefetch job brings.
-        match self.walk_of(dir, call) {
-            Some(walk) => self.cancel_walk(now, walk),
+        match self.job_of(dir, call) {
+            Some(walk) => self.cancel_job(now, walk),
             None => self.out.push_back(Output::Cancel(call)),
         }
         waiters.into_iter().for_each(|op| self.answer_beside_listing(now, dir, op));
@@ -103,14 +103,14 @@ impl Cache {
         match want {
             ReplyKind::OpenDir { ino } => {
                 let opened = self.opened_dir(now, ino, caller.pid);
-                self.answer(op, Answer::Opened(opened));
+                self.reply_to(op, OpReply::Opened(opened));
             }
-            ReplyKind::Page { .. } => match self.read_dirents(now, (op, caller), dir, &want) {
-                Some(Some(answer)) => self.answer(op, answer),
+            ReplyKind::Page { .. } => match self.read_names_only(now, (op, caller), dir, &want) {
+                Some(Some(answer)) => self.reply_to(op, answer),
                 Some(None) => {}
-                None => self.answer(op, Answer::Failed(Errno::NOMEM)),
+                None => self.reply_to(op, OpReply::Failed(Errno::NOMEM)),
             },
-            _ => self.answer(op, Answer::Failed(Errno::NOMEM)),
+            _ => self.reply_to(op, OpReply::Failed(Errno::NOMEM)),
         }
     }
 }

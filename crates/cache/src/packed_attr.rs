@@ -5,7 +5,7 @@ use nigh_types::{Attr, Timestamp};
 /// [`Attr`] in 78 bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, packed(2))]
-pub(crate) struct CompactAttr {
+pub(crate) struct PackedAttr {
     size: u64,
     blocks: u64,
     birth_ns: u64,
@@ -20,17 +20,17 @@ pub(crate) struct CompactAttr {
     mode: u16,
 }
 
-impl From<Attr> for CompactAttr {
-    fn from(attr: Attr) -> CompactAttr {
+impl From<Attr> for PackedAttr {
+    fn from(attr: Attr) -> PackedAttr {
         let Attr { size, blocks, mode, nlink, uid, gid, rdev, atime, mtime, ctime, birth_ns } = attr;
         let mode = u16::try_from(mode & 0xffff).unwrap_or(0);
-        CompactAttr { size, blocks, birth_ns, atime, mtime, ctime, nlink, uid, gid, rdev, mode }
+        PackedAttr { size, blocks, birth_ns, atime, mtime, ctime, nlink, uid, gid, rdev, mode }
     }
 }
 
-impl From<CompactAttr> for Attr {
-    fn from(attr: CompactAttr) -> Attr {
-        let CompactAttr { size, blocks, birth_ns, atime, mtime, ctime, nlink, uid, gid, rdev, mode } = attr;
+impl From<PackedAttr> for Attr {
+    fn from(attr: PackedAttr) -> Attr {
+        let PackedAttr { size, blocks, birth_ns, atime, mtime, ctime, nlink, uid, gid, rdev, mode } = attr;
         let mode = u32::from(mode);
         Attr { size, blocks, mode, nlink, uid, gid, rdev, atime, mtime, ctime, birth_ns }
     }
@@ -56,7 +56,7 @@ mod tests {
             ctime: at(i64::MAX),
             birth_ns: u64::MAX - 2,
         };
-        assert_eq!(Attr::from(CompactAttr::from(attr)), attr);
-        assert_eq!(size_of::<CompactAttr>(), 78);
+        assert_eq!(Attr::from(PackedAttr::from(attr)), attr);
+        assert_eq!(size_of::<PackedAttr>(), 78);
     }
 }

@@ -6,38 +6,38 @@ use std::collections::BTreeMap;
 
 /// Mutations without a reply. An application waits for each: an acknowledged mutation is in the facts.
 #[derive(Clone, Debug)]
-pub(crate) struct Overlay {
+pub(crate) struct PendingMutations {
     client: u64,
     incarnation: u64,
     next: u64,
     pending: BTreeMap<u64, Pending>,
     /// Of these, the number that take names from inodes.
-    taking: u64,
+    unbinding: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Pending {
     /// Inodes that will lose the name under whose grant their attributes stand: their facts are suspended meanwhile.
-    leaving: [Option<u64>; 2],
+    losing_name: [Option<u64>; 2],
 }
 
 impl Pending {
-    fn takes(&self) -> bool {
-        self.leaving != [None; 2]
+    fn unbinds(&self) -> bool {
+        self.losing_name != [None; 2]
     }
 }
 
-impl Overlay {
-    pub fn new(client: u64, incarnation: u64) -> Overlay {
-        Overlay { client, incarnation, next: 1, pending: BTreeMap::new(), taking: 0 }
+impl PendingMutations {
+    pub fn new(client: u64, incarnation: u64) -> PendingMutations {
+        PendingMutations { client, incarnation, next: 1, pending: BTreeMap::new(), unbinding: 0 }
     }
 
     /// Names the next mutation, which takes names from these inodes.
     pub fn begin(&mut self, leaving: [Option<u64>; 2]) -> MutationId {
         let sequence = self.next;
         self.next += 1;
-        let pending = Pending { leaving };
-        self.taking += u64::from(pending.takes());
+        let pending = Pending { losing_name: leaving };
+        self.unbinding += u64::from(pending.unbinds());
         self.pending.insert(sequence, pending);
         self.name(sequence)
     }
@@ -49,12 +49,12 @@ impl Overlay {
     /// Ends a mutation: the remote has replied, or never will.
     pub fn finish(&mut self, sequence: u64) {
         let known = self.pending.remove(&sequence).expect("a mutation ends once");
-        self.taking -= u64::from(known.takes());
+        self.unbinding -= u64::from(known.unbinds());
     }
 
     /// Returns whether a pending mutation takes a name from this inode.
-    pub fn is_leaving(&self, ino: u64) -> bool {
-        self.taking > 0 && self.pending.values().any(|pending| pending.leaving.contains(&Some(ino)))
+    pub fn is_losing_name(&self, ino: u64) -> bool {
+        self.unbinding > 0 && self.pending.values().any(|pending| pending.losing_name.contains(&Some(ino)))
     }
 
     pub fn operations(&self) -> u64 {

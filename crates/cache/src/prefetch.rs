@@ -9,12 +9,12 @@ mod budget;
 mod policy;
 
 use crate::cache::Cache;
-use crate::calls::{CallKind, ConcurrentChanges, InflightCall};
+use crate::calls::{CallKind, InflightCall, RaceLog};
 use crate::op::Output;
-use budget::Account;
+use budget::PrefetchStats;
 use nigh_types::{
-    Call, CallId, Entries, Errno, Grant, LeaseScope, NodeId, NodeRef, OpId, Order, PrefetchedDir, Reply,
-    Response, Time,
+    Call, CallId, Entries, Errno, Grant, LeaseScope, NodeId, NodeRef, OpId, PrefetchOrder, PrefetchedDir,
+    Reply, Response, Time,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -35,22 +35,22 @@ pub enum Prefetch {
 pub(crate) struct PrefetchJobs {
     /// The remote supports them.
     pub possible: bool,
-    going: BTreeMap<CallId, Walk>,
+    jobs: BTreeMap<CallId, PrefetchJob>,
     /// Directories that a job will bring, with its call.
-    promised: FxHashMap<u64, CallId>,
+    expected: FxHashMap<u64, CallId>,
     /// Prefetched directories in order of arrival. A tree walk visits each once, so these are evicted first.
-    pub told: VecDeque<u64>,
-    pub account: Account,
+    pub arrived: VecDeque<u64>,
+    pub stats: PrefetchStats,
 }
 
 /// Prefetch job that is running, or whose entries have not all been used.
 #[derive(Clone, Debug, Default)]
-struct Walk {
+struct PrefetchJob {
     ended: bool,
     /// Listings in progress: directory and call.
     listings: BTreeMap<u64, CallId>,
     /// Of these, the directories that the remote was asked to send first.
-    wanted: BTreeSet<u64>,
+    requested: BTreeSet<u64>,
     /// Most entries that may be fetched and unused.
     window: u64,
     /// Entries that the server may still send.
@@ -62,7 +62,7 @@ struct Walk {
 }
 
 /// Most running jobs.
-const MOST_WALKS: usize = 4;
+const MAX_JOBS: usize = 4;
 /// Credit of a job's first request, in entries.
 const FIRST_WINDOW: u64 = 1_024;
 const LARGEST_WINDOW: u64 = 65_536;
@@ -76,26 +76,26 @@ impl Cache {
             return false;
         }
         let listing = self.dirs.get(&dir).and_then(|d| d.listing);
-        listing.is_none() && !self.walks.promised.contains_key(&dir)
+        listing.is_none() && !self.walks.expected.contains_key(&dir)
     }
 
     /// Returns the listing of a directory that a job will bring.
-    pub(crate) fn list_promised(&mut self, now: Time, dir: u64) -> Option<CallId> {
-        let walk_call = *self.walks.promised.get(&dir)?;
+    pub(crate) fn join_expected(&mut self, now: Time, dir: u64) -> Option<CallId> {
+        let walk_call = *self.walks.expected.get(&dir)?;
         let node = self.id_of(dir)?;
-        let call = self.begin_told(walk_call, node)?;
+        let call = self.begin_prefetched_listing(walk_call, node)?;
         let largest = self.largest_window();
-        let walk = self.walks.going.get_mut(&walk_call)?;
+        let walk = self.walks.jobs.get_mut(&walk_call)?;
         if walk.credit <= 0 {
             walk.window = (walk.window * 4).min(largest);
-            self.want(now, walk_call, dir);
+            self.request_directory(now, walk_call, dir);
         }
         Some(call)
     }
 
     /// Begins the listing of a directory by a job, unless it has begun.
-    fn begin_told(&mut self, walk_call: CallId, node: NodeId) -> Option<CallId> {
-        let going = self.walks.going.get(&walk_call)?;
+    fn begin_prefetched_listing(&mut self, walk_call: CallId, node: NodeId) -> Option<CallId> {
+        let going = self.walks.jobs.get(&walk_call)?;
         if let Some(call) = going.listings.get(&node.ino) {
             return Some(*call);
         }
@@ -103,79 +103,97 @@ impl Cache {
         self.next_call += 1;
         let call = CallId(self.next_call);
         let told = InflightCall {
-            seen: walk.seen.clone(),
+            race_log: walk.race_log.clone(),
             ..InflightCall::new(CallKind::List { dir: node.ino }, "list", walk.sent)
         };
         self.flights.insert(call, told);
-        self.supersede(node, call);
-        self.walks.going.get_mut(&walk_call)?.listings.insert(node.ino, call);
+        self.replace_listing(node, call);
+        self.walks.jobs.get_mut(&walk_call)?.listings.insert(node.ino, call);
         Some(call)
     }
 
     /// Starts a job at these directories.
-    fn walk(&mut self, now: Time, order: Order, roots: Vec<NodeRef>, window: u64) -> Option<CallId> {
-        self.make_room_for_walk(now);
+    fn start_job(
+        &mut self,
+        now: Time,
+        order: PrefetchOrder,
+        roots: Vec<NodeRef>,
+        window: u64,
+    ) -> Option<CallId> {
+        self.cancel_oldest_jobs(now);
         let credit = u32::try_from(window).unwrap_or(u32::MAX);
         let dirs: Vec<u64> = roots.iter().map(|place| place.node.ino).collect();
-        let call = self.send(now, None, CallKind::Ahead, Call::Prefetch { roots, order, credit });
+        let call = self.send(now, None, CallKind::Prefetch, Call::Prefetch { roots, order, credit });
         self.flights.get(&call)?;
         self.counters.ahead_walks += 1;
-        let walk = Walk { window, credit: i64::from(credit), last_used: now, ..Walk::default() };
-        self.walks.going.insert(call, walk);
-        self.walks.promised.extend(dirs.into_iter().map(|dir| (dir, call)));
+        let walk =
+            PrefetchJob { window, credit: i64::from(credit), last_used: now, ..PrefetchJob::default() };
+        self.walks.jobs.insert(call, walk);
+        self.walks.expected.extend(dirs.into_iter().map(|dir| (dir, call)));
         Some(call)
     }
 
-    fn make_room_for_walk(&mut self, now: Time) {
-        let going = self.walks.going.iter().filter(|(_, walk)| !walk.ended);
+    fn cancel_oldest_jobs(&mut self, now: Time) {
+        let going = self.walks.jobs.iter().filter(|(_, walk)| !walk.ended);
         let mut by_use: Vec<(Time, CallId)> = going.map(|(call, walk)| (walk.last_used, *call)).collect();
         by_use.sort_unstable();
-        let beyond = (by_use.len() + 1).saturating_sub(MOST_WALKS);
-        by_use.into_iter().take(beyond).for_each(|(_, call)| self.cancel_walk(now, call));
+        let beyond = (by_use.len() + 1).saturating_sub(MAX_JOBS);
+        by_use.into_iter().take(beyond).for_each(|(_, call)| self.cancel_job(now, call));
     }
 
-    pub(crate) fn cancel_walk(&mut self, now: Time, call: CallId) {
+    pub(crate) fn cancel_job(&mut self, now: Time, call: CallId) {
         self.out.push_back(Output::Cancel(call));
-        self.end_walk(now, call);
+        self.end_job(now, call);
     }
 
     /// Returns the job that brings this listing.
-    pub(crate) fn walk_of(&self, dir: u64, listing: CallId) -> Option<CallId> {
-        let tells = |walk: &Walk| walk.listings.get(&dir) == Some(&listing);
-        self.walks.going.iter().find(|(_, walk)| tells(walk)).map(|(call, _)| *call)
+    pub(crate) fn job_of(&self, dir: u64, listing: CallId) -> Option<CallId> {
+        let tells = |walk: &PrefetchJob| walk.listings.get(&dir) == Some(&listing);
+        self.walks.jobs.iter().find(|(_, walk)| tells(walk)).map(|(call, _)| *call)
     }
 
-    fn goes_on(&self, walk: CallId) -> bool {
-        self.walks.going.get(&walk).is_some_and(|walk| !walk.ended)
+    fn is_job_running(&self, walk: CallId) -> bool {
+        self.walks.jobs.get(&walk).is_some_and(|walk| !walk.ended)
     }
 
     /// Grants a job more credit, or asks for one directory before all others.
-    fn steer(&mut self, walk: CallId, credit: u64, want: Option<NodeRef>) {
+    fn send_credit(&mut self, walk: CallId, credit: u64, want: Option<NodeRef>) {
         let credit = u32::try_from(credit).unwrap_or(u32::MAX);
         self.next_call += 1;
         let call = Call::PrefetchCredit { walk, credit, want };
-        self.out.push_back(Output::Call { id: CallId(self.next_call), caller: None, name: None, call });
+        self.out.push_back(Output::Call {
+            id: CallId(self.next_call),
+            caller: None,
+            mutation_id: None,
+            call,
+        });
     }
 
-    fn want(&mut self, now: Time, walk_call: CallId, dir: u64) {
+    fn request_directory(&mut self, now: Time, walk_call: CallId, dir: u64) {
         let Some(place) = self.node_ref(dir) else { return };
-        let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
-        if walk.wanted.insert(dir) {
+        let Some(walk) = self.walks.jobs.get_mut(&walk_call) else { return };
+        if walk.requested.insert(dir) {
             walk.last_used = now;
-            let more = walk.more();
-            self.steer(walk_call, more, Some(place));
+            let more = walk.additional_credit();
+            self.send_credit(walk_call, more, Some(place));
         }
     }
 
     /// Handles a reply of a job.
-    pub(crate) fn walked(&mut self, now: Time, call: CallId, flight: InflightCall, response: Response) {
+    pub(crate) fn on_prefetch_reply(
+        &mut self,
+        now: Time,
+        call: CallId,
+        flight: InflightCall,
+        response: Response,
+    ) {
         let Ok(Reply::Prefetched(steps)) = response.result else {
-            return self.end_walk(now, call);
+            return self.end_job(now, call);
         };
-        if !self.goes_on(call) {
+        if !self.is_job_running(call) {
             // The job was cancelled: nothing of it is kept, but the call stays until its last reply.
             self.refresh_grant_ids(&flight, &response.grants);
-            self.return_unkept(&response.grants);
+            self.return_unused_grants(&response.grants);
             if !response.last {
                 self.flights.insert(call, flight);
             }
@@ -188,22 +206,22 @@ impl Cache {
         // Listings that begin with this reply need the changes since the reply before; later ones do not.
         self.flights.insert(call, flight);
         for step in steps {
-            if self.goes_on(call) {
-                self.step(now, call, step, &own);
+            if self.is_job_running(call) {
+                self.on_prefetched_dir(now, call, step, &own);
             } else {
                 // An earlier step of this reply cancelled the job.
-                self.leave_step(call, &step, &own);
+                self.return_prefetched_dir(call, &step, &own);
             }
         }
         if response.last {
             self.flights.remove(&call);
-            return self.end_walk(now, call);
+            return self.end_job(now, call);
         }
-        self.flights.get_mut(&call).into_iter().for_each(|walk| walk.seen = ConcurrentChanges::default());
-        self.want_waited_for(now, call);
+        self.flights.get_mut(&call).into_iter().for_each(|walk| walk.race_log = RaceLog::default());
+        self.request_awaited(now, call);
     }
 
-    fn step(
+    fn on_prefetched_dir(
         &mut self,
         now: Time,
         walk_call: CallId,
@@ -212,16 +230,16 @@ impl Cache {
     ) {
         let PrefetchedDir { dir: node, listed, last } = step;
         let dir = node.ino;
-        self.walks.promised.remove(&dir);
+        self.walks.expected.remove(&dir);
         let Some(listed) = listed.filter(|_| self.id_of(dir) == Some(node)) else {
             let names =
                 own.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
-            self.return_unkept(&names.copied().collect::<Vec<_>>());
-            return self.told_not(now, walk_call, dir);
+            self.return_unused_grants(&names.copied().collect::<Vec<_>>());
+            return self.on_not_prefetched(now, walk_call, dir);
         };
-        let Some(call) = self.begin_told(walk_call, node) else { return };
+        let Some(call) = self.begin_prefetched_listing(walk_call, node) else { return };
         // As for a listing call: a deadline that passed detaches the entries so far, before more come.
-        self.names(now, dir);
+        self.live_directory(now, dir);
         let Some(flight) = self.flights.remove(&call) else { return };
         let below: Vec<u64> =
             listed.entries.iter().filter(|(_, e)| e.attr.is_dir()).map(|(_, e)| e.id.ino).collect();
@@ -229,31 +247,36 @@ impl Cache {
         let count = listed.entries.len() as u64;
         let waited = !flight.waiters.is_empty();
         let response = Response { result: Ok(Reply::Listed(listed)), after: Vec::new(), grants, last };
-        if let Some(flight) = self.handle_listed(now, call, dir, flight, response) {
+        if let Some(flight) = self.on_listing_chunk(now, call, dir, flight, response) {
             self.flights.insert(call, flight);
         }
-        self.after_listed(now, dir);
+        self.after_listing_chunk(now, dir);
         for dir in below {
             let known = self.dirs.get(&dir).is_some_and(|d| d.complete);
-            if !known && self.inodes.contains_key(&dir) && self.goes_on(walk_call) {
-                self.walks.promised.insert(dir, walk_call);
+            if !known && self.inodes.contains_key(&dir) && self.is_job_running(walk_call) {
+                self.walks.expected.insert(dir, walk_call);
             }
         }
-        self.count_told(now, (walk_call, dir), count, (waited, last));
+        self.count_prefetched(now, (walk_call, dir), count, (waited, last));
     }
 
-    fn leave_step(&mut self, walk_call: CallId, step: &PrefetchedDir, own: &FxHashMap<NodeId, Vec<Grant>>) {
+    fn return_prefetched_dir(
+        &mut self,
+        walk_call: CallId,
+        step: &PrefetchedDir,
+        own: &FxHashMap<NodeId, Vec<Grant>>,
+    ) {
         let Some(flight) = self.flights.remove(&walk_call) else { return };
         if let Some(listed) = &step.listed {
             let grants = granted_by(step.dir, listed, own);
             self.refresh_grant_ids(&flight, &grants);
-            self.return_unkept(&grants);
+            self.return_unused_grants(&grants);
         }
         self.flights.insert(walk_call, flight);
     }
 
     /// Counts entries of a directory that came; `last`: the directory is complete.
-    fn count_told(
+    fn count_prefetched(
         &mut self,
         now: Time,
         (walk_call, dir): (CallId, u64),
@@ -262,100 +285,100 @@ impl Cache {
     ) {
         let cost = count + u64::from(last);
         let is_read = waited || self.inodes.get(&dir).is_some_and(|inode| inode.opens > 0);
-        let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
+        let Some(walk) = self.walks.jobs.get_mut(&walk_call) else { return };
         // Wanted directories count too: the server may have begun one before it got the request. So the server has at
         // least the credit counted here, and a caller that waits while there is some waits for a reply that is under
         // way.
         walk.credit = walk.credit.saturating_sub_unsigned(cost);
         if last {
             walk.listings.remove(&dir);
-            walk.wanted.remove(&dir);
+            walk.requested.remove(&dir);
         }
         walk.unused += cost;
         self.counters.ahead_fetched += cost;
-        let Some(directory) = self.dirs.get_mut(&dir) else { return self.waste(walk_call, cost) };
-        let before = directory.ahead.take().map_or(0, |(_, cost)| cost);
-        directory.ahead = Some((walk_call, before + cost));
+        let Some(directory) = self.dirs.get_mut(&dir) else { return self.count_wasted(walk_call, cost) };
+        let before = directory.prefetched_by.take().map_or(0, |(_, cost)| cost);
+        directory.prefetched_by = Some((walk_call, before + cost));
         directory.used &= is_read;
         if last {
-            self.walks.told.push_back(dir);
-            self.tidy_told();
+            self.walks.arrived.push_back(dir);
+            self.tidy_arrived();
         }
         if is_read && last {
-            self.use_ahead(now, dir);
+            self.use_prefetched(now, dir);
         }
     }
 
     /// Bounds the queue of prefetched directories: drops duplicates and directories that are gone.
-    fn tidy_told(&mut self) {
-        if self.walks.told.len() <= 1_024 + 2 * self.dirs.len() {
+    fn tidy_arrived(&mut self) {
+        if self.walks.arrived.len() <= 1_024 + 2 * self.dirs.len() {
             return;
         }
         let (mut noted, dirs) = (BTreeSet::new(), &self.dirs);
-        self.walks.told.retain(|dir| dirs.contains_key(dir) && noted.insert(*dir));
+        self.walks.arrived.retain(|dir| dirs.contains_key(dir) && noted.insert(*dir));
     }
 
     /// Handles a directory that the server did not list after all: its waiters get a listing call.
-    fn told_not(&mut self, now: Time, walk_call: CallId, dir: u64) {
-        let Some(walk) = self.walks.going.get_mut(&walk_call) else { return };
-        walk.wanted.remove(&dir);
+    fn on_not_prefetched(&mut self, now: Time, walk_call: CallId, dir: u64) {
+        let Some(walk) = self.walks.jobs.get_mut(&walk_call) else { return };
+        walk.requested.remove(&dir);
         if let Some(call) = walk.listings.remove(&dir) {
-            self.ask_instead(now, dir, call);
+            self.list_unfetched(now, dir, call);
         }
     }
 
-    fn ask_instead(&mut self, now: Time, dir: u64, call: CallId) {
+    fn list_unfetched(&mut self, now: Time, dir: u64, call: CallId) {
         let Some(flight) = self.flights.remove(&call) else { return };
-        self.listing_ended(call, dir);
+        self.end_listing(call, dir);
         let waiters: Vec<OpId> =
             flight.waiters.into_iter().filter(|op| self.waiting.contains_key(op)).collect();
         if !waiters.is_empty() && self.node_ref(dir).is_none() {
-            return self.answer_all(&waiters, &crate::op::Answer::Failed(Errno::STALE));
+            return self.reply_all(&waiters, &crate::op::OpReply::Failed(Errno::STALE));
         }
-        self.list_again(now, dir, waiters);
+        self.relist_for_late_joiners(now, dir, waiters);
     }
 
     /// Ends a job: nothing more comes of it.
-    fn end_walk(&mut self, now: Time, call: CallId) {
-        self.walks.promised.retain(|_, walk| *walk != call);
-        let Some(walk) = self.walks.going.get_mut(&call) else { return };
+    fn end_job(&mut self, now: Time, call: CallId) {
+        self.walks.expected.retain(|_, walk| *walk != call);
+        let Some(walk) = self.walks.jobs.get_mut(&call) else { return };
         (walk.ended, walk.credit) = (true, 0);
         let listings = std::mem::take(&mut walk.listings);
         for (dir, listing) in listings {
-            self.ask_instead(now, dir, listing);
+            self.list_unfetched(now, dir, listing);
         }
-        self.fold_walks();
+        self.drop_ended_jobs();
     }
 
     /// Cancels all jobs: all grants end.
-    pub(crate) fn end_walks(&mut self, now: Time) {
+    pub(crate) fn cancel_all_jobs(&mut self, now: Time) {
         let going: Vec<CallId> =
-            self.walks.going.iter().filter(|(_, walk)| !walk.ended).map(|(call, _)| *call).collect();
-        going.into_iter().for_each(|call| self.cancel_walk(now, call));
+            self.walks.jobs.iter().filter(|(_, walk)| !walk.ended).map(|(call, _)| *call).collect();
+        going.into_iter().for_each(|call| self.cancel_job(now, call));
     }
 
     /// Forgets all jobs: the session is lost.
-    pub(crate) fn lose_walks(&mut self) {
-        let account = self.walks.account;
-        self.walks = PrefetchJobs { account, ..PrefetchJobs::default() };
+    pub(crate) fn forget_jobs(&mut self) {
+        let account = self.walks.stats;
+        self.walks = PrefetchJobs { stats: account, ..PrefetchJobs::default() };
     }
 
     /// Asks a job first for directories that callers wait for and that the last reply did not bring.
-    fn want_waited_for(&mut self, now: Time, walk_call: CallId) {
-        let Some(walk) = self.walks.going.get(&walk_call) else { return };
+    fn request_awaited(&mut self, now: Time, walk_call: CallId) {
+        let Some(walk) = self.walks.jobs.get(&walk_call) else { return };
         let waits = |(dir, call): (&u64, &CallId)| {
             let flight = self.flights.get(call)?;
-            (!flight.begun && !flight.waiters.is_empty() && !walk.wanted.contains(dir)).then_some(*dir)
+            (!flight.has_chunk && !flight.waiters.is_empty() && !walk.requested.contains(dir)).then_some(*dir)
         };
         let waited: Vec<u64> = walk.listings.iter().filter_map(waits).collect();
         for dir in waited {
-            self.want(now, walk_call, dir);
+            self.request_directory(now, walk_call, dir);
         }
     }
 
     /// Returns unused grants. A grant that an earlier reply brought stays: it has the later id by now, and would end
     /// with it.
-    fn return_unkept(&mut self, grants: &[Grant]) {
+    fn return_unused_grants(&mut self, grants: &[Grant]) {
         let is_held = |grant: &&Grant| {
             let (id, inode) = (grant.node, self.inodes.get(&grant.node.ino));
             match grant.covers {

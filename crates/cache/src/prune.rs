@@ -23,9 +23,9 @@ pub(crate) struct KernelInodeQueue {
     order: VecDeque<(u32, u64)>,
     count: u32,
     /// Number of inodes still to prune.
-    left: u64,
+    to_prune: u64,
     /// Inodes added since the last prune.
-    since: u64,
+    added_since_prune: u64,
 }
 
 impl KernelInodeQueue {
@@ -42,7 +42,7 @@ impl Cache {
     }
 
     /// Returns whether a listing may give the kernel one more inode.
-    pub(crate) fn may_tell(&self) -> bool {
+    pub(crate) fn may_reveal(&self) -> bool {
         (self.inodes.len() as u64) < self.most_inodes()
     }
 
@@ -53,34 +53,35 @@ impl Cache {
         }
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         self.told.count = self.told.count.wrapping_add(1);
-        inode.told_as = self.told.count;
-        self.told.order.push_back((inode.told_as, ino));
-        self.told.since += 1;
+        inode.queue_seq = self.told.count;
+        self.told.order.push_back((inode.queue_seq, ino));
+        self.told.added_since_prune += 1;
         // If more than a fifth are outdated, two of them are checked for each new one.
         if self.told.order.len() > self.inodes.len() / 4 * 5 + BATCH {
             for _ in 0..2 {
-                self.next_told().into_iter().for_each(|one| self.told.order.push_back(one));
+                self.next_known().into_iter().for_each(|one| self.told.order.push_back(one));
             }
         }
         let (known, most) = (self.inodes.len() as u64, self.most_inodes());
         // Inodes that the kernel keeps in spite of a prune are not asked for again at once.
-        if self.told.left == 0 && known > most / 8 * ASKED_FROM && self.told.since > most / 16 {
-            (self.told.left, self.told.since) = (known - most / 8 * ASKED_TO, 0);
+        if self.told.to_prune == 0 && known > most / 8 * ASKED_FROM && self.told.added_since_prune > most / 16
+        {
+            (self.told.to_prune, self.told.added_since_prune) = (known - most / 8 * ASKED_TO, 0);
             self.out.push_back(Output::Prune);
         }
     }
 
     /// Takes the oldest inode, if the kernel still knows it.
-    fn next_told(&mut self) -> Option<(u32, u64)> {
+    fn next_known(&mut self) -> Option<(u32, u64)> {
         let (count, ino) = self.told.order.pop_front()?;
-        self.inodes.get(&ino).filter(|inode| inode.nlookup > 0 && inode.told_as == count)?;
+        self.inodes.get(&ino).filter(|inode| inode.nlookup > 0 && inode.queue_seq == count)?;
         Some((count, ino))
     }
 
     /// Prunes half of the inodes that the kernel knows: memory is short.
     pub(crate) fn prune_half(&mut self) {
-        if self.config.prunes && self.told.left == 0 && !self.inodes.is_empty() {
-            self.told.left = self.inodes.len() as u64 / 2;
+        if self.config.prunes && self.told.to_prune == 0 && !self.inodes.is_empty() {
+            self.told.to_prune = self.inodes.len() as u64 / 2;
             self.out.push_back(Output::Prune);
         }
     }
@@ -90,19 +91,19 @@ impl Cache {
     pub fn poll_prune(&mut self) -> Vec<u64> {
         let mut chosen = Vec::new();
         let mut turns = self.told.order.len();
-        while chosen.len() < BATCH && self.told.left > 0 && turns > 0 {
+        while chosen.len() < BATCH && self.told.to_prune > 0 && turns > 0 {
             turns -= 1;
-            let Some((count, ino)) = self.next_told() else { continue };
+            let Some((count, ino)) = self.next_known() else { continue };
             self.told.order.push_back((count, ino));
             let is_open = self.inodes.get(&ino).is_some_and(|inode| inode.opens > 0);
             if !is_open && ino != self.root {
-                self.told.left -= 1;
-                chosen.push(self.number_of(ino));
+                self.told.to_prune -= 1;
+                chosen.push(self.nodeid_of(ino));
             }
         }
         self.counters.pruned += chosen.len() as u64;
         if chosen.is_empty() {
-            self.told.left = 0;
+            self.told.to_prune = 0;
         }
         chosen
     }

@@ -8,13 +8,13 @@
 use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::op::{Caller, Fh, Op};
-use crate::recall::meet;
+use crate::recall::pages_overlap;
 use nigh_types::{OpId, Time};
 use std::collections::BTreeMap;
 
 impl Cache {
     /// Queues a read until the writes of its pages have replies. Returns whether there are any.
-    pub(crate) fn waits_for_write(
+    pub(crate) fn queue_behind_write(
         &mut self,
         op: OpId,
         caller: Caller,
@@ -24,8 +24,8 @@ impl Cache {
         let (offset, size) = range;
         let pages = (offset, u64::from(size));
         let is_met = self.flights.values().any(|flight| match flight.purpose {
-            CallKind::Write { ino: file, offset, size, flush: false, .. } => {
-                file == ino && meet((offset, size), pages)
+            CallKind::Write { ino: file, offset, size, writeback: false, .. } => {
+                file == ino && pages_overlap((offset, size), pages)
             }
             _ => false,
         });
@@ -36,31 +36,31 @@ impl Cache {
     }
 
     /// Records a write for reads of its pages in flight: their replies may lack it.
-    pub(crate) fn overtake_reads(&mut self, ino: u64, range: (u64, u64)) {
+    pub(crate) fn mark_reads_before_write(&mut self, ino: u64, range: (u64, u64)) {
         for flight in self.flights.values_mut() {
             if let CallKind::Read { ino: file, offset, size, .. } = flight.purpose
                 && file == ino
-                && meet((offset, u64::from(size)), range)
+                && pages_overlap((offset, u64::from(size)), range)
             {
-                flight.overtaken = true;
+                flight.read_before_write = true;
             }
         }
     }
 
     /// Starts the reads that waited for the reply to a write.
-    pub(crate) fn start_reads(&mut self, now: Time, ino: u64) {
+    pub(crate) fn start_queued_reads(&mut self, now: Time, ino: u64) {
         let waits =
             |(_, (_, op)): &(OpId, (Caller, Op))| matches!(op, Op::Read { ino: file, .. } if *file == ino);
         let (reads, rest): (BTreeMap<_, _>, _) =
             std::mem::take(&mut self.queued_ops).into_iter().partition(waits);
         self.queued_ops = rest;
         for (op, (caller, what)) in reads {
-            self.start_late(now, op, caller, what);
+            self.restart_request(now, op, caller, what);
         }
     }
 
     /// Restarts reads whose reply was composed before a write that is done or in flight.
-    pub(crate) fn read_again(
+    pub(crate) fn resend_reads(
         &mut self,
         now: Time,
         ops: &[OpId],
@@ -69,16 +69,16 @@ impl Cache {
     ) {
         for op in ops {
             if let Some(waiting) = self.waiting.remove(op) {
-                self.start_late(now, *op, waiting.caller, Op::Read { ino, fh, offset, size });
+                self.restart_request(now, *op, waiting.caller, Op::Read { ino, fh, offset, size });
             }
         }
     }
 
-    fn start_late(&mut self, now: Time, op: OpId, caller: Caller, what: Op) {
+    fn restart_request(&mut self, now: Time, op: OpId, caller: Caller, what: Op) {
         let pages = what.pages();
         if let Some(answer) = self.start(now, op, caller, what) {
             self.reply(op, answer);
-            return self.drop_behind(&[op], pages);
+            return self.drop_after_reply(&[op], pages);
         }
         // An invalidation may have left out its pages meanwhile.
         if let Some(waiting) = self.waiting.get(&op)

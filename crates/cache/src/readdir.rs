@@ -2,12 +2,12 @@
 
 use crate::cache::Cache;
 use crate::calls::ReplyKind;
-use crate::cookies32::{self, Number, Position};
-use crate::dir_entries::{DirEntries, Row};
+use crate::cookies32::{self, Position, ShortCookie};
+use crate::dir_entries::{DirEntries, DirEntryRef};
 use crate::grants::LiveGrant;
-use crate::op::{Answer, Caller, Fh, KernelInvalidation, Op, Opened, Page, PageEntry};
-use crate::readdirplus_heuristic::Files;
-use crate::state::{Directory, OpenDir};
+use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened, Page, PageEntry};
+use crate::readdirplus_heuristic::FilesWithAttrs;
+use crate::records::{Directory, OpenDir};
 use nigh_types::{Attr, Cookie, Errno, Name, NodeId, OpId, Time};
 
 const DIRECTORY: u32 = 0o040_000;
@@ -21,16 +21,16 @@ pub(crate) struct Chosen {
     next: Cookie,
     node: Option<(NodeId, Attr, LiveGrant)>,
     /// Its attributes are withheld, to see whether the reader looks it up.
-    is_try: bool,
+    is_probe: bool,
 }
 
 /// Space left in a page, counted as the kernel does.
-struct Room {
+struct PageSpace {
     left: u32,
     overhead: u32,
 }
 
-impl Room {
+impl PageSpace {
     fn take(&mut self, name_len: usize) -> bool {
         let name_len = u32::try_from(name_len).unwrap_or(u32::MAX);
         let need = self.overhead.saturating_add(name_len).next_multiple_of(8);
@@ -43,28 +43,28 @@ impl Room {
 }
 
 impl Cache {
-    pub(crate) fn open_dir(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
+    pub(crate) fn open_dir(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
         if self.id_of(ino).is_none() {
-            return Some(Answer::Failed(Errno::STALE));
+            return Some(OpReply::Failed(Errno::STALE));
         }
-        if self.is_gone(ino) {
-            return Some(Answer::Opened(self.opened_dir(now, ino, caller.pid)));
+        if self.is_removed_dir(ino) {
+            return Some(OpReply::Opened(self.opened_dir(now, ino, caller.pid)));
         }
         let descent = self.note_descent(now, ino);
-        self.use_ahead(now, ino);
-        if self.names(now, ino).is_some_and(|(d, _)| d.complete || d.progress.is_some()) {
-            return Some(Answer::Opened(self.opened_dir(now, ino, caller.pid)));
+        self.use_prefetched(now, ino);
+        if self.live_directory(now, ino).is_some_and(|(d, _)| d.complete || d.progress.is_some()) {
+            return Some(OpReply::Opened(self.opened_dir(now, ino, caller.pid)));
         }
-        let began = self.is_to_be_listed(ino) && self.walk_from(now, ino, descent).is_some();
+        let began = self.is_to_be_listed(ino) && self.prefetch_from(now, ino, descent).is_some();
         match self.list(now, ino) {
             Ok((call, joined)) => self.wait(op, caller, call, ReplyKind::OpenDir { ino }, joined && !began),
-            Err(Errno::NOMEM) => Some(Answer::Opened(self.opened_dir(now, ino, caller.pid))),
-            Err(errno) => Some(Answer::Failed(errno)),
+            Err(Errno::NOMEM) => Some(OpReply::Opened(self.opened_dir(now, ino, caller.pid))),
+            Err(errno) => Some(OpReply::Failed(errno)),
         }
     }
 
     /// Returns whether a local change removed a directory that a process is still in.
-    fn is_gone(&self, ino: u64) -> bool {
+    fn is_removed_dir(&self, ino: u64) -> bool {
         self.inodes.get(&ino).is_some_and(|i| i.unlinked_attr.is_some())
     }
 
@@ -76,10 +76,10 @@ impl Cache {
         let mut opened =
             Opened { fh: self.new_fh(), keep_cache: false, cache_dir: false, no_flush: false, direct: false };
         let (mut deadline, wants_names) = (None, self.readers.wants_names(reader));
-        if let Some((directory, held)) = self.names(now, ino)
+        if let Some((directory, held)) = self.live_directory(now, ino)
             && keeps
             && directory.complete
-            && directory.rows.there() < limit
+            && directory.rows.existing() < limit
         {
             opened.cache_dir = true;
             let is_enough = wants_names || !directory.cached_without_attrs;
@@ -89,36 +89,36 @@ impl Cache {
             deadline = Some(held.deadline);
         }
         if let Some(deadline) = deadline {
-            self.watch(deadline, ino);
+            self.set_timers(deadline, ino);
         }
         self.last_read = ino;
         let open = OpenDir {
             ino,
             snapshot: None,
-            told: None,
+            inexact_cookie: None,
             reading: true,
             kernel_keeps: opened.cache_dir,
             reader,
-            files_given: 0,
-            is_tried: false,
+            files_with_attrs: 0,
+            is_probed: false,
         };
         self.open_dirs.insert(opened.fh, open);
         if let Some(id) = self.id_of(ino) {
-            self.inode(id).more().opens += 1;
+            self.inode(id).ext_mut().opens += 1;
         }
         opened
     }
 
-    pub(crate) fn release_dir(&mut self, now: Time, fh: Fh) -> Option<Answer> {
+    pub(crate) fn release_dir(&mut self, now: Time, fh: Fh) -> Option<OpReply> {
         self.leave_snapshot(fh);
-        self.leave_dirents(now, fh);
+        self.close_name_stream(now, fh);
         if let Some(open) = self.open_dirs.remove(&fh)
             && let Some(inode) = self.inodes.get_mut(&open.ino)
         {
-            inode.more().opens -= 1;
+            inode.ext_mut().opens -= 1;
             self.drop_if_idle(open.ino);
         }
-        Some(Answer::Done)
+        Some(OpReply::Done)
     }
 
     #[allow(clippy::too_many_arguments, reason = "the fields of one FUSE request")]
@@ -132,36 +132,36 @@ impl Cache {
         offset: Cookie,
         size: u32,
         plus: bool,
-    ) -> Option<Answer> {
-        let Some(open) = self.open_dirs.get_mut(&fh) else { return Some(Answer::Failed(Errno::BADF)) };
+    ) -> Option<OpReply> {
+        let Some(open) = self.open_dirs.get_mut(&fh) else { return Some(OpReply::Failed(Errno::BADF)) };
         open.reader = caller.pid;
         if offset == Cookie(0) {
             self.readers.began(caller.pid);
             self.leave_snapshot(fh);
-            self.leave_dirents(now, fh);
+            self.close_name_stream(now, fh);
         }
         if let Some(mut page) = self.snapshot_page(fh, offset, size, plus) {
-            self.page_given(now, fh, &mut page);
-            return Some(Answer::Page(page));
+            self.on_page_reply(now, fh, &mut page);
+            return Some(OpReply::Page(page));
         }
-        if self.is_gone(ino) {
-            return Some(Answer::Page(Page::default()));
+        if self.is_removed_dir(ino) {
+            return Some(OpReply::Page(Page::default()));
         }
-        let known = self.names(now, ino).is_some();
-        if known && self.holds.has_names(ino) {
+        let known = self.live_directory(now, ino).is_some();
+        if known && self.suspended.has_names(ino) {
             return self.wait_for_commit(now, op, caller, ino, Op::ReadDir { ino, fh, offset, size, plus });
         }
         if known && let Some(mut page) = self.page(now, ino, fh, offset, size, plus) {
-            self.page_given(now, fh, &mut page);
-            return Some(Answer::Page(page));
+            self.on_page_reply(now, fh, &mut page);
+            return Some(OpReply::Page(page));
         }
         let want = ReplyKind::Page { fh, offset, size, plus };
-        if let Some(answer) = self.read_dirents(now, (op, caller), ino, &want) {
+        if let Some(answer) = self.read_names_only(now, (op, caller), ino, &want) {
             return answer;
         }
         match self.list(now, ino) {
             Ok((call, joined)) => self.wait(op, caller, call, want, joined),
-            Err(errno) => Some(Answer::Failed(errno)),
+            Err(errno) => Some(OpReply::Failed(errno)),
         }
     }
 
@@ -171,14 +171,14 @@ impl Cache {
     /// The kernel must not complete a cached listing that began in another state of the directory. It compares at the
     /// beginning only, so a reader in mid-listing would go on in a listing that others have completed
     /// (`fuse_readdir_cached`), and would find older names. So the kernel first drops the pages that it has.
-    pub(crate) fn page_given(&mut self, now: Time, fh: Fh, page: &mut Page) {
+    pub(crate) fn on_page_reply(&mut self, now: Time, fh: Fh, page: &mut Page) {
         let Some(open) = self.open_dirs.get_mut(&fh) else { return };
         open.reading = !page.entries.is_empty();
         let (ino, facts, keeps) = (open.ino, open.snapshot.is_none(), open.kernel_keeps);
         self.last_read = ino;
         if keeps {
             let same = |directory: &mut Directory| {
-                let before = directory.given.replace(directory.version);
+                let before = directory.chunk_version.replace(directory.version);
                 before.is_none_or(|before| before == directory.version)
             };
             let is_same = facts && self.dirs.get_mut(&ino).is_some_and(same);
@@ -188,11 +188,11 @@ impl Cache {
     }
 
     fn kernel_keeps_listing(&mut self, now: Time, ino: u64, facts: bool) {
-        match self.names(now, ino).filter(|_| facts) {
+        match self.live_directory(now, ino).filter(|_| facts) {
             Some((directory, _)) if directory.kernel_version == Some(directory.version) => {}
             Some((directory, held)) => {
                 directory.kernel_version = Some(directory.version);
-                self.watch(held.deadline, ino);
+                self.set_timers(held.deadline, ino);
             }
             None => {
                 self.invalidate(vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }], None);
@@ -212,45 +212,45 @@ impl Cache {
     ) -> Option<Page> {
         let (from, files) = (self.position(fh, offset), self.files_for(fh));
         let (chosen, full, told) = {
-            let held = self.names(now, ino)?.1;
+            let held = self.live_directory(now, ino)?.1;
             let directory = self.dirs.get(&ino)?;
             let until = if directory.complete { None } else { Some(directory.progress?) };
             let shortens = self.config.short_cookies;
-            let known = |row: &Row| {
+            let known = |row: &DirEntryRef| {
                 let is_known = |p| row.cookie <= p && (!shortens || cookies32::is_decided(row.cookie, p));
                 row.child.is_some() && until.is_none_or(is_known)
             };
             let rows = from.rows(&directory.rows).filter(known);
             let (mut chosen, full) = self.choose(now, ino, rows, offset, size, plus, Some((held, files)));
-            let (all, told) = (chosen.len(), self.shorten(&directory.rows, from, &mut chosen));
+            let (all, told) = (chosen.len(), self.shorten_cookies(&directory.rows, from, &mut chosen));
             let full = full || until.is_none() || chosen.len() < all;
             (chosen, full, told)
         };
         if !full {
             return None;
         }
-        self.remember(fh, told);
-        self.note_given(fh, &chosen, plus && files == Files::None);
+        self.note_inexact_cookie(fh, told);
+        self.note_page_content(fh, &chosen, plus && files == FilesWithAttrs::None);
         Some(self.fill(now, ino, offset, size, plus, chosen))
     }
 
     /// Returns which files get attributes in replies to this reader.
-    pub(crate) fn files_for(&mut self, fh: Fh) -> Files {
-        let Some(open) = self.open_dirs.get(&fh) else { return Files::None };
-        self.readers.files(open.reader, open.files_given, open.is_tried)
+    pub(crate) fn files_for(&mut self, fh: Fh) -> FilesWithAttrs {
+        let Some(open) = self.open_dirs.get(&fh) else { return FilesWithAttrs::None };
+        self.readers.files(open.reader, open.files_with_attrs, open.is_probed)
     }
 
-    pub(crate) fn note_given(&mut self, fh: Fh, chosen: &[Chosen], is_bare: bool) {
+    pub(crate) fn note_page_content(&mut self, fh: Fh, chosen: &[Chosen], is_bare: bool) {
         let Some(open) = self.open_dirs.get_mut(&fh) else { return };
         let files = chosen.iter().filter(|c| c.node.is_some() && c.mode != DIRECTORY).count();
-        open.files_given += files as u64;
-        if chosen.iter().any(|c| c.is_try) {
-            open.is_tried = true;
-            self.readers.tried(open.reader);
+        open.files_with_attrs += files as u64;
+        if chosen.iter().any(|c| c.is_probe) {
+            open.is_probed = true;
+            self.readers.probed(open.reader);
         }
         let (ino, reader, keeps) = (open.ino, open.reader, open.kernel_keeps);
         if let Some(directory) = self.dirs.get_mut(&ino) {
-            directory.reader = reader;
+            directory.last_reader = reader;
             directory.cached_without_attrs |= is_bare && keeps;
         }
     }
@@ -262,15 +262,15 @@ impl Cache {
         let snapshot = self.snapshots.rows(open.snapshot?)?;
         let rows = from.rows(snapshot).filter(|row| row.child.is_some());
         let (mut chosen, _) = self.choose(Time(0), ino, rows, offset, size, plus, None);
-        let told = self.shorten(snapshot, from, &mut chosen);
-        self.remember(fh, told);
+        let told = self.shorten_cookies(snapshot, from, &mut chosen);
+        self.note_inexact_cookie(fh, told);
         Some(self.fill(Time(0), ino, offset, size, plus, chosen))
     }
 
     /// Returns the position that an offset stands for.
     fn position(&self, fh: Fh, offset: Cookie) -> Position {
         if self.config.short_cookies {
-            Position::of(offset, self.open_dirs.get(&fh).and_then(|open| open.told))
+            Position::of(offset, self.open_dirs.get(&fh).and_then(|open| open.inexact_cookie))
         } else {
             Position::behind(offset)
         }
@@ -278,7 +278,7 @@ impl Cache {
 
     /// Gives entries 31-bit offsets if the mount needs them, up to and with the first mark. Returns the mark with its
     /// cookie, to be remembered.
-    fn shorten(
+    fn shorten_cookies(
         &self,
         rows: &DirEntries,
         from: Position,
@@ -288,27 +288,27 @@ impl Cache {
             return None;
         }
         let cookies: Vec<Cookie> = chosen.iter().map(|c| c.cookie).collect();
-        let numbers = cookies32::numbers(rows, from, &cookies);
+        let numbers = cookies32::short_cookies(rows, from, &cookies);
         chosen.truncate(numbers.len());
         let stands_for = chosen.last()?.next;
         for (entry, number) in chosen.iter_mut().zip(&numbers) {
             entry.next = number.offset();
         }
         match numbers.last()? {
-            Number::Exact(_) => None,
-            mark @ Number::InexactCookie(_) => Some((mark.offset(), stands_for)),
+            ShortCookie::Exact(_) => None,
+            mark @ ShortCookie::InexactCookie(_) => Some((mark.offset(), stands_for)),
         }
     }
 
-    fn remember(&mut self, fh: Fh, told: Option<(Cookie, Cookie)>) {
+    fn note_inexact_cookie(&mut self, fh: Fh, told: Option<(Cookie, Cookie)>) {
         if let Some(open) = self.open_dirs.get_mut(&fh).filter(|_| told.is_some()) {
-            open.told = told;
+            open.inexact_cookie = told;
         }
     }
 
-    fn room(&self, offset: Cookie, size: u32, plus: bool) -> Room {
+    fn room(&self, offset: Cookie, size: u32, plus: bool) -> PageSpace {
         let overhead = if plus { self.config.entry_size.1 } else { self.config.entry_size.0 };
-        let mut room = Room { left: size, overhead };
+        let mut room = PageSpace { left: size, overhead };
         for (at, length) in [(0, 1), (1, 2)] {
             if offset.0 <= at {
                 room.take(length);
@@ -323,14 +323,14 @@ impl Cache {
         &self,
         now: Time,
         dir: u64,
-        rows: impl Iterator<Item = Row<'a>>,
+        rows: impl Iterator<Item = DirEntryRef<'a>>,
         offset: Cookie,
         size: u32,
         plus: bool,
-        held: Option<(LiveGrant, Files)>,
+        held: Option<(LiveGrant, FilesWithAttrs)>,
     ) -> (Vec<Chosen>, bool) {
-        let (mut room, may_tell) = (self.room(offset, size, plus), plus && self.may_tell());
-        let mut is_tried = !matches!(held, Some((_, Files::All { but_one: true })));
+        let (mut room, may_tell) = (self.room(offset, size, plus), plus && self.may_reveal());
+        let mut is_tried = !matches!(held, Some((_, FilesWithAttrs::All { but_one: true })));
         let mut chosen: Vec<Chosen> = Vec::new();
         for row in rows {
             if !room.take(row.name.len()) {
@@ -345,8 +345,8 @@ impl Cache {
             }
             let Some(child) = row.child else { continue };
             let mode = child.attr().mode & 0o170_000;
-            let is_given = |files| mode == DIRECTORY || files != Files::None;
-            let is_new = |(_, files): &(LiveGrant, Files)| {
+            let is_given = |files| mode == DIRECTORY || files != FilesWithAttrs::None;
+            let is_new = |(_, files): &(LiveGrant, FilesWithAttrs)| {
                 may_tell && is_given(*files) && !self.kernel_knows(now, dir, row.name, child.id)
             };
             let mut node = held.filter(is_new).and_then(|(held, _)| {
@@ -357,7 +357,7 @@ impl Cache {
             node = node.filter(|_| !is_try);
             is_tried |= is_try;
             let (cookie, next, ino) = (row.cookie, row.cookie, child.id.ino);
-            chosen.push(Chosen { cookie, name: row.to_name(), ino, mode, next, node, is_try });
+            chosen.push(Chosen { cookie, name: row.to_name(), ino, mode, next, node, is_probe: is_try });
         }
         (chosen, false)
     }

@@ -6,34 +6,34 @@ use std::collections::BTreeMap;
 /// Most threads that are remembered.
 const MOST: usize = 64;
 /// A thread that looked up none of this many withheld files wants names only.
-const QUIET: u32 = 8;
+const NAMES_ONLY_AFTER: u32 = 8;
 /// A thread that looks files up is probed in one of this many directories.
-const SELDOM: u32 = 64;
+const PROBE_INTERVAL: u32 = 64;
 /// Files of a directory that a thread gets attributes of, if it never looked a file up.
-const UNASKED: u64 = 1 << 18;
+const MAX_WITHOUT_LOOKUP: u64 = 1 << 18;
 
 /// History of one thread.
 #[derive(Clone, Copy, Debug, Default)]
-struct Reader {
+struct ReaderHistory {
     /// Withheld files, one for each directory, since the thread's last lookup of a file.
-    quiet: u32,
+    unused_probes: u32,
     /// The thread has looked up a file.
     looks: bool,
     /// Directories begun since the last probe.
-    untried: u32,
+    since_probe: u32,
     used: u64,
 }
 
 /// Threads used last, by thread id (0: not visible, never stored).
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Readers {
-    known: BTreeMap<u32, Reader>,
+pub(crate) struct ReaderTable {
+    known: BTreeMap<u32, ReaderHistory>,
     uses: u64,
 }
 
 /// Files of a page that get attributes; directories always do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Files {
+pub(crate) enum FilesWithAttrs {
     None,
     /// All files, or all but one.
     All {
@@ -41,8 +41,8 @@ pub(crate) enum Files {
     },
 }
 
-impl Readers {
-    fn get(&mut self, thread: u32) -> Option<&mut Reader> {
+impl ReaderTable {
+    fn get(&mut self, thread: u32) -> Option<&mut ReaderHistory> {
         if thread == 0 {
             return None;
         }
@@ -58,40 +58,44 @@ impl Readers {
 
     /// Returns which files of a directory get attributes next. `given`: files with attributes so far; `was_tried`: one
     /// was withheld.
-    pub fn files(&mut self, thread: u32, given: u64, was_tried: bool) -> Files {
+    pub fn files(&mut self, thread: u32, given: u64, was_tried: bool) -> FilesWithAttrs {
         let Some(reader) = self.get(thread) else {
-            return if given < UNASKED { Files::All { but_one: false } } else { Files::None };
+            return if given < MAX_WITHOUT_LOOKUP {
+                FilesWithAttrs::All { but_one: false }
+            } else {
+                FilesWithAttrs::None
+            };
         };
-        if reader.quiet >= QUIET || !reader.looks && given >= UNASKED {
-            return Files::None;
+        if reader.unused_probes >= NAMES_ONLY_AFTER || !reader.looks && given >= MAX_WITHOUT_LOOKUP {
+            return FilesWithAttrs::None;
         }
-        Files::All { but_one: !was_tried && (!reader.looks || reader.untried >= SELDOM) }
+        FilesWithAttrs::All { but_one: !was_tried && (!reader.looks || reader.since_probe >= PROBE_INTERVAL) }
     }
 
     /// Returns whether the thread wants names only.
     pub fn wants_names(&self, thread: u32) -> bool {
-        self.known.get(&thread).is_some_and(|reader| reader.quiet >= QUIET)
+        self.known.get(&thread).is_some_and(|reader| reader.unused_probes >= NAMES_ONLY_AFTER)
     }
 
     /// Records that a thread reads a directory from its beginning.
     pub fn began(&mut self, thread: u32) {
         if let Some(reader) = self.get(thread) {
-            reader.untried = reader.untried.saturating_add(1);
+            reader.since_probe = reader.since_probe.saturating_add(1);
         }
     }
 
     /// Records that a file was withheld.
-    pub fn tried(&mut self, thread: u32) {
+    pub fn probed(&mut self, thread: u32) {
         if let Some(reader) = self.get(thread) {
-            reader.quiet += 1;
-            reader.untried = 0;
+            reader.unused_probes += 1;
+            reader.since_probe = 0;
         }
     }
 
     /// Records the lookup of a file that the thread may have read the name of.
-    pub fn looked(&mut self, thread: u32) {
+    pub fn looked_up(&mut self, thread: u32) {
         if let Some(reader) = self.known.get_mut(&thread) {
-            reader.quiet = 0;
+            reader.unused_probes = 0;
             reader.looks = true;
         }
     }

@@ -5,8 +5,8 @@ use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
 use crate::grants::LiveGrant;
 use crate::kernel::NotifyLevel;
-use crate::op::{Invalidation, KernelInvalidation, Output};
-use crate::state::{CachedPages, ChangeToken, Data, Inode, OpenFile};
+use crate::op::{InvalidationId, KernelInvalidation, Output};
+use crate::records::{CachedData, CachedPages, ChangeToken, Inode, OpenFile};
 use nigh_types::{
     Attr, Bug, Call, DataVersion, Errno, Grant, GrantId, LeaseScope, Name, NodeId, OpId, Recall, RecallId,
     Reply, Response, Span, Time, planted,
@@ -14,7 +14,7 @@ use nigh_types::{
 use std::collections::BTreeSet;
 
 /// Above this number of dentries the epoch drops all dentries at once.
-const NAMES_ONE_BY_ONE: u64 = 200;
+const MAX_SINGLE_DENTRIES: u64 = 200;
 /// Time before its end at which a data grant on an open file is renewed.
 const RENEW_BEFORE: Span = Span::from_millis(1_000);
 
@@ -32,15 +32,15 @@ impl Cache {
         self.counters.recalled += 1;
         tracing::debug!(target: "nigh::recall", ino = recall.node.ino, covers = ?recall.covers);
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.tracks_races()) {
-            flight.seen.recalled.push((recall.node, recall.covers));
+            flight.race_log.recalled.push((recall.node, recall.covers));
         }
         let stale = match recall.covers {
             LeaseScope::Directory | LeaseScope::Dentry | LeaseScope::NegativeDentry => {
-                self.keep_open_below(recall.node.ino);
+                self.pin_open_below(recall.node.ino);
                 self.recall_names(recall.node)
             }
             LeaseScope::Attributes => {
-                self.keep_open(recall.node.ino);
+                self.pin_open(recall.node.ino);
                 self.recall_inode(recall.node)
             }
             LeaseScope::Data => self.recall_data(recall.node),
@@ -50,18 +50,18 @@ impl Cache {
             self.invalidate(stale, None);
             return;
         }
-        self.tell_then(stale, OnInvalidated::Acknowledge(recall.id));
+        self.invalidate_then(stale, OnInvalidated::Acknowledge(recall.id));
     }
 
     /// Invalidates the kernel, then acts.
-    pub(crate) fn tell_then(&mut self, mut stale: Vec<KernelInvalidation>, then: OnInvalidated) {
-        self.leave_out_unbelieved(&mut stale);
+    pub(crate) fn invalidate_then(&mut self, mut stale: Vec<KernelInvalidation>, then: OnInvalidated) {
+        self.drop_untrusted(&mut stale);
         // The kernel may still be dropping facts of an earlier recall or discard: the action follows those.
-        let nothing = stale.is_empty() && self.untold.is_empty();
+        let nothing = stale.is_empty() && self.pending_invalidations.is_empty();
         if nothing || !self.config.level.may_keep_pages() {
             self.complete(then);
         } else {
-            self.tell_these(stale, Some(then));
+            self.send_invalidation(stale, Some(then));
         }
     }
 
@@ -73,35 +73,35 @@ impl Cache {
     }
 
     /// Handles a done invalidation.
-    pub fn handle_invalidated(&mut self, now: Time, id: Invalidation) {
+    pub fn handle_invalidated(&mut self, now: Time, id: InvalidationId) {
         self.clock = now;
-        self.untold.remove(&id);
-        self.names_going.take_if(|going| *going == id);
+        self.pending_invalidations.remove(&id);
+        self.dentry_flush.take_if(|going| *going == id);
         if let Some(then) = self.after_invalidation.remove(&id) {
             self.complete(then);
         }
-        for (ino, all) in self.dropping.remove(&id).unwrap_or_default() {
-            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.more().whole.dropped(id));
-            self.dropped(id, ino, all);
+        for (ino, all) in self.page_drops.remove(&id).unwrap_or_default() {
+            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_drop_done(id));
+            self.on_pages_dropped(id, ino, all);
         }
-        self.end_claiming(now);
+        self.finish_reclaim(now);
     }
 
     fn recall_names(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
-        let stale = self.stale_names(node);
-        self.forget_names(node.ino);
+        let stale = self.invalidations_under_lease(node);
+        self.drop_dir_names(node.ino);
         stale
     }
 
     /// Returns what the kernel holds under a directory lease.
-    pub(crate) fn stale_names(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
-        let mut stale = self.stale_rows(node);
-        stale.extend(self.stale_pages((node, LeaseScope::Directory)));
+    pub(crate) fn invalidations_under_lease(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
+        let mut stale = self.invalidations_under_lease_without_pages(node);
+        stale.extend(self.invalidations_of_pages((node, LeaseScope::Directory)));
         stale
     }
 
     /// Returns it without pages of files.
-    fn stale_rows(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
+    fn invalidations_under_lease_without_pages(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         let Some(directory) = self.dirs.get_mut(&node.ino).filter(|d| d.id == node && d.held.is_some())
         else {
             return Vec::new();
@@ -109,7 +109,7 @@ impl Cache {
         let ino = node.ino;
         let mut stale = vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }];
         directory.kernel_version = None;
-        let missing = std::mem::take(&mut directory.missing_given);
+        let missing = std::mem::take(&mut directory.has_negative_dentries);
         let drops = directory.held.is_some_and(|held| self.config.level.drops_names(&held));
         let mut names: Vec<(u64, Name)> = Vec::new();
         for row in directory.rows.iter() {
@@ -132,12 +132,12 @@ impl Cache {
         }
         let count = names.len() as u64;
         let missing = match missing {
-            true => self.take_missing(ino, count),
-            false => (count <= NAMES_ONE_BY_ONE).then(Vec::new),
+            true => self.take_negative_dentries(ino, count),
+            false => (count <= MAX_SINGLE_DENTRIES).then(Vec::new),
         };
         if self.config.level == NotifyLevel::All && missing.is_none() {
             // The epoch drops all negative dentries.
-            names.extend(std::mem::take(&mut self.missing_given));
+            names.extend(std::mem::take(&mut self.negative_dentries));
             stale.push(KernelInvalidation::AllDentries(names));
         } else {
             let names = names.into_iter().chain(missing.into_iter().flatten());
@@ -149,16 +149,16 @@ impl Cache {
     /// Takes the negative dentries that the kernel may have in a directory. `None`: together with `others` they are too
     /// many for single invalidations. (After an epoch the kernel detaches every dentry that it visits, also one in
     /// use.)
-    fn take_missing(&mut self, dir: u64, others: u64) -> Option<Vec<(u64, Name)>> {
-        let room = usize::try_from(NAMES_ONE_BY_ONE.checked_sub(others)?).ok()?;
+    fn take_negative_dentries(&mut self, dir: u64, others: u64) -> Option<Vec<(u64, Name)>> {
+        let room = usize::try_from(MAX_SINGLE_DENTRIES.checked_sub(others)?).ok()?;
         let first = Name::new(&[1]).ok()?;
-        let of_dir = self.missing_given.range((dir, first)..).take_while(|(at, _)| *at == dir);
+        let of_dir = self.negative_dentries.range((dir, first)..).take_while(|(at, _)| *at == dir);
         let missing: Vec<(u64, Name)> = of_dir.take(room + 1).cloned().collect();
         if missing.len() > room {
             return None;
         }
         for name in &missing {
-            self.missing_given.remove(name);
+            self.negative_dentries.remove(name);
         }
         Some(missing)
     }
@@ -166,21 +166,21 @@ impl Cache {
     /// Handles a mount below. An epoch would detach that mount, so from now on the kernel gets no dentry under a grant
     /// that can be recalled ([`NotifyLevel::NoEpoch`]). Returns the dentries that the kernel holds: the caller drops them
     /// before all queued invalidations, then calls `handle_invalidated`. `None`: there was a mount below already.
-    pub fn handle_mounted_below(&mut self) -> Option<(Invalidation, Vec<(u64, Name)>)> {
+    pub fn handle_mounted_below(&mut self) -> Option<(InvalidationId, Vec<(u64, Name)>)> {
         if self.config.level != NotifyLevel::All {
             return None;
         }
         self.config.level = NotifyLevel::NoEpoch;
-        let mut names = std::mem::take(&mut self.missing_given);
+        let mut names = std::mem::take(&mut self.negative_dentries);
         let Cache { dirs, inodes, .. } = self;
         let known = |ino: u64| inodes.get(&ino).is_some_and(|inode| inode.nlookup > 0);
         dirs.iter_mut().for_each(|(dir, directory)| {
-            directory.missing_given = false;
+            directory.has_negative_dentries = false;
             let rows = directory.rows.iter().filter(|row| row.child.is_some_and(|c| known(c.id.ino)));
             names.extend(rows.map(|row| (*dir, row.to_name())));
         });
         let id = self.new_invalidation();
-        self.names_going = Some(id);
+        self.dentry_flush = Some(id);
         Some((id, names.into_iter().collect()))
     }
 
@@ -191,12 +191,12 @@ impl Cache {
     }
 
     /// Returns pages of open files that depend on this grant on attributes; closed files have none.
-    pub(crate) fn stale_pages(&mut self, on: (NodeId, LeaseScope)) -> Vec<KernelInvalidation> {
-        self.open_under(on).into_iter().flat_map(|file| self.recall_data(file)).collect()
+    pub(crate) fn invalidations_of_pages(&mut self, on: (NodeId, LeaseScope)) -> Vec<KernelInvalidation> {
+        self.open_files_under(on).into_iter().flat_map(|file| self.recall_data(file)).collect()
     }
 
     /// Returns open files whose pages depend on this grant.
-    pub(crate) fn open_under(&self, on: (NodeId, LeaseScope)) -> Vec<NodeId> {
+    pub(crate) fn open_files_under(&self, on: (NodeId, LeaseScope)) -> Vec<NodeId> {
         let under = |file: &OpenFile| {
             let inode = self.inodes.get(&file.ino)?;
             inode.data.held.is_some_and(|held| held.on == on).then_some(inode.id)
@@ -207,7 +207,7 @@ impl Cache {
 
     /// Drops facts of an inode that depended on the directory lease: the inode is covered no more, or by another lease.
     /// `still`: the directory whose lease goes on covering it.
-    pub(crate) fn uncover(&mut self, ino: u64, still: Option<u64>) {
+    pub(crate) fn drop_uncovered(&mut self, ino: u64, still: Option<u64>) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.forget_xattrs();
         let id = inode.id;
@@ -223,9 +223,9 @@ impl Cache {
     }
 
     fn recall_inode(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
-        let mut stale = self.stale_pages((node, LeaseScope::Attributes));
+        let mut stale = self.invalidations_of_pages((node, LeaseScope::Attributes));
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else { return Vec::new() };
-        inode.forget_own();
+        inode.drop_own_attr();
         inode.forget_xattrs();
         let known = inode.nlookup > 0;
         self.drop_if_idle(node.ino);
@@ -256,44 +256,46 @@ impl Cache {
     /// must reach the remote before any other client's change.
     pub fn droppable_ranges(
         &mut self,
-        why: Invalidation,
+        why: InvalidationId,
         ino: u64,
         (offset, length): (u64, u64),
     ) -> Vec<(u64, u64)> {
-        let busy = self.busy(why, ino);
+        let busy = self.locked_ranges(why, ino);
         let recalled = self.is_recalled(why);
         let theirs = self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, recalled).is_some());
         theirs.for_each(|flight| flight.drop_data = true);
         self.leave_out_ungranted(why, ino, (offset, length));
         let is_all = |(of, all): &(u64, bool)| *of == ino && *all;
-        if (offset, length) == (0, 0) && self.dropping.get(&why).is_some_and(|all| all.iter().any(is_all)) {
-            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.more().whole.told(why));
+        if (offset, length) == (0, 0) && self.page_drops.get(&why).is_some_and(|all| all.iter().any(is_all)) {
+            self.inodes
+                .get_mut(&ino)
+                .into_iter()
+                .for_each(|inode| inode.ext_mut().whole.note_drop_started(why));
         }
-        within(gaps(busy), offset, length)
+        clip(complement(busy), offset, length)
     }
 
     /// Returns whether reads and writes that came after [`Cache::droppable_ranges`] have pages in these ranges locked:
     /// dropping them waits for these.
     #[must_use]
-    pub fn is_in_the_way(&self, why: Invalidation, ino: u64, dropping: &[(u64, u64)]) -> bool {
-        let meets = |&range: &(u64, u64)| {
-            dropping.iter().any(|part| !within(vec![*part], range.0, range.1).is_empty())
-        };
-        self.busy(why, ino).iter().map(|range| pages(*range)).any(|range| meets(&range))
+    pub fn blocks_drop(&self, why: InvalidationId, ino: u64, dropping: &[(u64, u64)]) -> bool {
+        let meets =
+            |&range: &(u64, u64)| dropping.iter().any(|part| !clip(vec![*part], range.0, range.1).is_empty());
+        self.locked_ranges(why, ino).iter().map(|range| pages(*range)).any(|range| meets(&range))
     }
 
     /// Returns the ranges of a file (offset, length) that the kernel has locked for reads and writes: in flight, or
     /// queued while the remote was away.
-    fn busy(&self, why: Invalidation, ino: u64) -> Vec<(u64, u64)> {
+    fn locked_ranges(&self, why: InvalidationId, ino: u64) -> Vec<(u64, u64)> {
         let recalled = self.is_recalled(why);
         // A call without a waiter has no page locked.
         let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
         let out = out.filter_map(|flight| flight.purpose.locks_pages(ino, recalled));
-        let parked = self.parked_pages(ino, recalled).map(|(_, range)| range);
+        let parked = self.queued_pages(ino, recalled).map(|(_, range)| range);
         out.chain(parked).filter(|range| range.1 > 0).collect()
     }
 
-    pub(crate) fn is_recalled(&self, why: Invalidation) -> bool {
+    pub(crate) fn is_recalled(&self, why: InvalidationId) -> bool {
         matches!(self.after_invalidation.get(&why), Some(OnInvalidated::Acknowledge(_)))
     }
 
@@ -304,7 +306,7 @@ impl Cache {
     }
 
     /// Sets timers for the end of a grant on something that the kernel holds open.
-    pub(crate) fn watch(&mut self, deadline: Time, ino: u64) {
+    pub(crate) fn set_timers(&mut self, deadline: Time, ino: u64) {
         if deadline != Time::FAR {
             // Not at once, or a grant for so short a time would be renewed without end.
             let half = Span(deadline.since(self.clock).0 / 2);
@@ -315,32 +317,32 @@ impl Cache {
     }
 
     /// Sets timers for the end of a data grant. Replies move that end: it is checked again when it would have come.
-    pub(crate) fn watch_data(&mut self, ino: u64) {
+    pub(crate) fn set_data_timers(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         let Some(held) = inode.data.held else { return };
-        inode.more().data.watched = held.deadline;
-        self.watch(held.deadline, ino);
+        inode.ext_mut().data.timer_at = held.deadline;
+        self.set_timers(held.deadline, ino);
     }
 
     pub fn handle_timeout(&mut self, now: Time) {
         self.clock = now;
-        let over: Vec<OpId> = std::iter::from_fn(|| self.limits.take_over(now)).collect();
+        let over: Vec<OpId> = std::iter::from_fn(|| self.request_deadlines.take_expired(now)).collect();
         for op in over {
             match self.config.on_disconnect {
                 // The remote replies; a wait for another client's lock goes on.
-                OnDisconnect::Fail(span) if self.waits_for_others(op) => {
-                    self.limits.begin(op, now.after(span))
+                OnDisconnect::Fail(span) if self.waits_for_lock(op) => {
+                    self.request_deadlines.begin(op, now.after(span))
                 }
                 _ => self.abort(op, Errno::IO),
             }
         }
-        if self.forget_by.is_some_and(|due| due <= now) {
+        if self.flush_all_by.is_some_and(|due| due <= now) {
             tracing::warn!(target: "nigh::kernel", "the kernel is slow to forget what it held when the server went away");
-            (self.forget_by, self.kernel_is_slow) = (None, true);
-            self.end_claiming(now);
+            (self.flush_all_by, self.kernel_is_slow) = (None, true);
+            self.finish_reclaim(now);
         }
-        self.end_waits_for_commits(now);
-        self.give_back_idle(now);
+        self.give_back_unfinished(now);
+        self.evict_idle(now);
         let mut copies = Vec::new();
         while let Some(&(due, ino)) = self.expiry_timers.first() {
             if due > now {
@@ -348,7 +350,7 @@ impl Cache {
             }
             self.expiry_timers.pop_first();
             copies.extend(self.ended_copies(ino));
-            self.grant_ends(now, ino);
+            self.on_grant_end(now, ino);
         }
         if !copies.is_empty() {
             self.invalidate(copies, None);
@@ -356,13 +358,13 @@ impl Cache {
     }
 
     /// Handles the end of a grant on an open inode: renews what may still be true, drops the rest.
-    fn grant_ends(&mut self, now: Time, ino: u64) {
-        self.keep_open(ino);
+    fn on_grant_end(&mut self, now: Time, ino: u64) {
+        self.pin_open(ino);
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.opens > 0) else { return };
         if let Some(held) = inode.data.held {
-            if held.lives(now) {
-                if inode.data.watched <= now {
-                    return self.watch_data(ino);
+            if held.is_live(now) {
+                if inode.data.timer_at <= now {
+                    return self.set_data_timers(ino);
                 }
                 // Not if an earlier renewal has moved the end: each renewal would cause two others.
                 let soon = held.deadline.since(now) <= RENEW_BEFORE;
@@ -370,7 +372,7 @@ impl Cache {
                     && matches!(inode.data.pages, CachedPages::Of(_))
                     && let Some(node) = self.node_ref(ino)
                 {
-                    self.send(now, None, CallKind::Renew { ino }, Call::GetAttr { node });
+                    self.send(now, None, CallKind::Revalidate { ino }, Call::GetAttr { node });
                 }
                 return;
             }
@@ -378,23 +380,29 @@ impl Cache {
             self.mark_pages_stale(ino, false);
             self.invalidate(vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }], None);
         }
-        self.names(now, ino);
+        self.live_directory(now, ino);
     }
 
     /// Handles the renewal of an open file: if it is unchanged, its data stays granted as long as its attributes.
-    pub(crate) fn renewed(&mut self, now: Time, flight: &InflightCall, ino: u64, response: &Response) {
+    pub(crate) fn on_revalidate_reply(
+        &mut self,
+        now: Time,
+        flight: &InflightCall,
+        ino: u64,
+        response: &Response,
+    ) {
         let Ok(Reply::Attr(id, attr)) = response.result else { return };
         self.apply_attr(now, flight, id, attr, &response.grants);
-        let fresh = self.granted_anew(flight, id, &attr, &response.grants);
+        let fresh = self.grant_in_reply(flight, id, &attr, &response.grants);
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == id && i.opens > 0) else { return };
         let same = inode.data.pages == CachedPages::Of(ChangeToken::of(&attr));
         // A grant that ends no later than the present one gains nothing, and renewals would never end.
         let until = inode.data.held.map_or(now, |held| held.deadline);
-        let fresh = fresh.filter(|h| h.deadline > until && same && flight.seen.is_empty());
+        let fresh = fresh.filter(|h| h.deadline > until && same && flight.race_log.is_empty());
         if let Some(held) = fresh {
-            inode.more().data.held = Some(held);
-            self.watch_data(ino);
-            self.note_base(now, Some(flight), ino, DataVersion::of(&attr));
+            inode.ext_mut().data.held = Some(held);
+            self.set_data_timers(ino);
+            self.note_page_base(now, Some(flight), ino, DataVersion::of(&attr));
         } else if !same {
             inode.forget_pages();
             self.invalidate(
@@ -409,7 +417,7 @@ impl Cache {
 
     /// Returns the grant on an inode's attributes in a reply: its own grant, or the lease of the directory where it was
     /// found. What was known of that directory before keeps its earlier end.
-    fn granted_anew(
+    fn grant_in_reply(
         &self,
         flight: &InflightCall,
         id: NodeId,
@@ -427,27 +435,27 @@ impl Cache {
     /// no lookup, attributes and data of open inodes, then those of the rest. Dentries that can go only one by one come
     /// last: they wait for requests in their directory, which get no reply now. `unbroken`: the grants end before their
     /// time, with a session that is forgotten.
-    pub(crate) fn forget_everything(&mut self, unbroken: bool) -> Option<Invalidation> {
+    pub(crate) fn drop_everything(&mut self, unbroken: bool) -> Option<InvalidationId> {
         let mut names = Vec::new();
         let mut directories: Vec<NodeId> = self.dirs.values().map(|d| d.id).collect();
         directories.sort_unstable();
         for node in directories {
-            for one in self.stale_rows(node) {
+            for one in self.invalidations_under_lease_without_pages(node) {
                 match one {
                     KernelInvalidation::AllDentries(more) => names.extend(more),
                     KernelInvalidation::Entry { dir, name } => names.push((dir, name)),
                     // Attributes and data are dropped for every inode below.
                     KernelInvalidation::Attr { .. }
                     | KernelInvalidation::Data { .. }
-                    | KernelInvalidation::Gone { .. } => {}
+                    | KernelInvalidation::RemovedDentry { .. } => {}
                 }
             }
             if let Some(directory) = self.dirs.get(&node.ino) {
                 names.extend(directory.singles.names().map(|name| (node.ino, name.clone())));
             }
-            self.forget_names(node.ino);
+            self.drop_dir_names(node.ino);
             if let Some(directory) = self.dirs.get_mut(&node.ino) {
-                directory.missing_given = false;
+                directory.has_negative_dentries = false;
             }
         }
         self.flights.values_mut().for_each(|flight| flight.drop_data = true);
@@ -457,12 +465,12 @@ impl Cache {
         inodes.sort_unstable();
         let mut told: Vec<(bool, bool, u64)> = Vec::new();
         for (idle, ino) in inodes {
-            let lived = |held: LiveGrant| held.lives(self.clock) && !held.stale;
+            let lived = |held: LiveGrant| held.is_live(self.clock) && !held.stale;
             let lived = self.inodes.get(&ino).is_some_and(|inode| inode.data.held.is_some_and(lived));
             self.mark_pages_stale(ino, unbroken && lived);
             let Some(inode) = self.inodes.get_mut(&ino) else { continue };
-            if let Some(more) = inode.more_if_any() {
-                (more.own, more.xattrs, more.data) = (None, None, Data::none());
+            if let Some(more) = inode.ext_if_any() {
+                (more.own, more.xattrs, more.data) = (None, None, CachedData::none());
                 more.target = None;
             }
             if inode.nlookup > 0 {
@@ -474,7 +482,7 @@ impl Cache {
         told.sort_unstable();
         let mut stale = Vec::new();
         if self.config.level == NotifyLevel::All {
-            names.extend(std::mem::take(&mut self.missing_given));
+            names.extend(std::mem::take(&mut self.negative_dentries));
             stale.push(KernelInvalidation::AllDentries(std::mem::take(&mut names)));
         }
         stale.extend(told.into_iter().map(|(_, data, ino)| match data {
@@ -486,12 +494,12 @@ impl Cache {
     }
 
     /// Keeps serving facts after their grants have ended. The kernel gets them without a timeout.
-    pub(crate) fn keep_as_stale(&mut self) {
+    pub(crate) fn mark_facts_stale(&mut self) {
         self.dirs.values_mut().for_each(|dir| {
             dir.held = dir.held.map(LiveGrant::into_stale);
             dir.singles.keep_as_stale();
         });
-        self.inodes.values_mut().filter_map(|inode| inode.more_if_any()).for_each(|more| {
+        self.inodes.values_mut().filter_map(|inode| inode.ext_if_any()).for_each(|more| {
             more.own = more.own.map(|(attr, held)| (attr, held.into_stale()));
             more.data.held = more.data.held.map(LiveGrant::into_stale);
             if let Some(xattrs) = &mut more.xattrs {
@@ -505,7 +513,7 @@ impl Cache {
 }
 
 /// Returns the parts of `ranges` that lie in (offset, length); a length of 0: to the end.
-pub(crate) fn within(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(u64, u64)> {
+pub(crate) fn clip(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(u64, u64)> {
     let end_of =
         |(offset, length): (u64, u64)| if length == 0 { u64::MAX } else { offset.saturating_add(length) };
     let end = end_of((offset, length));
@@ -519,7 +527,7 @@ pub(crate) fn within(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(
 pub(crate) const PAGE: u64 = 4096;
 
 /// Returns whether two ranges of a file have a page in common.
-pub(crate) fn meet(one: (u64, u64), other: (u64, u64)) -> bool {
+pub(crate) fn pages_overlap(one: (u64, u64), other: (u64, u64)) -> bool {
     let ((from, length), (begin, size)) = (pages(one), pages(other));
     from < begin.saturating_add(size) && begin < from.saturating_add(length)
 }
@@ -532,7 +540,7 @@ pub(crate) fn pages((offset, length): (u64, u64)) -> (u64, u64) {
 }
 
 /// Returns the ranges (offset, length; 0 = to the end) of a file without the pages of `busy`.
-fn gaps(mut busy: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+fn complement(mut busy: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     busy.sort_unstable();
     let mut gaps = Vec::new();
     let mut at = 0u64;
@@ -554,14 +562,17 @@ mod tests {
 
     #[test]
     fn droppable_ranges_leave_out_pages_in_flight() {
-        assert_eq!(gaps(vec![]), [(0, 0)]);
-        assert_eq!(gaps(vec![(0, 10)]), [(PAGE, 0)]);
-        assert_eq!(gaps(vec![(PAGE - 1, 2)]), [(2 * PAGE, 0)]);
+        assert_eq!(complement(vec![]), [(0, 0)]);
+        assert_eq!(complement(vec![(0, 10)]), [(PAGE, 0)]);
+        assert_eq!(complement(vec![(PAGE - 1, 2)]), [(2 * PAGE, 0)]);
         let busy = vec![(8 * PAGE, 10), (2 * PAGE, PAGE), (2 * PAGE + 7, 2 * PAGE)];
-        assert_eq!(gaps(busy), [(0, 2 * PAGE), (5 * PAGE, 3 * PAGE), (9 * PAGE, 0)]);
-        assert_eq!(gaps(vec![(0, u64::MAX)]), []);
-        assert_eq!(within(gaps(vec![(0, 10)]), 0, 0), [(PAGE, 0)]);
-        assert_eq!(within(gaps(vec![(0, 10)]), 0, PAGE), []);
-        assert_eq!(within(gaps(vec![(PAGE, 10)]), 10, 3 * PAGE), [(10, PAGE - 10), (2 * PAGE, PAGE + 10)]);
+        assert_eq!(complement(busy), [(0, 2 * PAGE), (5 * PAGE, 3 * PAGE), (9 * PAGE, 0)]);
+        assert_eq!(complement(vec![(0, u64::MAX)]), []);
+        assert_eq!(clip(complement(vec![(0, 10)]), 0, 0), [(PAGE, 0)]);
+        assert_eq!(clip(complement(vec![(0, 10)]), 0, PAGE), []);
+        assert_eq!(
+            clip(complement(vec![(PAGE, 10)]), 10, 3 * PAGE),
+            [(10, PAGE - 10), (2 * PAGE, PAGE + 10)]
+        );
     }
 }

@@ -2,21 +2,21 @@
 //! locked.
 
 use crate::cache::Cache;
-use crate::calls::{CallKind, InflightCall, NewFile};
-use crate::op::{Answer, Fh, Op, Output};
+use crate::calls::{CallKind, InflightCall, OpenParams};
+use crate::op::{Fh, Op, OpReply, Output};
+use crate::records::{ChangeToken, OpenFile};
 use crate::session_state::SessionState;
-use crate::state::{ChangeToken, OpenFile};
 use nigh_types::{Access, Call, CallId, Errno, Handle, NodeRef, OpId, Reply, Response, Time};
 
 /// Access mode of a handle that pins an inode: reading.
-const PINNED: Access =
+const PIN_ACCESS: Access =
     Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
 
 impl Cache {
     /// Sends reclaim calls for everything that was open. Locks follow.
-    pub(crate) fn claim_all(&mut self, now: Time) {
-        (self.reclaims, self.claims_locks) = (true, true);
-        self.pin_all_open();
+    pub(crate) fn reclaim_all(&mut self, now: Time) {
+        (self.owes_reclaimed, self.lock_reclaims_due) = (true, true);
+        self.assign_pins();
         let mut files = Vec::new();
         for (fh, file) in &self.files {
             files.extend(
@@ -25,12 +25,12 @@ impl Cache {
         }
         let mut pins: Vec<_> = self.inodes.values().filter_map(|i| Some((i.id.ino, i.pin_handle?))).collect();
         pins.sort_unstable();
-        files.extend(pins.into_iter().map(|(ino, handle)| (ino, None, handle, PINNED, None)));
+        files.extend(pins.into_iter().map(|(ino, handle)| (ino, None, handle, PIN_ACCESS, None)));
         for (ino, fh, handle, access, caller) in files {
             let generation = fh.and_then(|fh| self.files.get(&fh)).map(|file| file.generation);
             match self.node_ref(ino) {
                 Some(node) if generation.is_none_or(|opened| opened == node.node.generation) => {
-                    self.claims += 1;
+                    self.pending_reclaims += 1;
                     let purpose = CallKind::Reopen { ino, fh, handle };
                     self.send(now, caller, purpose, Call::Reopen { node, handle, access });
                 }
@@ -38,41 +38,43 @@ impl Cache {
                 _ => self.mark_file_lost(ino, fh, handle, Errno::STALE),
             }
         }
-        self.claim_deferred(now);
-        self.claim_locks(now);
+        self.reclaim_deferred(now);
+        self.reclaim_locks(now);
     }
 
     /// Reclaims locks when all files have their replies: the server may grant a lock only on an open file.
-    fn claim_locks(&mut self, now: Time) {
-        if self.claims > 0 || !std::mem::take(&mut self.claims_locks) {
+    fn reclaim_locks(&mut self, now: Time) {
+        if self.pending_reclaims > 0 || !std::mem::take(&mut self.lock_reclaims_due) {
             return;
         }
         let asked = self.flights.values().filter_map(|flight| match flight.purpose {
-            CallKind::Lock { holder, range, .. } if !flight.is_given_up() => Some((holder, range)),
+            CallKind::Lock { holder, range, .. } if !flight.is_unwanted_lock() => Some((holder, range)),
             _ => None,
         });
-        for (holder, range) in self.locks.claims(&asked.collect::<Vec<_>>()) {
-            self.claims += u64::from(self.claim_lock(now, holder, range));
+        for (holder, range) in self.locks.locks_to_reclaim(&asked.collect::<Vec<_>>()) {
+            self.pending_reclaims += u64::from(self.reclaim_lock(now, holder, range));
         }
     }
 
     /// Handles deferred replies of the forgotten session. Files that they opened are reclaimed with the rest, under the
     /// same handle. A lock call is sent again, since its caller has no reply yet.
-    fn claim_deferred(&mut self, now: Time) {
+    fn reclaim_deferred(&mut self, now: Time) {
         let mut left = Vec::new();
         for (call, mut response) in std::mem::take(&mut self.deferred_replies) {
             let Some(flight) = self.flights.get(&call) else { continue };
             let is_lock = matches!(flight.purpose, CallKind::Lock { .. }) && response.result.is_ok();
-            if is_lock && self.put_out_again(now, call) {
+            if is_lock && self.resend_call(now, call) {
                 continue;
             }
-            let opened = self.flights.get(&call).and_then(|flight| opened_by(flight, &response));
+            let opened = self.flights.get(&call).and_then(|flight| opened_file_of_reply(flight, &response));
             match (&mut response.result, opened) {
                 (result, _) if is_lock => *result = Err(Errno::INTR),
                 // A holder that has the removed file open reclaims it under a handle that the client assigned.
-                (Ok(Reply::Removed { kept, .. } | Reply::Renamed { kept, .. }), _) => *kept = None,
+                (Ok(Reply::Removed { pinned: kept, .. } | Reply::Renamed { pinned: kept, .. }), _) => {
+                    *kept = None
+                }
                 (_, Some((node, handle, file))) => {
-                    self.claims += 1;
+                    self.pending_reclaims += 1;
                     let access = Access { truncate: false, ..file.access };
                     let purpose = CallKind::Reopen { ino: node.node.ino, fh: None, handle };
                     self.send(now, Some(file.caller), purpose, Call::Reopen { node, handle, access });
@@ -85,52 +87,56 @@ impl Cache {
     }
 
     /// Sends a call again. Returns false if no request waits for it.
-    fn put_out_again(&mut self, now: Time, id: CallId) -> bool {
-        let Some(flight) = self.flights.get_mut(&id).filter(|flight| !flight.is_given_up()) else {
+    fn resend_call(&mut self, now: Time, id: CallId) -> bool {
+        let Some(flight) = self.flights.get_mut(&id).filter(|flight| !flight.is_unwanted_lock()) else {
             return false;
         };
-        let Some(call) = flight.again.clone() else { return false };
+        let Some(call) = flight.resend.clone() else { return false };
         flight.sent = now;
         let caller = flight.caller;
-        self.out.push_back(Output::Call { id, caller, name: None, call });
+        self.out.push_back(Output::Call { id, caller, mutation_id: None, call });
         true
     }
 
     /// Returns the deferred reply that opened a file under this handle.
-    fn gives(&mut self, handle: Handle) -> Option<&mut Response> {
+    fn deferred_open(&mut self, handle: Handle) -> Option<&mut Response> {
         let mut deferred = self.deferred_replies.iter_mut().map(|(_, response)| response);
-        deferred.find(|response| opened_as(response) == Some(handle))
+        deferred.find(|response| opened_handle(response) == Some(handle))
     }
 
     /// Forgets reclaim calls in flight: another session takes over.
-    pub(crate) fn forget_claims(&mut self) {
-        self.flights.retain(|_, flight| !flight.purpose.is_claim());
+    pub(crate) fn forget_reclaims(&mut self) {
+        self.flights.retain(|_, flight| !flight.purpose.is_reclaim());
         // Its listings go on: entries that came before serve the waiters, whether they come again or not.
-        for flight in self.flights.values_mut().filter(|flight| flight.begun) {
+        for flight in self.flights.values_mut().filter(|flight| flight.has_chunk) {
             flight.detached_entries.get_or_insert_default();
             flight.grants.clear();
         }
     }
 
     /// Returns whether a handle is being reclaimed.
-    pub(crate) fn is_claiming(&self, handle: Handle) -> bool {
+    pub(crate) fn is_reclaiming(&self, handle: Handle) -> bool {
         let claims = |flight: &InflightCall| matches!(flight.purpose, CallKind::Reopen { handle: h, .. } if h == handle);
-        self.claims > 0 && self.flights.values().any(claims)
+        self.pending_reclaims > 0 && self.flights.values().any(claims)
     }
 
     /// Handles the reply to a reclaim call.
-    pub(crate) fn claim_answered(&mut self, now: Time, flight: &InflightCall, response: &Response) {
+    pub(crate) fn on_reclaim_reply(&mut self, now: Time, flight: &InflightCall, response: &Response) {
         match flight.purpose {
-            CallKind::Reopen { ino, fh, handle } => self.reopened(now, flight, (ino, fh, handle), response),
-            CallKind::Reclaim { holder, range } => self.lock_reclaimed(now, holder, range, response),
+            CallKind::Reopen { ino, fh, handle } => {
+                self.on_reopen_reply(now, flight, (ino, fh, handle), response)
+            }
+            CallKind::ReclaimLock { holder, range } => {
+                self.on_reclaim_lock_reply(now, holder, range, response)
+            }
             _ => return,
         }
-        self.claims = self.claims.saturating_sub(1);
-        self.claim_locks(now);
-        self.end_claiming(now);
+        self.pending_reclaims = self.pending_reclaims.saturating_sub(1);
+        self.reclaim_locks(now);
+        self.finish_reclaim(now);
     }
 
-    fn reopened(
+    fn on_reopen_reply(
         &mut self,
         now: Time,
         flight: &InflightCall,
@@ -142,7 +148,7 @@ impl Cache {
             Ok(_) => return self.mark_file_lost(ino, fh, handle, Errno::PROTO),
             Err(errno) => return self.mark_file_lost(ino, fh, handle, *errno),
         };
-        if self.gives(handle).is_some() {
+        if self.deferred_open(handle).is_some() {
             return;
         }
         let wanted = match fh {
@@ -152,10 +158,10 @@ impl Cache {
         match self.id_of(ino).filter(|_| wanted) {
             Some(id) => {
                 self.apply_attr(now, flight, id, attr, &response.grants);
-                self.learn_data_grant(now, flight, id, Some(ChangeToken::of(&attr)), response);
+                self.begin_data_grant(now, flight, id, Some(ChangeToken::of(&attr)), response);
                 // A file that is open for reading only has no write-back.
                 if fh.and_then(|fh| self.files.get(&fh)).is_some_and(|file| file.access.write) {
-                    self.pages_go_on(now, flight, (id, &attr), response);
+                    self.keep_pages_in_new_session(now, flight, (id, &attr), response);
                 }
             }
             None => self.release_handle(handle),
@@ -164,23 +170,26 @@ impl Cache {
 
     /// Ends reclaiming once all is reclaimed and the kernel has dropped its facts: other clients may make changes, and
     /// queued requests begin.
-    pub(crate) fn end_claiming(&mut self, now: Time) {
-        if self.standing != SessionState::Reclaiming || self.claims > 0 || self.waits_for_kernel() {
+    pub(crate) fn finish_reclaim(&mut self, now: Time) {
+        if self.session_state != SessionState::Reclaiming
+            || self.pending_reclaims > 0
+            || self.waits_for_kernel()
+        {
             return;
         }
-        self.standing = SessionState::Active;
-        self.forget_by = None;
-        if std::mem::take(&mut self.reclaims) {
+        self.session_state = SessionState::Active;
+        self.flush_all_by = None;
+        if std::mem::take(&mut self.owes_reclaimed) {
             self.out.push_back(Output::Reclaimed);
         }
-        self.start_parked(now);
-        self.drop_old();
+        self.start_queued(now);
+        self.drop_stale_pages();
     }
 
     /// Marks an open file as lost: it could not be reclaimed. It fails until it is closed, and so do its requests in
     /// flight. A file opened without a handle may still be read by its node reference, if it still exists.
     fn mark_file_lost(&mut self, ino: u64, fh: Option<Fh>, handle: Handle, errno: Errno) {
-        if let Some(response) = self.gives(handle) {
+        if let Some(response) = self.deferred_open(handle) {
             response.result = Err(errno);
         }
         let mut lost = Vec::new();
@@ -190,9 +199,9 @@ impl Cache {
                 let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.pin_handle == Some(handle)) else {
                     return;
                 };
-                inode.more().pin_handle = None;
+                inode.ext_mut().pin_handle = None;
                 let id = inode.id;
-                let pinned = |file: &OpenFile| file.ino == ino && file.is_unknown_of(id);
+                let pinned = |file: &OpenFile| file.ino == ino && file.lacks_handle_for(id);
                 if errno == Errno::STALE {
                     lost.extend(self.files.iter().filter(|(_, file)| pinned(file)).map(|(fh, _)| *fh));
                 }
@@ -202,15 +211,15 @@ impl Cache {
             let Some(file) = self.files.get_mut(fh) else { continue };
             file.lost = true;
             if file.handle.take().is_some() {
-                self.opens_without_handle += 1;
+                self.unpinned_opens += 1;
                 if let Some(inode) = self.inodes.get_mut(&ino) {
-                    inode.more().opens_unpinned += 1;
+                    inode.ext_mut().unpinned_opens += 1;
                 }
             }
             let path = self.shown_path(ino);
             tracing::warn!(target: "nigh::session", path, %errno, "an open file could not be opened again");
         }
-        self.fail_through(&lost.into_iter().collect());
+        self.fail_requests_through(&lost.into_iter().collect());
         let needs = |flight: &&InflightCall| flight.handles.contains(&Some(handle));
         let waiters = self.flights.values().filter(needs).flat_map(|flight| flight.waiters.iter().copied());
         let waiters: Vec<OpId> = waiters.collect();
@@ -218,29 +227,29 @@ impl Cache {
     }
 
     /// Fails all open files: the server exports another directory, or has lost the secrets from which it makes ids.
-    pub(crate) fn lose_export(&mut self) {
+    pub(crate) fn on_export_replaced(&mut self) {
         tracing::error!(
             target: "nigh::session",
             "the server exports something else than what was mounted: what was open fails; unmount and mount again"
         );
         self.files.values_mut().for_each(|file| (file.handle, file.lost) = (None, true));
-        self.opens_without_handle = self.files.len() as u64;
-        let all = self.inodes.values_mut().filter_map(|inode| inode.more_if_any());
-        all.for_each(|more| (more.opens_unpinned, more.pin_handle) = (0, None));
+        self.unpinned_opens = self.files.len() as u64;
+        let all = self.inodes.values_mut().filter_map(|inode| inode.ext_if_any());
+        all.for_each(|more| (more.unpinned_opens, more.pin_handle) = (0, None));
         for file in self.files.values() {
             if let Some(inode) = self.inodes.get_mut(&file.ino) {
-                inode.more().opens_unpinned += 1;
+                inode.ext_mut().unpinned_opens += 1;
             }
         }
-        self.locks.lose_all();
+        self.locks.mark_all_lost();
         self.deferred_replies.iter_mut().for_each(|(_, response)| response.result = Err(Errno::IO));
         let calls: Vec<CallId> = self.flights.keys().copied().collect();
         for call in calls {
             let Some(flight) = self.flights.get_mut(&call) else { continue };
             let waiters = std::mem::take(&mut flight.waiters);
             let pages = flight.purpose.pages().filter(|_| flight.drop_data);
-            self.answer_all(&waiters, &Answer::Failed(Errno::IO));
-            self.drop_behind(&waiters, pages);
+            self.reply_all(&waiters, &OpReply::Failed(Errno::IO));
+            self.drop_after_reply(&waiters, pages);
             self.out.push_back(Output::Cancel(call));
         }
         self.dirents.forget();
@@ -249,12 +258,12 @@ impl Cache {
     /// Returns whether a request uses an open file that could not be reclaimed, or whose locks could not.
     pub(crate) fn is_lost(&self, op: &Op) -> bool {
         let lost = |fh: &Fh| self.locks.are_lost(*fh) || self.files.get(fh).is_some_and(|file| file.lost);
-        op.through().iter().flatten().any(lost)
+        op.open_files().iter().flatten().any(lost)
     }
 }
 
 /// Returns the handle under which a reply says that a file was opened.
-fn opened_as(response: &Response) -> Option<Handle> {
+fn opened_handle(response: &Response) -> Option<Handle> {
     match &response.result {
         Ok(Reply::Opened { handle, .. }) => Some(*handle),
         Ok(Reply::Created { handle, .. }) => *handle,
@@ -263,20 +272,20 @@ fn opened_as(response: &Response) -> Option<Handle> {
 }
 
 /// Returns that handle with the file's node reference and open parameters.
-fn opened_by(flight: &InflightCall, response: &Response) -> Option<(NodeRef, Handle, NewFile)> {
-    let handle = opened_as(response)?;
+fn opened_file_of_reply(flight: &InflightCall, response: &Response) -> Option<(NodeRef, Handle, OpenParams)> {
+    let handle = opened_handle(response)?;
     let made = match &response.result {
         Ok(Reply::Created { entry, .. }) => Some(entry.id),
         _ => None,
     };
-    match (&flight.purpose, &flight.again, made) {
+    match (&flight.purpose, &flight.resend, made) {
         (CallKind::Open { file, .. }, Some(Call::Open { node, .. }), None) => {
             Some((node.clone(), handle, *file))
         }
-        (CallKind::Make { name, file: Some(file), .. }, Some(Call::Create { dir, .. }), Some(node)) => {
+        (CallKind::Create { name, file: Some(file), .. }, Some(Call::Create { dir, .. }), Some(node)) => {
             Some((NodeRef { node, path_hint: Some((dir.node, name.clone())) }, handle, *file))
         }
-        (CallKind::Tmpfile { file }, _, Some(node)) => Some((NodeRef::bare(node), handle, *file)),
+        (CallKind::Tmpfile { file }, _, Some(node)) => Some((NodeRef::without_hint(node), handle, *file)),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@
 //! Meanwhile another inode may have taken its number.
 
 use crate::cache::Cache;
-use crate::op::{Answer, Op, Opened, Page};
+use crate::op::{Op, OpReply, Opened, Page};
 use nigh_types::{Attr, Errno, NodeId, SetAttr, SetTime, Span, Timestamp};
 
 const PERMISSIONS: u32 = 0o7777;
@@ -16,7 +16,7 @@ impl Cache {
     /// # Errors
     ///
     /// The request, if it is to be handled as any other.
-    pub fn handle_removed(&mut self, wall: Timestamp, op: Op) -> Result<Answer, Op> {
+    pub fn answer_if_removed(&mut self, wall: Timestamp, op: Op) -> Result<OpReply, Op> {
         let (number, set) = match &op {
             Op::GetAttr { ino }
             | Op::OpenDir { ino }
@@ -34,32 +34,32 @@ impl Cache {
             change(attr, &set, wall);
         }
         Ok(match op {
-            Op::OpenDir { .. } => Answer::Opened(Opened {
+            Op::OpenDir { .. } => OpReply::Opened(Opened {
                 fh: self.new_fh(),
                 keep_cache: false,
                 cache_dir: false,
                 no_flush: false,
                 direct: false,
             }),
-            Op::ReadDir { .. } => Answer::Page(Page::default()),
-            Op::Fsync { .. } => Answer::Done,
-            Op::GetXattr { .. } => Answer::Failed(Errno::NODATA),
-            Op::ListXattr { size: 0, .. } => Answer::Size(0),
-            Op::ListXattr { .. } => Answer::Value(Vec::new()),
+            Op::ReadDir { .. } => OpReply::Page(Page::default()),
+            Op::Fsync { .. } => OpReply::Done,
+            Op::GetXattr { .. } => OpReply::Failed(Errno::NODATA),
+            Op::ListXattr { size: 0, .. } => OpReply::Size(0),
+            Op::ListXattr { .. } => OpReply::Value(Vec::new()),
             // The directory was on the export's filesystem.
             Op::StatFs { .. } => return Err(Op::StatFs { ino: root }),
-            _ => Answer::Attr(id, *attr, Span::ZERO),
+            _ => OpReply::Attr(id, *attr, Span::ZERO),
         })
     }
 
     fn removed_directory(&mut self, number: u64) -> Option<(NodeId, &mut Attr)> {
         let ino = match self.numbers.resolve(number) {
             Ok(ino) => ino,
-            Err(former) => return Some((former.id, self.numbers.removed(number)?)),
+            Err(former) => return Some((former.id, self.numbers.removed_attr(number)?)),
         };
         let inode = self.inodes.get_mut(&ino)?;
         let id = inode.id;
-        Some((id, inode.more_if_any()?.unlinked_attr.as_mut()?))
+        Some((id, inode.ext_if_any()?.unlinked_attr.as_mut()?))
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
         let mut number = None;
         loop {
             match cache.poll_output() {
-                Output::Answer { answer: Answer::Node(node), .. } => number = Some(node.number),
+                Output::Answer { answer: OpReply::Node(node), .. } => number = Some(node.number),
                 Output::Timeout(..) => return number,
                 _ => {}
             }
@@ -122,13 +122,13 @@ mod tests {
         let call = ask(&mut cache, Op::Lookup { dir: 1, name: name() });
         assert_eq!(answers(&mut cache, call, Reply::Entry(Some(entry(OLD)))), Some(7));
         let call = ask(&mut cache, Op::Rmdir { dir: 1, name: name() });
-        answers(&mut cache, call, Reply::Removed { node: OLD, kept: None });
+        answers(&mut cache, call, Reply::Removed { node: OLD, pinned: None });
         cache
     }
 
-    fn attr_of(answer: Result<Answer, Op>) -> Attr {
+    fn attr_of(answer: Result<OpReply, Op>) -> Attr {
         match answer {
-            Ok(Answer::Attr(id, attr, Span::ZERO)) => {
+            Ok(OpReply::Attr(id, attr, Span::ZERO)) => {
                 assert_eq!(id, OLD);
                 attr
             }
@@ -138,31 +138,31 @@ mod tests {
 
     fn is_empty_and_can_be_changed(cache: &mut Cache) {
         let set = SetAttr { mode: Some(0o700), mtime: Some(SetTime::Now), ..SetAttr::default() };
-        let attr = attr_of(cache.handle_removed(WALL, Op::SetAttr { ino: 7, fh: None, set }));
+        let attr = attr_of(cache.answer_if_removed(WALL, Op::SetAttr { ino: 7, fh: None, set }));
         assert_eq!((attr.mode, attr.mtime, attr.ctime, attr.nlink), (0o040_700, WALL, WALL, 0));
-        assert_eq!(attr_of(cache.handle_removed(WALL, Op::GetAttr { ino: 7 })), attr);
-        let synced = cache.handle_removed(WALL, Op::Fsync { ino: 7, fh: None, data_only: false });
-        assert_eq!(synced, Ok(Answer::Done));
-        let Ok(Answer::Opened(opened)) = cache.handle_removed(WALL, Op::OpenDir { ino: 7 }) else {
+        assert_eq!(attr_of(cache.answer_if_removed(WALL, Op::GetAttr { ino: 7 })), attr);
+        let synced = cache.answer_if_removed(WALL, Op::Fsync { ino: 7, fh: None, data_only: false });
+        assert_eq!(synced, Ok(OpReply::Done));
+        let Ok(OpReply::Opened(opened)) = cache.answer_if_removed(WALL, Op::OpenDir { ino: 7 }) else {
             panic!("it is not opened")
         };
         let (fh, offset) = (opened.fh, nigh_types::Cookie(0));
         let read = Op::ReadDir { ino: 7, fh, offset, size: 4096, plus: true };
-        assert_eq!(cache.handle_removed(WALL, read), Ok(Answer::Page(Page::default())));
+        assert_eq!(cache.answer_if_removed(WALL, read), Ok(OpReply::Page(Page::default())));
     }
 
     fn ends_with_the_forget(cache: &mut Cache) {
         is_empty_and_can_be_changed(cache);
         cache.handle_forget(7, 1);
         let look = Op::GetAttr { ino: 7 };
-        assert_eq!(cache.handle_removed(WALL, look.clone()), Err(look));
+        assert_eq!(cache.answer_if_removed(WALL, look.clone()), Err(look));
     }
 
     /// `number`: node id of the new directory.
     fn stays_itself_beside(cache: &mut Cache, number: u64) {
         assert_ne!(number, 7);
         let of_new = Op::GetAttr { ino: number };
-        assert_eq!(cache.handle_removed(WALL, of_new.clone()), Err(of_new));
+        assert_eq!(cache.answer_if_removed(WALL, of_new.clone()), Err(of_new));
         ends_with_the_forget(cache);
     }
 
@@ -220,12 +220,12 @@ mod tests {
         assert_eq!(number, Some(7));
         let call = ask(&mut cache, Op::Rmdir { dir: 1, name: name() });
         let gone = Attr { nlink: 0, ..entry(OLD).attr };
-        answers_all(&mut cache, call, response(Reply::Removed { node: OLD, kept: None }, 2, gone));
+        answers_all(&mut cache, call, response(Reply::Removed { node: OLD, pinned: None }, 2, gone));
         cache.handle_forget(7, 1);
         assert!(cache.inodes.get(&7).is_some_and(|inode| inode.unlinked_attr.is_some()), "its record stays");
         let call = ask(&mut cache, Op::Lookup { dir: 1, name: name() });
         let number = answers(&mut cache, call, looked).expect("it is found");
         let list = Op::GetAttr { ino: number };
-        assert_eq!(cache.handle_removed(WALL, list.clone()), Err(list));
+        assert_eq!(cache.answer_if_removed(WALL, list.clone()), Err(list));
     }
 }

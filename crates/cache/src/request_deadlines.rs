@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Waiting requests by deadline.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Limits {
+pub(crate) struct RequestDeadlines {
     due: BTreeSet<(Time, OpId)>,
     of: BTreeMap<OpId, Time>,
 }
 
-impl Limits {
+impl RequestDeadlines {
     pub fn begin(&mut self, op: OpId, due: Time) {
         self.of.insert(op, due);
         self.due.insert((due, op));
@@ -28,7 +28,7 @@ impl Limits {
     }
 
     /// Takes a request whose deadline has passed.
-    pub fn take_over(&mut self, now: Time) -> Option<OpId> {
+    pub fn take_expired(&mut self, now: Time) -> Option<OpId> {
         let (_, op) = *self.due.first().filter(|(due, _)| *due <= now)?;
         self.end(op);
         Some(op)

@@ -15,12 +15,12 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
-use crate::op::{Answer, Caller, Op, Output};
+use crate::op::{Caller, Op, OpReply, Output};
 use crate::prefetch::Prefetch;
-use nigh_types::{CallId, Errno, Name, OpId, Session, Span, Time};
+use nigh_types::{CallId, Errno, Name, OpId, SessionParams, Span, Time};
 
 /// Time that the kernel may take to drop its facts: less than the grace period of a restarted server.
-const KERNEL_MAY_TAKE: Span = Span::from_secs(10);
+const MAX_FLUSH_TIME: Span = Span::from_secs(10);
 
 /// State of the session with the remote.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,50 +41,56 @@ impl Cache {
     /// Returns whether requests are answered from stale facts, and from nothing else.
     pub(crate) fn answers_stale(&self) -> bool {
         self.config.on_disconnect == OnDisconnect::Stale
-            && matches!(self.standing, SessionState::Expired | SessionState::Lost)
+            && matches!(self.session_state, SessionState::Expired | SessionState::Lost)
     }
 
     /// Returns whether replies, or the kernel's facts, may be stale.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         let served = self.config.on_disconnect == OnDisconnect::Stale || self.kernel_is_slow;
-        self.answers_stale() || served && self.is_forgetting()
+        self.answers_stale() || served && self.is_flushing_all()
     }
 
     /// Returns whether the kernel may still hold facts of ended grants.
     #[must_use]
-    pub fn is_forgetting(&self) -> bool {
-        self.forgetting.is_some_and(|id| self.untold.contains(&id))
+    pub fn is_flushing_all(&self) -> bool {
+        self.flush_all_id.is_some_and(|id| self.pending_invalidations.contains(&id))
     }
 
     /// Returns whether replies of a new session have to wait: the kernel may hold facts of ended grants, and is not
     /// slow.
     pub(crate) fn waits_for_kernel(&self) -> bool {
-        self.is_forgetting() && !self.kernel_is_slow
+        self.is_flushing_all() && !self.kernel_is_slow
     }
 
     /// Returns whether a reply came before the kernel has dropped its facts. Reclaims wait for nothing.
-    pub(crate) fn is_early(&self, call: CallId) -> bool {
+    pub(crate) fn is_deferred(&self, call: CallId) -> bool {
         let waits = |flight: &InflightCall| {
-            !(flight.purpose.is_claim() || matches!(flight.purpose, CallKind::Walk { .. }))
+            !(flight.purpose.is_reclaim() || matches!(flight.purpose, CallKind::ResolvePath { .. }))
         };
-        self.standing == SessionState::Reclaiming && self.flights.get(&call).is_some_and(waits)
+        self.session_state == SessionState::Reclaiming && self.flights.get(&call).is_some_and(waits)
     }
 
     /// Handles a request without a session.
-    pub(crate) fn start_away(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<Answer> {
+    pub(crate) fn start_disconnected(
+        &mut self,
+        now: Time,
+        id: OpId,
+        caller: Caller,
+        op: Op,
+    ) -> Option<OpReply> {
         if !self.answers_stale() {
             self.queued_ops.insert(id, (caller, op));
             return None;
         }
         match refused_while_stale(&op) {
-            Some(errno) => Some(Answer::Failed(errno)),
+            Some(errno) => Some(OpReply::Failed(errno)),
             None => self.start(now, id, caller, op),
         }
     }
 
     /// Handles the replies and requests that waited for a session and the kernel.
-    pub(crate) fn start_parked(&mut self, now: Time) {
+    pub(crate) fn start_queued(&mut self, now: Time) {
         for (call, response) in std::mem::take(&mut self.deferred_replies) {
             self.handle_response(now, call, response);
         }
@@ -93,7 +99,7 @@ impl Cache {
             if let Some(answer) = self.start(now, op, caller, what) {
                 self.counters.waits += 1;
                 self.reply(op, answer);
-                self.drop_behind(&[op], pages);
+                self.drop_after_reply(&[op], pages);
             }
         }
         // The kernel left out pages that a write had locked: their unwritten parts are stale.
@@ -102,45 +108,46 @@ impl Cache {
 
     /// Ends all grants: the term has run out. Calls in flight stay in flight.
     pub(crate) fn handle_lapsed(&mut self, now: Time, why: &str) {
-        if matches!(self.standing, SessionState::Active | SessionState::Reclaiming) {
-            self.end_walks(now);
+        if matches!(self.session_state, SessionState::Active | SessionState::Reclaiming) {
+            self.cancel_all_jobs(now);
             tracing::warn!(target: "nigh::session", why, "the server is away for longer than its term");
-            self.grants_end();
-            self.leave(now, SessionState::Expired);
+            self.on_grants_ended();
+            self.leave_active(now, SessionState::Expired);
         }
     }
 
     /// Ends the session: no call in flight gets a reply.
     pub(crate) fn handle_lost(&mut self, now: Time, why: &str) {
         tracing::warn!(target: "nigh::session", why, "the session is lost");
-        let stood = matches!(self.standing, SessionState::Active | SessionState::Reclaiming);
+        let stood = matches!(self.session_state, SessionState::Active | SessionState::Reclaiming);
         let calls: Vec<CallId> = self.flights.keys().copied().collect();
-        calls.into_iter().for_each(|call| self.log_unknown(call));
+        calls.into_iter().for_each(|call| self.log_unknown_outcome(call));
         let mut left_out = Vec::new();
         for flight in std::mem::take(&mut self.flights).into_values() {
             let pages = flight.purpose.pages().filter(|_| flight.drop_data);
             if let Some(sequence) = flight.sequence {
-                self.overlay.finish(sequence);
+                self.pending_mutations.finish(sequence);
             }
-            let answer = if flight.purpose.ends_locks() { Answer::Done } else { Answer::Failed(Errno::IO) };
-            self.answer_all(&flight.waiters, &answer);
+            let answer =
+                if flight.purpose.releases_locks() { OpReply::Done } else { OpReply::Failed(Errno::IO) };
+            self.reply_all(&flight.waiters, &answer);
             left_out.push((flight.waiters, pages));
         }
         self.deferred_replies.clear();
-        self.lose_walks();
+        self.forget_jobs();
         self.dirents.forget();
-        (self.lookups, self.attrs, self.xattrs) = Default::default();
+        (self.lookup_calls, self.attr_calls, self.xattr_calls) = Default::default();
         self.dirs.values_mut().for_each(|directory| directory.listing = None);
-        self.locks.lose_all();
+        self.locks.mark_all_lost();
         self.locks.forget_calls();
         self.forget_session();
         if stood {
-            self.grants_end();
-            self.leave(now, SessionState::Lost);
-        } else if self.standing != SessionState::Connecting {
-            self.standing = SessionState::Lost;
+            self.on_grants_ended();
+            self.leave_active(now, SessionState::Lost);
+        } else if self.session_state != SessionState::Connecting {
+            self.session_state = SessionState::Lost;
         }
-        left_out.into_iter().for_each(|(ops, pages)| self.drop_behind(&ops, pages));
+        left_out.into_iter().for_each(|(ops, pages)| self.drop_after_reply(&ops, pages));
     }
 
     /// Drops messages to a session that is forgotten: they mean nothing to another one.
@@ -148,108 +155,109 @@ impl Cache {
         self.after_invalidation.clear();
         self.unreleased.clear();
         self.locks.forget_unwanted();
-        (self.claims, self.claims_locks, self.reclaims, self.forget_by) = (0, false, false, None);
+        (self.pending_reclaims, self.lock_reclaims_due, self.owes_reclaimed, self.flush_all_by) =
+            (0, false, false, None);
     }
 
     /// Ends all grants: replies to calls in flight are not cached.
-    fn grants_end(&mut self) {
+    fn on_grants_ended(&mut self) {
         self.counters.lapses += 1;
         self.watches.note_gap(self.clock);
-        self.space = None;
-        self.flights.values_mut().for_each(|flight| flight.seen.lapsed = true);
-        self.queued_ops.append(&mut self.holds.clear());
+        self.statfs_cache = None;
+        self.flights.values_mut().for_each(|flight| flight.race_log.all_grants_ended = true);
+        self.queued_ops.append(&mut self.suspended.clear());
     }
 
     /// Drops all facts, here and in the kernel. `unbroken`: the grants end before their time, with a session that is
     /// forgotten.
-    fn have_all_forgotten(&mut self, unbroken: bool) {
-        self.tell_all();
-        self.forgetting = self.forget_everything(unbroken).or(self.forgetting);
+    fn flush_all(&mut self, unbroken: bool) {
+        self.flush_invalidations();
+        self.flush_all_id = self.drop_everything(unbroken).or(self.flush_all_id);
         self.kernel_is_slow = false;
     }
 
-    fn leave(&mut self, now: Time, to: SessionState) {
+    fn leave_active(&mut self, now: Time, to: SessionState) {
         let stale = self.config.on_disconnect == OnDisconnect::Stale;
         if !stale {
             // Handles released by this are released as in an active session.
-            self.have_all_forgotten(false);
+            self.flush_all(false);
         }
-        self.standing = to;
-        self.forget_by = None;
+        self.session_state = to;
+        self.flush_all_by = None;
         self.end_signalled_waits();
         if !stale {
             return;
         }
-        self.keep_as_stale();
+        self.mark_facts_stale();
         let waiting: Vec<OpId> = self.waiting.keys().copied().collect();
         waiting.into_iter().for_each(|op| self.abort(op, Errno::IO));
         for (op, (caller, what)) in std::mem::take(&mut self.queued_ops) {
             let pages = what.pages();
-            if let Some(answer) = self.start_away(now, op, caller, what) {
+            if let Some(answer) = self.start_disconnected(now, op, caller, what) {
                 self.reply(op, answer);
-                self.drop_behind(&[op], pages);
+                self.drop_after_reply(&[op], pages);
             }
         }
     }
 
     /// Handles a new session. Without `kept` it knows no open file and no lock.
-    pub(crate) fn handle_session(&mut self, now: Time, session: Session, kept: bool) {
-        match self.standing {
+    pub(crate) fn handle_session(&mut self, now: Time, session: SessionParams, kept: bool) {
+        match self.session_state {
             SessionState::Active | SessionState::Reclaiming => {
-                self.end_walks(now);
-                self.grants_end();
-                self.have_all_forgotten(!kept);
+                self.cancel_all_jobs(now);
+                self.on_grants_ended();
+                self.flush_all(!kept);
             }
             // Drops facts that were served after their grants had ended.
             SessionState::Expired | SessionState::Lost
                 if self.config.on_disconnect == OnDisconnect::Stale =>
             {
-                self.have_all_forgotten(false);
+                self.flush_all(false);
             }
             _ => {}
         }
-        let first = self.standing == SessionState::Connecting;
+        let first = self.session_state == SessionState::Connecting;
         let same = first || (self.key == session.cookie_key && self.id_of(self.root) == Some(session.root));
-        self.standing = SessionState::Reclaiming;
+        self.session_state = SessionState::Reclaiming;
         if !kept {
             self.forget_session();
-            self.forget_claims();
-            self.park_flushes();
+            self.forget_reclaims();
+            self.requeue_writebacks();
         }
         if !same {
-            self.lose_export();
+            self.on_export_replaced();
         }
         self.apply_session_params(session);
         if kept {
             let unreleased = std::mem::take(&mut self.unreleased);
             self.release_handles(unreleased);
-            self.keep_all_open();
+            self.pin_open_all();
         } else if !first {
-            self.claim_all(now);
+            self.reclaim_all(now);
         }
         self.kernel_is_slow = false;
-        self.forget_by = self.is_forgetting().then(|| now.after(KERNEL_MAY_TAKE));
-        self.end_claiming(now);
+        self.flush_all_by = self.is_flushing_all().then(|| now.after(MAX_FLUSH_TIME));
+        self.finish_reclaim(now);
     }
 
     /// Prefetches the root's attributes, which callers ask for first, if prefetch is on.
-    pub fn ask_ahead(&mut self, now: Time) {
+    pub fn prefetch_root(&mut self, now: Time) {
         self.clock = now;
         if self.walks.possible && self.config.prefetch != Prefetch::Off && self.is_attached() {
             let _ = self.fetch_attr(now, self.root);
         }
     }
 
-    fn apply_session_params(&mut self, session: Session) {
+    fn apply_session_params(&mut self, session: SessionParams) {
         if self.key != session.cookie_key {
             // The server lost the secrets from which it makes ids, or is another one: it would take our ids for forged.
             self.invalidate_all_ids();
         }
         self.key = session.cookie_key;
         self.has_acls = session.has_acls;
-        self.walks.possible = session.walks_ahead;
-        self.tells_dirents = session.tells_dirents;
-        self.finds_numbers = session.finds_numbers;
+        self.walks.possible = session.supports_prefetch;
+        self.tells_dirents = session.supports_list_names;
+        self.finds_numbers = session.supports_lookup_number;
         self.root = session.root.ino;
         self.term = session.term;
         let root = self.inode(session.root);
@@ -259,40 +267,40 @@ impl Cache {
     /// Answers a request without its call: `INTR`, because its caller is dead or the wait was interrupted, or `IO`. A
     /// call that changes something goes on, and its reply is applied.
     pub(crate) fn abort(&mut self, op: OpId, errno: Errno) {
-        let mut answer = Answer::Failed(errno);
+        let mut answer = OpReply::Failed(errno);
         if let Some((_, what)) = self.queued_ops.remove(&op) {
             self.reply(op, answer);
-            return self.drop_behind(&[op], what.pages());
+            return self.drop_after_reply(&[op], what.pages());
         }
-        if self.holds.give_up(op) {
+        if self.suspended.abort(op) {
             return self.reply(op, answer);
         }
-        if self.answer_at_once(op) {
+        if self.deliver_now(op) {
             return;
         }
         let Some(waiting) = self.waiting.remove(&op) else { return };
         let away = !self.is_attached();
         let Some(flight) = self.flights.get_mut(&waiting.call) else { return self.reply(op, answer) };
         flight.waiters.retain(|&waiter| waiter != op);
-        let ends_locks = flight.purpose.ends_locks();
+        let ends_locks = flight.purpose.releases_locks();
         if ends_locks && errno == Errno::IO {
             // A close leaves the owner without locks, whatever the reply.
-            answer = Answer::Done;
+            answer = OpReply::Done;
         }
         let told = matches!(flight.purpose, CallKind::Lock { cancelled: true, .. });
         // An unlock goes on whether a request waits for it or not.
         let goes_on = told
             || matches!(
                 flight.purpose,
-                CallKind::List { .. } | CallKind::Dirents { .. } | CallKind::Unlock { .. }
+                CallKind::List { .. } | CallKind::ListNames { .. } | CallKind::Unlock { .. }
             );
         let cancel = (flight.waiters.is_empty() && !goes_on).then(|| flight.purpose.clone());
         let left_out = flight.drop_data.then(|| flight.purpose.pages()).flatten();
         if away || errno == Errno::IO {
-            self.log_unknown(waiting.call);
+            self.log_unknown_outcome(waiting.call);
         }
         self.reply(op, answer);
-        self.drop_behind(&[op], left_out);
+        self.drop_after_reply(&[op], left_out);
         if let Some(purpose) = cancel {
             // New requests must not join the cancelled call: it is answered `EINTR`.
             self.leave_joins(waiting.call, &purpose);
@@ -301,7 +309,7 @@ impl Cache {
     }
 
     /// Logs a change that was sent, whose caller does not learn the outcome.
-    fn log_unknown(&self, call: CallId) {
+    fn log_unknown_outcome(&self, call: CallId) {
         let Some(flight) = self.flights.get(&call).filter(|flight| flight.sequence.is_some()) else { return };
         let names = flight.purpose.names().into_iter();
         let mut paths: Vec<String> = names.map(|(dir, name)| self.shown_name(dir, name)).collect();
@@ -311,7 +319,7 @@ impl Cache {
             }
             _ => {}
         }
-        let (operation, path) = (flight.kind, paths.join(" to "));
+        let (operation, path) = (flight.call_name, paths.join(" to "));
         tracing::warn!(target: "nigh::unknown", operation, path, "it may have taken effect, or yet take effect");
     }
 

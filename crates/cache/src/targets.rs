@@ -8,22 +8,22 @@
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
-use crate::op::{Answer, Caller, KernelInvalidation};
-use crate::state::Copies;
+use crate::op::{Caller, KernelInvalidation, OpReply};
+use crate::records::UntimedCopy;
 use nigh_types::{Attr, Call, Entry, Errno, Kind, NodeId, OpId, Reply, Response, Time};
 
 impl Cache {
-    pub(crate) fn read_link(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<Answer> {
-        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
-        if let Some(target) = self.target_of(now, id) {
+    pub(crate) fn read_link(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
+        let Some(id) = self.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
+        if let Some(target) = self.cached_target(now, id) {
             self.limit_target(now, id, true);
-            return Some(Answer::Target(target));
+            return Some(OpReply::Target(target));
         }
-        let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
-        self.send_for(now, op, caller, CallKind::Target { ino }, Call::ReadLink { node })
+        let Some(node) = self.node_ref(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
+        self.send_for(now, op, caller, CallKind::ReadLink { ino }, Call::ReadLink { node })
     }
 
-    fn target_of(&self, now: Time, id: NodeId) -> Option<Vec<u8>> {
+    fn cached_target(&self, now: Time, id: NodeId) -> Option<Vec<u8>> {
         self.cached_attr(now, id)?;
         let inode = self.inodes.get(&id.ino)?;
         if let Some((target, _)) = inode.target.as_deref().filter(|(_, deadline)| now < *deadline) {
@@ -36,7 +36,7 @@ impl Cache {
     }
 
     /// Keeps the target that came with an entry. If a lookup brings none, the known one stays until its deadline.
-    pub(crate) fn keep_told_target(&mut self, now: Time, entry: &Entry) {
+    pub(crate) fn keep_target_in_reply(&mut self, now: Time, entry: &Entry) {
         if entry.target.is_some() {
             self.keep_target(now, entry.id, entry.target.clone());
         }
@@ -48,37 +48,45 @@ impl Cache {
         let deadline = self.cached_attr(now, id).map(|(_, held)| held.deadline);
         let kept = target.filter(|_| self.config.keeps_targets).zip(deadline);
         if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
-            inode.put_target(kept);
+            inode.set_target(kept);
         }
     }
 
     /// Drops a symlink's target if its attributes changed: on filesystems without birth times it may be another symlink
     /// with that inode number.
     pub(crate) fn note_symlink(&mut self, id: NodeId, attr: &Attr) {
-        if id.tells_births_apart() || attr.kind() != Kind::Symlink {
+        if id.distinguishes_reuse() || attr.kind() != Kind::Symlink {
             return;
         }
         let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
         if inode.own.is_none_or(|(own, _)| own.ctime != attr.ctime) {
-            inode.put_target(None);
+            inode.set_target(None);
         }
-        if let Some(child) = self.child_at_home(id.ino).filter(|child| child.attr().ctime != attr.ctime) {
+        if let Some(child) =
+            self.child_at_parent_entry(id.ino).filter(|child| child.attr().ctime != attr.ctime)
+        {
             child.target = None;
         }
     }
 
-    pub(crate) fn target_arrived(&mut self, now: Time, flight: &InflightCall, ino: u64, response: Response) {
+    pub(crate) fn on_readlink_reply(
+        &mut self,
+        now: Time,
+        flight: &InflightCall,
+        ino: u64,
+        response: Response,
+    ) {
         let target = match response.result {
             Ok(Reply::Target(target)) => target,
-            Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
-            Err(errno) => return self.answer_all(&flight.waiters, &Answer::Failed(errno)),
+            Ok(_) => return self.reply_all(&flight.waiters, &OpReply::Failed(Errno::PROTO)),
+            Err(errno) => return self.reply_all(&flight.waiters, &OpReply::Failed(errno)),
         };
         // A page that was to be dropped while it was locked for this reply is dropped after it.
-        let (sure, id) = (flight.seen.is_empty() && !flight.drop_data, self.id_of(ino));
+        let (sure, id) = (flight.race_log.is_empty() && !flight.drop_data, self.id_of(ino));
         if let Some(id) = id.filter(|_| sure) {
             self.keep_target(now, id, Some(target.clone()));
         }
-        self.answer_all(&flight.waiters, &Answer::Target(target.into_vec()));
+        self.reply_all(&flight.waiters, &OpReply::Target(target.into_vec()));
         if let Some(id) = id {
             self.limit_target(now, id, sure);
         }
@@ -90,12 +98,12 @@ impl Cache {
             return;
         }
         let held = self.cached_attr(now, id).map(|(_, held)| held);
-        match held.filter(|held| sure && id.tells_births_apart() && !held.stale) {
+        match held.filter(|held| sure && id.distinguishes_reuse() && !held.stale) {
             Some(held) => {
                 self.inodes
                     .get_mut(&id.ino)
                     .into_iter()
-                    .for_each(|inode| inode.note_copy(Copies::Target, true));
+                    .for_each(|inode| inode.note_copy(UntimedCopy::Target, true));
                 self.end_copies_at(held.deadline, id.ino);
             }
             None => {
@@ -110,7 +118,7 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&ino).filter(|_| self.config.level.may_keep_pages()) else {
             return;
         };
-        inode.note_copy(Copies::Acls, true);
+        inode.note_copy(UntimedCopy::Acls, true);
         let own = inode.xattrs.as_deref().map_or(Time::FAR, |(_, deadline)| *deadline);
         match held.filter(|held| sure && !held.stale) {
             Some(held) => self.end_copies_at(held.deadline.min(own), ino),
@@ -129,15 +137,16 @@ impl Cache {
     /// Returns the invalidation of a kernel copy whose grant has ended by its deadline.
     pub(crate) fn ended_copies(&self, ino: u64) -> Option<KernelInvalidation> {
         let inode = self.inodes.get(&ino)?;
-        if inode.has_copy(Copies::Target) {
+        if inode.has_copy(UntimedCopy::Target) {
             return Some(KernelInvalidation::Data { ino, offset: 0, length: 0 });
         }
-        inode.has_copy(Copies::Acls).then_some(KernelInvalidation::Attr { ino })
+        inode.has_copy(UntimedCopy::Acls).then_some(KernelInvalidation::Attr { ino })
     }
 
     /// Adds the target's page to an attribute invalidation of a symlink, if the kernel has the target.
     pub(crate) fn with_targets(&self, stale: &mut Vec<KernelInvalidation>) {
-        let has_target = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.has_copy(Copies::Target));
+        let has_target =
+            |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.has_copy(UntimedCopy::Target));
         let pages = stale.iter().filter_map(|one| match one {
             KernelInvalidation::Attr { ino } if has_target(ino) => {
                 Some(KernelInvalidation::Data { ino: *ino, offset: 0, length: 0 })

@@ -1,15 +1,15 @@
 //! What tests of several modules share: a session, its cache, requests, replies and listings.
 
-use crate::op::{Answer, Caller, Fh, Op, Opened, Output};
+use crate::op::{Caller, Fh, Op, OpReply, Opened, Output};
 use crate::{Cache, Config};
 use nigh_types::*;
 
 pub(crate) const T0: Time = Time(1_000_000_000);
 
 /// Session of an export of which nothing is known.
-pub(crate) fn session() -> Session {
+pub(crate) fn session() -> SessionParams {
     let root_attr = Attr { mode: 0o040_755, nlink: 2, ..Attr::default() };
-    Session::plain(NodeId { ino: 1, generation: 1 }, root_attr, CookieKey::default(), Term::Session)
+    SessionParams::plain(NodeId { ino: 1, generation: 1 }, root_attr, CookieKey::default(), Term::Session)
 }
 
 /// Cache of that session.
@@ -48,7 +48,7 @@ pub(crate) fn ask(cache: &mut Cache, op: Op) -> CallId {
 }
 
 /// Delivers a response; returns the last reply that it causes.
-pub(crate) fn replied(cache: &mut Cache, call: CallId, response: Response) -> Option<Answer> {
+pub(crate) fn replied(cache: &mut Cache, call: CallId, response: Response) -> Option<OpReply> {
     cache.handle_event(T0, Event::Response { call, response });
     let outputs = outputs(cache).into_iter();
     outputs
@@ -73,7 +73,7 @@ pub(crate) fn part(names: &[&str], last: bool) -> Response {
 }
 
 /// Returns the replies; invalidations are done at once.
-pub(crate) fn answers(cache: &mut Cache) -> Vec<(OpId, Answer)> {
+pub(crate) fn answers(cache: &mut Cache) -> Vec<(OpId, OpReply)> {
     let mut answers = Vec::new();
     loop {
         match cache.poll_output() {
@@ -91,6 +91,6 @@ pub(crate) fn in_part(cache: &mut Cache, names: &[&str]) -> (CallId, Fh) {
     let [call] = calls(cache)[..] else { panic!("it is listed") };
     cache.handle_event(T0, Event::Response { call, response: part(names, false) });
     let opened = answers(cache);
-    let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
+    let [(_, OpReply::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
     (call, fh)
 }

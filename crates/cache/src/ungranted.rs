@@ -7,8 +7,8 @@
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, attr_after};
-use crate::op::{Invalidation, Op};
-use crate::recall::meet;
+use crate::op::{InvalidationId, Op};
+use crate::recall::pages_overlap;
 use nigh_types::{DataVersion, LeaseScope, NodeId, Response, WriteBackPrecondition};
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ pub(crate) struct Ungranted {
     range: (u64, u64),
     since: WriteBackPrecondition,
     /// The invalidation that drops the pages: at the time of the reply, and now.
-    first: Invalidation,
-    until: Invalidation,
+    first: InvalidationId,
+    until: InvalidationId,
     /// Last invalidation that left them out, because a local write had them locked. They are dropped after its reply.
-    left_out: Option<Invalidation>,
+    left_out: Option<InvalidationId>,
 }
 
 /// By inode number.
@@ -36,7 +36,7 @@ impl Cache {
         (node, range): (NodeId, (u64, u64)),
         response: &Response,
     ) {
-        if let Some(until) = self.drop_pages_behind(&flight.waiters, Some((node.ino, range))) {
+        if let Some(until) = self.drop_pages_after_reply(&flight.waiters, Some((node.ino, range))) {
             self.note_ungranted((node, range), until, response);
         }
     }
@@ -45,7 +45,7 @@ impl Cache {
     pub(crate) fn note_ungranted(
         &mut self,
         (node, range): (NodeId, (u64, u64)),
-        until: Invalidation,
+        until: InvalidationId,
         response: &Response,
     ) {
         let Some(attr) = attr_after(response, node.ino) else { return };
@@ -67,8 +67,8 @@ impl Cache {
         self.note_dropping(until, node.ino);
     }
 
-    fn note_dropping(&mut self, id: Invalidation, ino: u64) {
-        let dropping = self.dropping.entry(id).or_default();
+    fn note_dropping(&mut self, id: InvalidationId, ino: u64) {
+        let dropping = self.page_drops.entry(id).or_default();
         if !dropping.iter().any(|(of, _)| *of == ino) {
             dropping.push((ino, false));
         }
@@ -81,20 +81,27 @@ impl Cache {
         range: (u64, u64),
     ) -> impl Iterator<Item = WriteBackPrecondition> + '_ {
         let of_file = self.ungranted.get(&node.ino).into_iter().flatten();
-        of_file.filter(move |pages| pages.node == node && meet(pages.range, range)).map(|pages| pages.since)
+        of_file
+            .filter(move |pages| pages.node == node && pages_overlap(pages.range, range))
+            .map(|pages| pages.since)
     }
 
     /// Records an invalidation of a range of a file (length 0: to the end), which leaves out pages that local writes
     /// have locked.
-    pub(crate) fn leave_out_ungranted(&mut self, why: Invalidation, ino: u64, (offset, length): (u64, u64)) {
+    pub(crate) fn leave_out_ungranted(
+        &mut self,
+        why: InvalidationId,
+        ino: u64,
+        (offset, length): (u64, u64),
+    ) {
         if !self.ungranted.contains_key(&ino) {
             return;
         }
         let written = self.written(ino, self.is_recalled(why));
         let range = (offset, if length == 0 { u64::MAX - offset } else { length });
         let of_file = self.ungranted.get_mut(&ino).into_iter().flatten();
-        for pages in of_file.filter(|pages| meet(pages.range, range)) {
-            if written.iter().any(|written| meet(*written, pages.range)) {
+        for pages in of_file.filter(|pages| pages_overlap(pages.range, range)) {
+            if written.iter().any(|written| pages_overlap(*written, pages.range)) {
                 pages.left_out = Some(why);
             }
         }
@@ -116,7 +123,7 @@ impl Cache {
     }
 
     /// Handles a done invalidation, of `all` pages of a file or of some. Later replies have brought other pages.
-    pub(crate) fn ungranted_dropped(&mut self, id: Invalidation, ino: u64, all: bool) {
+    pub(crate) fn ungranted_dropped(&mut self, id: InvalidationId, ino: u64, all: bool) {
         let Some(of_file) = self.ungranted.get_mut(&ino) else { return };
         of_file.retain(|pages| {
             let goes = pages.until == id || all && pages.first < id;
@@ -128,11 +135,11 @@ impl Cache {
     }
 
     /// Records that `until` drops the pages that a request had locked until its reply.
-    pub(crate) fn ungranted_behind(&mut self, (ino, range): (u64, (u64, u64)), until: Invalidation) {
+    pub(crate) fn ungranted_behind(&mut self, (ino, range): (u64, (u64, u64)), until: InvalidationId) {
         let of_file = self.ungranted.get_mut(&ino).into_iter().flatten();
         let mut is_any = false;
         let waits = |pages: &&mut Ungranted| pages.left_out.is_some_and(|last| last >= pages.until);
-        for pages in of_file.filter(waits).filter(|pages| meet(pages.range, range)) {
+        for pages in of_file.filter(waits).filter(|pages| pages_overlap(pages.range, range)) {
             (pages.until, is_any) = (until, true);
         }
         if is_any {

@@ -5,13 +5,13 @@
 //! listing waits, for [`LISTINGS_WAIT`] at the most.
 
 use crate::cache::Cache;
-use crate::calls::{CallKind, ConcurrentChanges};
+use crate::calls::{CallKind, RaceLog};
 use crate::dir_entries::CachedEntry;
-use crate::inotify::Pushed;
+use crate::inotify::RemoteUpdate;
 use crate::kernel::NotifyLevel;
-use crate::op::{Answer, Caller, KernelInvalidation, Op};
+use crate::op::{Caller, KernelInvalidation, Op, OpReply};
 use crate::recall::OnInvalidated;
-use crate::state::Directory;
+use crate::records::Directory;
 use nigh_types::{
     Attr, Call, Entry, LeaseScope, Name, NodeId, OpId, RecallId, Span, Time, UpdateCommit, UpdatePrepare,
     UpdateScope, UpdatedFact,
@@ -33,7 +33,7 @@ pub(crate) struct SuspendedFacts {
     /// Since when listings of a directory wait.
     since: BTreeMap<u64, Time>,
     /// Names that a commit left open: the remote is being asked.
-    asked: BTreeSet<(u64, Name)>,
+    uncommitted: BTreeSet<(u64, Name)>,
     /// Names whose dentries the notifier expires: the kernel looks them up again.
     expired: BTreeSet<(u64, Name)>,
 }
@@ -68,7 +68,7 @@ impl SuspendedFacts {
     }
 
     /// Removes a waiting request that is answered otherwise. Returns whether it waited.
-    pub fn give_up(&mut self, op: OpId) -> bool {
+    pub fn abort(&mut self, op: OpId) -> bool {
         let Some((dir, ..)) = self.waiting.remove(&op) else { return false };
         self.forget_if_idle(dir);
         true
@@ -110,21 +110,21 @@ impl SuspendedFacts {
     }
 
     /// Returns a directory whose listings have waited for long enough.
-    fn over(&self, now: Time) -> Option<u64> {
+    fn overdue(&self, now: Time) -> Option<u64> {
         let over = |since: &Time| since.after(LISTINGS_WAIT) <= now;
         self.since.iter().find(|(_, since)| over(since)).map(|(dir, _)| *dir)
     }
 
     /// Suspends a name until the remote has replied to a lookup of it.
-    fn ask(&mut self, dir: u64, name: &Name) {
-        if self.asked.insert((dir, name.clone())) {
+    fn begin_lookup(&mut self, dir: u64, name: &Name) {
+        if self.uncommitted.insert((dir, name.clone())) {
             *self.names.entry(dir).or_default().entry(name.clone()).or_default() += 1;
         }
     }
 
     /// Ends that suspension. Returns whether the name was asked for.
-    fn answered(&mut self, dir: u64, name: &Name) -> bool {
-        let asked = self.asked.remove(&(dir, name.clone()));
+    fn end_lookup(&mut self, dir: u64, name: &Name) -> bool {
+        let asked = self.uncommitted.remove(&(dir, name.clone()));
         if asked {
             self.leave_name(dir, name);
         }
@@ -167,7 +167,7 @@ fn leave<K: Ord>(counts: &mut BTreeMap<K, u64>, key: &K) {
 impl Cache {
     /// Handles the preparation of a remote change: suspends the facts, and acknowledges once the kernel has none of
     /// them.
-    pub(crate) fn handle_hold(&mut self, now: Time, hold: UpdatePrepare) {
+    pub(crate) fn handle_update_prepare(&mut self, now: Time, hold: UpdatePrepare) {
         tracing::debug!(target: "nigh::hold", facts = hold.facts.len());
         let id = hold.id;
         let mut stale = Vec::new();
@@ -175,36 +175,37 @@ impl Cache {
             match held.covers {
                 LeaseScope::Directory => {
                     for name in &held.names {
-                        self.keep_open_at(held.node.ino, name);
-                        stale.extend(self.stale_name(now, held.node, name));
+                        self.pin_open_at(held.node.ino, name);
+                        stale.extend(self.invalidations_for_name(now, held.node, name));
                     }
                 }
                 LeaseScope::Attributes => {
-                    self.keep_open(held.node.ino);
-                    stale.extend(self.stale_inode(held.node));
+                    self.pin_open(held.node.ino);
+                    stale.extend(self.invalidations_for_inode(held.node));
                 }
                 LeaseScope::Data | LeaseScope::Dentry | LeaseScope::NegativeDentry => {}
             }
         }
-        self.holds.begin(hold);
-        self.tell_then(stale, OnInvalidated::Acknowledge(id));
+        self.suspended.begin(hold);
+        self.invalidate_then(stale, OnInvalidated::Acknowledge(id));
     }
 
     /// Returns what the kernel holds of one name under its directory lease. Calls in flight may return the name's old
     /// state.
-    fn stale_name(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<KernelInvalidation> {
-        let mut stale = self.stale_row(now, node, name);
+    fn invalidations_for_name(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<KernelInvalidation> {
+        let mut stale = self.invalidations_for_entry(now, node, name);
         // A data grant may outlive the entry (page 0004, rule 1), so open files are found by their grants.
-        let files = self.open_under((node, LeaseScope::Directory)).into_iter();
-        let files: Vec<NodeId> = files.filter(|file| !self.lies_elsewhere(now, *file, node, name)).collect();
+        let files = self.open_files_under((node, LeaseScope::Directory)).into_iter();
+        let files: Vec<NodeId> =
+            files.filter(|file| !self.is_under_other_name(now, *file, node, name)).collect();
         stale.extend(files.into_iter().flat_map(|file| self.recall_data(file)));
         stale
     }
 
     /// Returns whether a file is known under another name of the directory, and not under this one. A file that is
     /// being moved may already be here.
-    fn lies_elsewhere(&self, now: Time, file: NodeId, dir: NodeId, name: &Name) -> bool {
-        let lives = |d: &&Directory| d.id == dir && d.held.is_some_and(|held| held.lives(now));
+    fn is_under_other_name(&self, now: Time, file: NodeId, dir: NodeId, name: &Name) -> bool {
+        let lives = |d: &&Directory| d.id == dir && d.held.is_some_and(|held| held.is_live(now));
         let Some(directory) = self.dirs.get(&dir.ino).filter(lives) else { return false };
         let leads_there = |name: &Name| {
             let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
@@ -212,16 +213,16 @@ impl Cache {
         };
         let home = self.inodes.get(&file.ino).and_then(|inode| inode.parent_entry.as_ref());
         let home = home.filter(|(at, home)| *at == dir.ino && home != name);
-        let stays = |home: &Name| leads_there(home) && !self.is_under_way(dir.ino, home);
+        let stays = |home: &Name| leads_there(home) && !self.is_name_in_flight(dir.ino, home);
         home.is_some_and(|(_, home)| stays(home)) && !leads_there(name)
     }
 
     /// Returns the dentry, attributes and listing of one name, without pages of files.
-    fn stale_row(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<KernelInvalidation> {
+    fn invalidations_for_entry(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<KernelInvalidation> {
         let dir = node.ino;
-        self.mark_pushed(dir, name, None);
+        self.mark_remote_name(dir, name, None);
         let Some(directory) = self.dirs.get_mut(&dir).filter(|d| d.id == node) else { return Vec::new() };
-        directory.note_push(now);
+        directory.note_remote_change(now);
         let Some(held) = directory.held else { return Vec::new() };
         let mut stale = Vec::new();
         if directory.kernel_version.take().is_some() {
@@ -229,9 +230,9 @@ impl Cache {
         }
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
         let child = row.and_then(|row| row.child).map(|child| (child.id, child.attr()));
-        let mut known = self.missing_given.remove(&(dir, name.clone()));
+        let mut known = self.negative_dentries.remove(&(dir, name.clone()));
         if let Some((id, attr)) = child {
-            self.mark_told(id.ino);
+            self.mark_remote_inode(id.ino);
             if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
                 // The kernel may have an old dentry under another name.
                 known |= inode.nlookup > 0 && (now < inode.entry_valid_until || !inode.is_at(dir, name));
@@ -244,7 +245,7 @@ impl Cache {
         tracing::trace!(target: "nigh::hold", dir, name = %name.as_bytes().escape_ascii(), known, there = child.is_some());
         if known && self.config.level.drops_names(&held) {
             stale.push(KernelInvalidation::Entry { dir, name: name.clone() });
-            self.holds.expired.insert((dir, name.clone()));
+            self.suspended.expired.insert((dir, name.clone()));
             self.name_dropped(dir, name, child.map(|(id, _)| id));
         }
         stale
@@ -259,11 +260,11 @@ impl Cache {
     }
 
     /// Returns what the kernel holds of an inode under its own grant.
-    fn stale_inode(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
+    fn invalidations_for_inode(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.updates_cache()) {
-            flight.seen.recalled.push((node, LeaseScope::Attributes));
+            flight.race_log.recalled.push((node, LeaseScope::Attributes));
         }
-        let mut stale = self.stale_pages((node, LeaseScope::Attributes));
+        let mut stale = self.invalidations_of_pages((node, LeaseScope::Attributes));
         if let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) {
             inode.forget_xattrs();
             stale.extend((inode.nlookup > 0).then_some(KernelInvalidation::Attr { ino: node.ino }));
@@ -272,11 +273,11 @@ impl Cache {
     }
 
     /// Handles a commit: the suspended facts change to these.
-    pub(crate) fn handle_commit(&mut self, now: Time, commit: UpdateCommit) {
-        let Some(held) = self.holds.end(commit.id) else { return };
+    pub(crate) fn handle_update_commit(&mut self, now: Time, commit: UpdateCommit) {
+        let Some(held) = self.suspended.end(commit.id) else { return };
         self.counters.updated_in_place += 1;
         let mut left: Vec<(NodeId, Option<Name>)> = facts_of(&held).collect();
-        let mut pushed = Pushed::default();
+        let mut pushed = RemoteUpdate::default();
         let (mut replaced, mut found) = (Vec::new(), BTreeSet::new());
         for fact in commit.facts {
             let of = match &fact {
@@ -299,22 +300,25 @@ impl Cache {
                 }
             }
         }
-        self.others_changed(&pushed);
+        self.note_remote_update(&pushed);
         let names = facts_of(&held).filter_map(|(node, name)| Some((node.ino, name?)));
-        let expired: BTreeSet<(u64, Name)> = names.filter(|name| self.holds.expired.remove(name)).collect();
+        let expired: BTreeSet<(u64, Name)> =
+            names.filter(|name| self.suspended.expired.remove(name)).collect();
         replaced.retain(|(dir, name, _)| expired.contains(&(*dir, name.clone())));
         // A moved inode keeps its dentry: the kernel finds it under its old path until the next lookup.
         replaced.retain(|(_, _, old)| !found.contains(old));
         self.drop_replaced(replaced);
         for (node, name) in left {
             match name {
-                Some(name) if !self.holds.has_name(node.ino, &name) => self.ask_what_became(now, node, name),
-                None if !self.holds.has_inode(node.ino) => self.discard_uncertain_attr(node),
+                Some(name) if !self.suspended.has_name(node.ino, &name) => {
+                    self.look_up_uncommitted(now, node, name)
+                }
+                None if !self.suspended.has_inode(node.ino) => self.discard_uncertain_attr(node),
                 _ => {}
             }
         }
         for directory in held.iter().filter(|held| held.covers == LeaseScope::Directory) {
-            if !self.holds.has_names(directory.node.ino) {
+            if !self.suspended.has_names(directory.node.ino) {
                 self.resume_listings(now, directory.node.ino);
             }
         }
@@ -322,35 +326,35 @@ impl Cache {
     }
 
     /// Looks up a name that a commit left open: its state could not be told, or it did not change in the end.
-    fn ask_what_became(&mut self, now: Time, dir: NodeId, name: Name) {
-        if self.names(now, dir.ino).is_none_or(|(directory, _)| directory.id != dir) {
+    fn look_up_uncommitted(&mut self, now: Time, dir: NodeId, name: Name) {
+        if self.live_directory(now, dir.ino).is_none_or(|(directory, _)| directory.id != dir) {
             return;
         }
         let Some(place) = self.node_ref(dir.ino) else { return self.discard_uncertain_dir(dir) };
-        self.holds.ask(dir.ino, &name);
+        self.suspended.begin_lookup(dir.ino, &name);
         let purpose = CallKind::Lookup { dir: dir.ino, name: name.clone() };
         let call = self.send(now, None, purpose.clone(), Call::Lookup { dir: place, name });
         self.enter_joins(call, purpose);
     }
 
     /// Handles the reply to a lookup of a suspended name. `kept`: a fact was made of it.
-    pub(crate) fn name_answered(&mut self, now: Time, dir: u64, name: &Name, kept: bool) {
-        if !self.holds.answered(dir, name) {
+    pub(crate) fn on_suspended_lookup(&mut self, now: Time, dir: u64, name: &Name, kept: bool) {
+        if !self.suspended.end_lookup(dir, name) {
             return;
         }
         if kept {
-            let mut pushed = Pushed::default();
+            let mut pushed = RemoteUpdate::default();
             pushed.name(dir, name);
-            self.others_changed(&pushed);
+            self.note_remote_update(&pushed);
         }
         // If another update of the name is in progress, its commit gives the new state.
         if !kept
-            && !self.holds.has_name(dir, name)
+            && !self.suspended.has_name(dir, name)
             && let Some(id) = self.id_of(dir)
         {
             self.discard_uncertain_dir(id);
         }
-        if !self.holds.has_names(dir) {
+        if !self.suspended.has_names(dir) {
             self.resume_listings(now, dir);
         }
     }
@@ -361,7 +365,7 @@ impl Cache {
         let is_known = |id: &NodeId| self.inodes.get(&id.ino).is_some_and(|inode| inode.nlookup > 0);
         let dropped = replaced.into_iter().filter(|(_, _, old)| is_known(old));
         let stale: Vec<KernelInvalidation> =
-            dropped.map(|(dir, name, _)| KernelInvalidation::Gone { dir, name }).collect();
+            dropped.map(|(dir, name, _)| KernelInvalidation::RemovedDentry { dir, name }).collect();
         if self.config.level == NotifyLevel::All && !stale.is_empty() {
             self.invalidate(stale, None);
         }
@@ -370,7 +374,7 @@ impl Cache {
     /// Returns whether a dentry that other clients removed or replaced may be dropped: no later reply bound the name,
     /// and no local change of the directory that may bind it is in flight.
     #[must_use]
-    pub fn is_still_gone(&self, dir: u64, name: &Name) -> bool {
+    pub fn is_dentry_removed(&self, dir: u64, name: &Name) -> bool {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.dirs.get(&dir).and_then(|directory| directory.rows.find(cookie, name.as_bytes()));
         let child = row.and_then(|row| row.child).and_then(|child| self.inodes.get(&child.id.ino));
@@ -382,15 +386,17 @@ impl Cache {
     fn commit_name(&mut self, now: Time, dir: NodeId, name: &Name, entry: Option<&Entry>) -> Option<NodeId> {
         let child = entry.map(CachedEntry::new);
         tracing::trace!(target: "nigh::commit", dir = dir.ino, name = %name.as_bytes().escape_ascii(), there = child.is_some());
-        self.mark_under_way(dir.ino, name, entry.map(|entry| entry.id));
+        self.mark_name_in_flight(dir.ino, name, entry.map(|entry| entry.id));
         if let Some(entry) = entry {
-            self.mark_told(entry.id.ino);
-            self.mark_attr_under_way(entry.id.ino);
+            self.mark_remote_inode(entry.id.ino);
+            self.mark_attr_in_flight(entry.id.ino);
         }
         let cookie = self.key.cookie(name.as_bytes());
-        let gaps =
-            self.names(now, dir.ino).filter(|(d, _)| d.id == dir).map(|(directory, _)| directory.lease_epoch);
-        self.mark_pushed(dir.ino, name, gaps);
+        let gaps = self
+            .live_directory(now, dir.ino)
+            .filter(|(d, _)| d.id == dir)
+            .map(|(directory, _)| directory.lease_generation);
+        self.mark_remote_name(dir.ino, name, gaps);
         let directory = self.dirs.get_mut(&dir.ino).filter(|_| gaps.is_some())?;
         directory.version += 1;
         let old = if child.is_none() && directory.complete {
@@ -408,7 +414,7 @@ impl Cache {
     /// Applies a committed child, as far as the cache keeps more than its entry. (Attributes under a grant of its own
     /// have a fact of their own.)
     fn commit_child(&mut self, now: Time, home: (u64, &Name), entry: &Entry) {
-        self.drop_foreign_data(now, entry.id, &entry.attr);
+        self.drop_other_version(now, entry.id, &entry.attr);
         let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id) else {
             return;
         };
@@ -416,18 +422,18 @@ impl Cache {
         self.keep_target(now, entry.id, entry.target.clone());
         // A hard link's other names may be equally right.
         if entry.attr.covered_by_parent() || entry.attr.is_dir() {
-            self.found_at(entry.id, home);
+            self.note_listed_at(entry.id, home);
         }
     }
 
     fn commit_attr(&mut self, now: Time, node: NodeId, attr: Attr) {
-        self.mark_told(node.ino);
-        self.mark_attr_under_way(node.ino);
-        self.drop_foreign_data(now, node, &attr);
+        self.mark_remote_inode(node.ino);
+        self.mark_attr_in_flight(node.ino);
+        self.drop_other_version(now, node, &attr);
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) else { return };
         inode.forget_xattrs();
-        if let Some((own, held)) = inode.more_if_any().and_then(|more| more.own.as_mut())
-            && held.lives(now)
+        if let Some((own, held)) = inode.ext_if_any().and_then(|more| more.own.as_mut())
+            && held.is_live(now)
         {
             *own = attr;
         }
@@ -435,38 +441,38 @@ impl Cache {
 
     /// Records a remote change of a name in calls in flight, which may return something older. `known`: the directory's
     /// `gaps` while the new state is known.
-    fn mark_pushed(&mut self, dir: u64, name: &Name, known: Option<u64>) {
+    fn mark_remote_name(&mut self, dir: u64, name: &Name, known: Option<u64>) {
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.updates_cache()) {
             if known.is_some() && flight.sequence.is_none() {
                 // A local change of the name is the earlier one.
-                flight.seen.forget_name(dir, name);
+                flight.race_log.forget_dentry(dir, name);
             }
-            flight.seen.pushed.entry(dir).or_default().insert(name.clone(), known);
+            flight.race_log.remote_names.entry(dir).or_default().insert(name.clone(), known);
         }
     }
 
     /// Returns whether the known state of a name is newer than a listing that was sent before.
-    pub(crate) fn is_known_better(&self, seen: &ConcurrentChanges, dir: u64, name: &Name) -> bool {
-        let known = seen.pushed.get(&dir).and_then(|names| names.get(name));
+    pub(crate) fn is_newer_than_listing(&self, seen: &RaceLog, dir: u64, name: &Name) -> bool {
+        let known = seen.remote_names.get(&dir).and_then(|names| names.get(name));
         known.is_some_and(|known| self.is_known(dir, *known))
     }
 
     /// Returns whether the directory has had no gap since.
     fn is_known(&self, dir: u64, since: Option<u64>) -> bool {
-        since.is_some() && since == self.dirs.get(&dir).map(|directory| directory.lease_epoch)
+        since.is_some() && since == self.dirs.get(&dir).map(|directory| directory.lease_generation)
     }
 
     /// Returns whether other clients changed names whose state has been unknown since, so that a listing sent before
     /// may show their old or their new state.
-    pub(crate) fn is_outdated(&self, seen: &ConcurrentChanges, dir: u64) -> bool {
-        let mut names = seen.pushed.get(&dir).into_iter().flatten();
-        names.any(|(name, known)| !self.holds.has_name(dir, name) && !self.is_known(dir, *known))
+    pub(crate) fn is_outdated(&self, seen: &RaceLog, dir: u64) -> bool {
+        let mut names = seen.remote_names.get(&dir).into_iter().flatten();
+        names.any(|(name, known)| !self.suspended.has_name(dir, name) && !self.is_known(dir, *known))
     }
 
     /// Records in calls in flight a remote change of the attributes of an inode.
-    fn mark_told(&mut self, ino: u64) {
+    fn mark_remote_inode(&mut self, ino: u64) {
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.updates_cache()) {
-            flight.seen.told.insert(ino);
+            flight.race_log.remote_inodes.insert(ino);
         }
     }
 
@@ -478,35 +484,35 @@ impl Cache {
         caller: Caller,
         dir: u64,
         op: Op,
-    ) -> Option<Answer> {
+    ) -> Option<OpReply> {
         self.counters.misses += 1;
-        self.holds.since.entry(dir).or_insert(now);
-        self.holds.waiting.insert(id, (dir, caller, op));
+        self.suspended.since.entry(dir).or_insert(now);
+        self.suspended.waiting.insert(id, (dir, caller, op));
         None
     }
 
     fn resume_listings(&mut self, now: Time, dir: u64) {
-        for (id, caller, op) in self.holds.take_waiting(dir) {
+        for (id, caller, op) in self.suspended.take_waiting(dir) {
             if let Some(answer) = self.start(now, id, caller, op) {
                 self.counters.waits += 1;
                 self.reply(id, answer);
             }
         }
         // A listing that waits again keeps its start time.
-        self.holds.forget_if_idle(dir);
+        self.suspended.forget_if_idle(dir);
     }
 
     /// Gives back directories whose listings have waited for long enough, and lists them anew.
-    pub(crate) fn end_waits_for_commits(&mut self, now: Time) {
-        while let Some(dir) = self.holds.over(now) {
+    pub(crate) fn give_back_unfinished(&mut self, now: Time) {
+        while let Some(dir) = self.suspended.overdue(now) {
             if let Some((id, held)) = self.dirs.get(&dir).and_then(|d| Some((d.id, d.held?))) {
-                self.keep_open_below(dir);
+                self.pin_open_below(dir);
                 self.note_grant_returned(id, held.id);
-                let stale = self.stale_names(id);
-                self.forget_names(dir);
-                self.tell_then(stale, OnInvalidated::Return(vec![held.id]));
+                let stale = self.invalidations_under_lease(id);
+                self.drop_dir_names(dir);
+                self.invalidate_then(stale, OnInvalidated::Return(vec![held.id]));
             }
-            self.holds.since.remove(&dir);
+            self.suspended.since.remove(&dir);
             self.resume_listings(now, dir);
         }
     }

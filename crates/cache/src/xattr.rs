@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, ReplyKind};
 use crate::grants::LiveGrant;
-use crate::op::{Answer, Caller};
+use crate::op::{Caller, OpReply};
 use nigh_types::{Call, Entry, Errno, LeaseScope, NodeId, OpId, Reply, Response, Time, XattrSet};
 
 const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
@@ -33,18 +33,18 @@ impl Cache {
         ino: u64,
         name: Vec<u8>,
         size: u32,
-    ) -> Option<Answer> {
+    ) -> Option<OpReply> {
         if self.is_unsupported(&name) {
-            return Some(Answer::Failed(Errno::OPNOTSUPP));
+            return Some(OpReply::Failed(Errno::OPNOTSUPP));
         }
-        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some(id) = self.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         match self.known_xattr(now, id, &name) {
             Some(known) => {
                 self.limit_copy(now, ino, &name, true);
-                Some(known.map_or_else(Answer::Failed, |value| sized_xattr(value, size)))
+                Some(known.map_or_else(OpReply::Failed, |value| sized_xattr(value, size)))
             }
             None if self.xattrs_known(now, id) => {
-                let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+                let Some(node) = self.node_ref(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
                 let call =
                     self.send(now, None, CallKind::Xattr { ino }, Call::Xattr { node, name: name.clone() });
                 self.wait(op, caller, call, ReplyKind::Xattr { name, size }, false)
@@ -60,8 +60,8 @@ impl Cache {
         caller: Caller,
         ino: u64,
         size: u32,
-    ) -> Option<Answer> {
-        let Some(id) = self.id_of(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+    ) -> Option<OpReply> {
+        let Some(id) = self.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         if self.has_no_xattrs(now, id) {
             return Some(sized_xattr(Vec::new(), size));
         }
@@ -78,13 +78,13 @@ impl Cache {
         caller: Caller,
         ino: u64,
         want: ReplyKind,
-    ) -> Option<Answer> {
-        if let Some(&call) = self.xattrs.get(&ino)
+    ) -> Option<OpReply> {
+        if let Some(&call) = self.xattr_calls.get(&ino)
             && self.joinable(call)
         {
             return self.wait(op, caller, call, want, true);
         }
-        let Some(node) = self.node_ref(ino) else { return Some(Answer::Failed(Errno::STALE)) };
+        let Some(node) = self.node_ref(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         let call = self.send(now, None, CallKind::Xattrs { ino }, Call::Xattrs { node });
         self.enter_joins(call, CallKind::Xattrs { ino });
         self.wait(op, caller, call, want, false)
@@ -97,11 +97,11 @@ impl Cache {
         }
         let Some(inode) = self.inodes.get(&id.ino).filter(|i| i.id == id) else { return false };
         let Some((dir, name)) =
-            inode.parent_entry.as_ref().filter(|(dir, name)| !self.holds.has_name(*dir, name))
+            inode.parent_entry.as_ref().filter(|(dir, name)| !self.suspended.has_name(*dir, name))
         else {
             return false;
         };
-        let Some(directory) = self.dirs.get(dir).filter(|d| d.held.is_some_and(|h| h.lives(now))) else {
+        let Some(directory) = self.dirs.get(dir).filter(|d| d.held.is_some_and(|h| h.is_live(now))) else {
             return false;
         };
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
@@ -114,15 +114,15 @@ impl Cache {
     /// long as its own attributes.
     pub(crate) fn learn_no_xattrs(&mut self, now: Time, flight: &InflightCall, entry: &Entry) {
         let ino = entry.id.ino;
-        let changed = flight.seen.inodes.contains(&ino)
-            || flight.seen.told.contains(&ino)
+        let changed = flight.race_log.local_inodes.contains(&ino)
+            || flight.race_log.remote_inodes.contains(&ino)
             || flight.recalled(entry.id, LeaseScope::Attributes);
-        if changed || !entry.no_xattrs || self.holds.has_inode(ino) {
+        if changed || !entry.no_xattrs || self.suspended.has_inode(ino) {
             return;
         }
         let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|i| i.id == entry.id) else { return };
-        if let Some((_, held)) = inode.own.filter(|(_, held)| held.lives(now)) {
-            inode.more().xattrs = Some(Box::new((XattrSet::default(), held.deadline)));
+        if let Some((_, held)) = inode.own.filter(|(_, held)| held.is_live(now)) {
+            inode.ext_mut().xattrs = Some(Box::new((XattrSet::default(), held.deadline)));
         }
     }
 
@@ -154,12 +154,12 @@ impl Cache {
         let grants = response.grants;
         let set = match response.result {
             Ok(Reply::Xattrs(set)) => set,
-            Ok(_) => return self.answer_all(&flight.waiters, &Answer::Failed(Errno::PROTO)),
-            Err(errno) => return self.answer_all(&flight.waiters, &Answer::Failed(errno)),
+            Ok(_) => return self.reply_all(&flight.waiters, &OpReply::Failed(Errno::PROTO)),
+            Err(errno) => return self.reply_all(&flight.waiters, &OpReply::Failed(errno)),
         };
         let mut waiters = flight.waiters.clone();
-        if !flight.seen.is_empty() || self.id_of(ino).and_then(|id| self.cached_attr(now, id)).is_none() {
-            let late = self.late(&waiters);
+        if !flight.race_log.is_empty() || self.id_of(ino).and_then(|id| self.cached_attr(now, id)).is_none() {
+            let late = self.late_joiners(&waiters);
             waiters.retain(|op| !late.contains(op));
             if let Some(node) = self.node_ref(ino) {
                 self.resend_for_late_joiners(now, late, CallKind::Xattrs { ino }, Call::Xattrs { node });
@@ -175,7 +175,7 @@ impl Cache {
                 Some(ReplyKind::XattrNames { size }) => self.names_of(&set, size),
                 Some(ReplyKind::Xattr { name, size }) => {
                     match set.items.iter().find(|(n, _)| n.as_ref() == name.as_slice()) {
-                        None => Answer::Failed(absent(&name)),
+                        None => OpReply::Failed(absent(&name)),
                         Some((_, Some(value))) => sized_xattr(value.to_vec(), size),
                         Some((_, None)) => {
                             self.fetch_value(now, op, ino, name, size);
@@ -183,11 +183,11 @@ impl Cache {
                         }
                     }
                 }
-                _ => Answer::Failed(Errno::IO),
+                _ => OpReply::Failed(Errno::IO),
             };
-            self.answer(op, answer);
+            self.reply_to(op, answer);
         }
-        if flight.seen.is_empty()
+        if flight.race_log.is_empty()
             && let Some(id) = self.id_of(ino)
             && let Some((_, held)) = self.cached_attr(now, id)
             && let Some(inode) = self.inodes.get_mut(&ino)
@@ -197,9 +197,9 @@ impl Cache {
                 .granted(&grants, id, LeaseScope::Attributes)
                 .map(|grant| LiveGrant::begin(grant, flight.sent));
             let deadline = own.map_or(held.deadline, |own| own.deadline.min(held.deadline));
-            inode.more().xattrs = Some(Box::new((set, deadline)));
+            inode.ext_mut().xattrs = Some(Box::new((set, deadline)));
         }
-        told.iter().for_each(|name| self.limit_copy(now, ino, name, flight.seen.is_empty()));
+        told.iter().for_each(|name| self.limit_copy(now, ino, name, flight.race_log.is_empty()));
     }
 
     /// Limits the lifetime of the kernel's copy of an ACL.
@@ -211,7 +211,7 @@ impl Cache {
 
     fn fetch_value(&mut self, now: Time, op: OpId, ino: u64, name: Vec<u8>, size: u32) {
         let (Some(node), Some(waiting)) = (self.node_ref(ino), self.waiting.get(&op)) else {
-            return self.answer(op, Answer::Failed(Errno::STALE));
+            return self.reply_to(op, OpReply::Failed(Errno::STALE));
         };
         let caller = waiting.caller;
         let call = self.send(now, None, CallKind::Xattr { ino }, Call::Xattr { node, name: name.clone() });
@@ -230,30 +230,30 @@ impl Cache {
             let Some(ReplyKind::Xattr { name, size }) = want else { continue };
             let answer = match &response.result {
                 Ok(Reply::Value(value)) => sized_xattr(value.clone(), size),
-                Ok(_) => Answer::Failed(Errno::PROTO),
-                Err(errno) => Answer::Failed(*errno),
+                Ok(_) => OpReply::Failed(Errno::PROTO),
+                Err(errno) => OpReply::Failed(*errno),
             };
-            self.answer(op, answer);
-            self.limit_copy(now, ino, &name, flight.seen.is_empty());
+            self.reply_to(op, answer);
+            self.limit_copy(now, ino, &name, flight.race_log.is_empty());
         }
     }
 
     /// Returns the names in the format of listxattr(2): each NUL-terminated.
-    fn names_of(&self, set: &XattrSet, size: u32) -> Answer {
+    fn names_of(&self, set: &XattrSet, size: u32) -> OpReply {
         let (mut names, mut privileged) = (Vec::new(), false);
         for (name, _) in set.items.iter().filter(|(name, _)| !self.is_unsupported(name)) {
             privileged |= is_privileged(name);
             names.extend_from_slice(name);
             names.push(0);
         }
-        if privileged { Answer::XattrNames { names, size } } else { sized_xattr(names, size) }
+        if privileged { OpReply::XattrNames { names, size } } else { sized_xattr(names, size) }
     }
 
     /// Drops an inode's xattrs.
     pub(crate) fn forget_xattrs(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.forget_xattrs();
-        if let Some(child) = self.child_at_home(ino) {
+        if let Some(child) = self.child_at_parent_entry(ino) {
             child.no_xattrs = false;
         }
     }
@@ -271,11 +271,11 @@ fn absent(name: &[u8]) -> Errno {
 
 /// Returns the reply of getxattr(2) or listxattr(2) for a buffer of `size` bytes; 0 asks for the length.
 #[must_use]
-pub fn sized_xattr(value: Vec<u8>, size: u32) -> Answer {
+pub fn sized_xattr(value: Vec<u8>, size: u32) -> OpReply {
     let length = u32::try_from(value.len()).unwrap_or(u32::MAX);
     match size {
-        0 => Answer::Size(length),
-        _ if length > size => Answer::Failed(Errno::RANGE),
-        _ => Answer::Value(value),
+        0 => OpReply::Size(length),
+        _ if length > size => OpReply::Failed(Errno::RANGE),
+        _ => OpReply::Value(value),
     }
 }

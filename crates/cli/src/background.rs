@@ -15,9 +15,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const STANDS: &str = "stands\n";
+const MOUNTED: &str = "stands\n";
 /// Followed by a one-line notice for the user.
-const STANDS_WITH: &str = "stands ";
+const MOUNTED_WITH_NOTE: &str = "stands ";
 
 /// Starts this program again in the background with the same command line, and waits for its report.
 pub fn start(log: &Path, words: &[OsString]) -> Result<()> {
@@ -44,10 +44,10 @@ pub fn start(log: &Path, words: &[OsString]) -> Result<()> {
     drop(write);
     let mut said = String::new();
     { read }.read_to_string(&mut said)?;
-    if said == STANDS {
+    if said == MOUNTED {
         return Ok(());
     }
-    if let Some(note) = said.strip_prefix(STANDS_WITH) {
+    if let Some(note) = said.strip_prefix(MOUNTED_WITH_NOTE) {
         eprintln!("nigh: {}", note.trim_end());
         return Ok(());
     }
@@ -87,20 +87,20 @@ impl Ready {
     }
 
     /// Reports a successful mount. `note`: a one-line notice for the user.
-    pub fn stands(&mut self, note: Option<&str>) {
+    pub fn report_mounted(&mut self, note: Option<&str>) {
         match note {
-            Some(note) if self.0.is_some() => self.say(&format!("{STANDS_WITH}{note}\n")),
+            Some(note) if self.0.is_some() => self.send_report(&format!("{MOUNTED_WITH_NOTE}{note}\n")),
             Some(note) => eprintln!("nigh: {note}"),
-            None => self.say(STANDS),
+            None => self.send_report(MOUNTED),
         }
     }
 
-    pub fn failed(&mut self, error: &anyhow::Error) {
+    pub fn report_failed(&mut self, error: &anyhow::Error) {
         let kind = if error.downcast_ref::<Usage>().is_some() { "usage" } else { "failed" };
-        self.say(&format!("{kind} {error:#}"));
+        self.send_report(&format!("{kind} {error:#}"));
     }
 
-    fn say(&mut self, text: &str) {
+    fn send_report(&mut self, text: &str) {
         if let Some(mut pipe) = self.0.take() {
             // If the parent was killed the write fails; the mount works regardless.
             let _ = pipe.write_all(text.as_bytes());

@@ -12,7 +12,7 @@ use crate::{identity, units};
 use anyhow::{Context, Result};
 use direct::Direct;
 use nigh_client::fuse::mount::MountOptions;
-use nigh_client::fuse::{Level, Wanted};
+use nigh_client::fuse::{Level, RequestedFeatures};
 use nigh_client::{CacheConfig, IdMapChoice, Mount, MountConfig};
 use nigh_native::ClientConfig;
 use nigh_server::{Server, ServerOptions};
@@ -81,14 +81,14 @@ fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
             incarnation,
             ..CacheConfig::default()
         },
-        wanted: Wanted::default(),
+        wanted: RequestedFeatures::default(),
         level: Level::All,
         begin: nigh_native::sessions(ClientConfig {
             client,
             incarnation,
             attach: tree.as_os_str().as_bytes().to_vec(),
             term: Term::Session,
-            features: nigh_native::PUSHES,
+            features: nigh_native::UPDATES,
         }),
         idmap: IdMapChoice::None,
         threads: 1,
@@ -125,7 +125,7 @@ impl Drop for Unmount<'_> {
     }
 }
 
-fn show(files: &dyn Files, made: &tree::Made, status: impl Fn() -> serde_json::Value) -> Result<()> {
+fn show(files: &dyn Files, made: &tree::TreeCounts, status: impl Fn() -> serde_json::Value) -> Result<()> {
     print_line(&format!("{:<44} {:>10} {:>10} {:>8}", "", "time", "requests", "waits"))?;
     let mut table = work::Table::new(status);
     table.line("list everything with attributes, first", || files.walk(made.names()))?;
@@ -134,7 +134,7 @@ fn show(files: &dyn Files, made: &tree::Made, status: impl Fn() -> serde_json::V
     table.line("one missing name 10,000 times", || files.missing_one(10_000))?;
     table.line("read every symlink", || files.read_links(made.symlinks))?;
     table.line("read every file, first", || files.read(made.files))?;
-    let dropped = files.dropped()?;
+    let dropped = files.count_not_resident()?;
     if dropped.is_some() {
         table.again(|| files.read(made.files))?;
     } else {

@@ -56,17 +56,17 @@ fn is_bare(words: &[OsString]) -> bool {
 
 /// The arguments of a mount helper.
 #[derive(Default)]
-struct Told {
+struct HelperArgs {
     flags: String,
     /// Values of `-o`.
     options: Vec<String>,
     operands: Vec<OsString>,
 }
 
-impl Told {
+impl HelperArgs {
     /// Parses a helper's arguments. `flags`: letters that take no value.
-    fn read(words: &[OsString], flags: &str) -> Result<Told, Usage> {
-        let mut told = Told::default();
+    fn read(words: &[OsString], flags: &str) -> Result<HelperArgs, Usage> {
+        let mut told = HelperArgs::default();
         let mut words = words.iter();
         let text = |word: Option<&OsString>, flag: char| {
             let text = word.and_then(|word| word.to_str()).map(str::to_owned);
@@ -111,7 +111,7 @@ impl Told {
 }
 
 fn mount(words: &[OsString]) -> Result<Vec<OsString>, Usage> {
-    let mut told = Told::read(words, MOUNT_FLAGS)?;
+    let mut told = HelperArgs::read(words, MOUNT_FLAGS)?;
     if told.operands.len() != 2 {
         return Err(Usage("want SOURCE MOUNTPOINT [-sfnvrw] [-o OPTION,…]".into()));
     }
@@ -131,7 +131,7 @@ fn mount(words: &[OsString]) -> Result<Vec<OsString>, Usage> {
 }
 
 fn umount(words: &[OsString]) -> Result<Vec<OsString>, Usage> {
-    let told = Told::read(words, UMOUNT_FLAGS)?;
+    let told = HelperArgs::read(words, UMOUNT_FLAGS)?;
     if told.operands.len() != 1 || !told.options.is_empty() {
         return Err(Usage("want MOUNTPOINT [-nlfvr]".into()));
     }

@@ -8,25 +8,26 @@ use crate::signals::unmount_at_signals;
 use crate::source::Source;
 use crate::{identity, log_to_stderr, units};
 use anyhow::{Context, Result, bail};
-use nigh_client::events::{Program, play};
+use nigh_client::events::{Program, run_replay_child};
 use nigh_client::fuse::abi::flags::init;
 use nigh_client::fuse::mount::{
     Liveness, MountOptions, Unmounted, liveness, unmount as unmount_at, unmount_by_force, unmount_unless_used,
 };
-use nigh_client::fuse::{Level, Wanted};
+use nigh_client::fuse::{Level, RequestedFeatures};
 use nigh_client::pressure::{Pressure, SHORT, Trigger, share_a_heap};
 use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch};
 use nigh_native::{
-    AHEAD, COMPRESSED, ClientConfig, DIRENTS, EXCLUSIVE_DIR_LEASES, ID_NAMES, PUSHES, TRUSTS_WATCH, sessions,
+    COMPRESSED, ClientConfig, EXCLUSIVE_DIR_LEASES, ID_NAMES, LIST_NAMES, PREFETCH, TRUSTS_WATCH, UPDATES,
+    sessions,
 };
-use nigh_server::Places;
+use nigh_server::ServerDirs;
 use nigh_types::{Bug, Span, Term, plant};
 use std::ffi::OsString;
 use std::path::Path;
 
 /// `words`: the command line after the name of the program.
 pub fn run(args: &MountArgs, words: &[OsString]) -> Result<()> {
-    let places = Places::of_user()?;
+    let places = ServerDirs::of_user()?;
     places.make_runtime()?;
     if args.foreground || args.ready_fd.is_some() {
         share_a_heap();
@@ -36,12 +37,12 @@ pub fn run(args: &MountArgs, words: &[OsString]) -> Result<()> {
             Ok((mount, note)) => {
                 unmount_at_signals(&mount)?;
                 mount.settle();
-                ready.stands(note.as_deref());
+                ready.report_mounted(note.as_deref());
                 mount.wait();
                 Ok(())
             }
             Err(error) => {
-                ready.failed(&error);
+                ready.report_failed(&error);
                 Err(error)
             }
         };
@@ -55,10 +56,10 @@ pub fn run(args: &MountArgs, words: &[OsString]) -> Result<()> {
 }
 
 /// Limit on cached facts where the server cannot detect changes on its own disk.
-const WHERE_UNWATCHED: Term = Term::Limited(Span::from_secs(5));
+const UNWATCHED_TERM: Term = Term::Limited(Span::from_secs(5));
 
 /// Checks everything that the command line and the environment request.
-fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountConfig> {
+fn prepare(args: &MountArgs, places: &ServerDirs, source: &Source) -> Result<MountConfig> {
     let options = Options::parse(&args.options, args.sloppy)?;
     options.check_rights(rustix::process::geteuid().is_root())?;
     let asked = args.host_timeout.as_ref().map(|text| units::term("--host-timeout", text)).transpose()?;
@@ -76,23 +77,23 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
         None if source.is_local() || source.is_ninep() => IdMapChoice::None,
         None => IdMapChoice::User,
     };
-    if make_way(&args.mountpoint)? == Liveness::Absent {
+    if unmount_dead(&args.mountpoint)? == Liveness::Absent {
         source.check_outside(&args.mountpoint)?;
     }
     let mount = mount_options(args, &options, source);
-    planted_bugs()?;
+    inject_faults()?;
     let keeps_targets = args.symlinks == "keep";
     let (wanted, level) = features_wanted(keeps_targets, options.idmapped)?;
     let (client, incarnation) = (identity::client(&places.state)?, identity::random()?);
     let begin = match source.is_ninep() {
         true => ninep::begin(args, &options, source.attach(), client, source.shown())?,
         false => {
-            ninep::check_foreign(args, &options, source.shown())?;
+            ninep::refuse_ninep_options(args, &options, source.shown())?;
             sessions(ClientConfig {
                 client,
                 incarnation,
                 attach: source.attach().to_vec(),
-                term: said.unwrap_or(WHERE_UNWATCHED),
+                term: said.unwrap_or(UNWATCHED_TERM),
                 features: features(&options, said.is_none(), &idmap, level),
             })
         }
@@ -125,7 +126,7 @@ fn prepare(args: &MountArgs, places: &Places, source: &Source) -> Result<MountCo
 }
 
 /// Kernel features to request, and the notifications that may be used.
-fn features_wanted(keeps_targets: bool, idmapped: bool) -> Result<(Wanted, Level)> {
+fn features_wanted(keeps_targets: bool, idmapped: bool) -> Result<(RequestedFeatures, Level)> {
     let (mut wanted, level) = masked_features()?;
     if !keeps_targets {
         wanted = wanted.without(init::CACHE_SYMLINKS);
@@ -154,10 +155,10 @@ fn features(options: &Options, trusts_watch: bool, idmap: &IdMapChoice, level: L
     let pushes = std::env::var_os("NIGH_PUSHES").is_none_or(|pushes| pushes != "off");
     let chosen = [
         (nigh_client::needs_exclusive_dir_lease(level), EXCLUSIVE_DIR_LEASES),
-        (pushes, PUSHES),
+        (pushes, UPDATES),
         (options.compress, COMPRESSED),
-        (true, AHEAD),
-        (true, DIRENTS),
+        (true, PREFETCH),
+        (true, LIST_NAMES),
         (trusts_watch, TRUSTS_WATCH),
         (idmap.wants_names(), ID_NAMES),
     ];
@@ -197,7 +198,7 @@ pub fn watchdog() -> Program {
 pub fn replay(mountpoint: &Path, device: &str) -> Result<()> {
     let numbers =
         device.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    Ok(play(mountpoint, numbers.context("MAJOR:MINOR of the mount's device")?)?)
+    Ok(run_replay_child(mountpoint, numbers.context("MAJOR:MINOR of the mount's device")?)?)
 }
 
 /// Combines both sources of the setting; `-o` overrides the command line.
@@ -215,7 +216,7 @@ fn on_disconnect(args: &MountArgs, options: &Options) -> Result<OnDisconnect> {
 
 /// Unmounts a mount whose daemon was killed. Returns the liveness of the mount point: a path lookup on a mount that
 /// does not answer would wait.
-fn make_way(mountpoint: &Path) -> Result<Liveness> {
+fn unmount_dead(mountpoint: &Path) -> Result<Liveness> {
     let found = liveness(mountpoint);
     if found == Liveness::Dead {
         unmount_at(mountpoint, true)?;
@@ -239,7 +240,7 @@ pub fn unmount(mountpoint: &Path, lazy: bool, force: bool) -> Result<()> {
 }
 
 /// `NIGH_PLANTED=5`: fault injection for tests, in builds that support it.
-fn planted_bugs() -> Result<()> {
+fn inject_faults() -> Result<()> {
     let Ok(names) = std::env::var("NIGH_PLANTED") else { return Ok(()) };
     let bug = |name| Bug::of_name(name).with_context(|| format!("NIGH_PLANTED: no bug {name}"));
     let bugs: Vec<Bug> = names.split(',').map(bug).collect::<Result<_>>()?;
@@ -253,8 +254,8 @@ fn planted_bugs() -> Result<()> {
 
 /// Lets tests remove features: `NIGH_FUSE_MINOR=31`, `NIGH_NOTIFY_LEVEL=all|no-epoch|none`,
 /// `NIGH_FUSE_WITHOUT=FLAG,…` (names of INIT flags).
-fn masked_features() -> Result<(Wanted, Level)> {
-    let mut wanted = Wanted::default();
+fn masked_features() -> Result<(RequestedFeatures, Level)> {
+    let mut wanted = RequestedFeatures::default();
     if let Ok(minor) = std::env::var("NIGH_FUSE_MINOR") {
         wanted.max_minor = minor.parse().context("NIGH_FUSE_MINOR")?;
     }
@@ -280,7 +281,7 @@ fn masked_features() -> Result<(Wanted, Level)> {
 }
 
 /// Connects, detaches from the terminal if run in the background, and mounts. Also returns a notice for the user.
-fn start(args: &MountArgs, places: &Places, ready: &Ready) -> Result<(Mount, Option<String>)> {
+fn start(args: &MountArgs, places: &ServerDirs, ready: &Ready) -> Result<(Mount, Option<String>)> {
     let mut source = Source::parse(args, places)?;
     let mut config = prepare(args, places, &source)?;
     let link = source.connect(places)?;
@@ -288,6 +289,6 @@ fn start(args: &MountArgs, places: &Places, ready: &Ready) -> Result<(Mount, Opt
     ready.detach()?;
     let note = link.note().map(str::to_owned);
     let mount = Mount::start(config, link)?;
-    let note = note.or_else(|| mount.cannot_give());
+    let note = note.or_else(|| mount.unsupported_guarantees());
     Ok((mount, note))
 }

@@ -45,7 +45,7 @@ impl Target {
 
     pub fn connect(&self) -> io::Result<Link> {
         match self {
-            Target::Tcp(host, port) => Ok(tcp::plain(host, *port)?),
+            Target::Tcp(host, port) => Ok(tcp::connect_plaintext(host, *port)?),
             Target::Unix(path) => Ok(unix::connect(path)?),
         }
     }
@@ -78,7 +78,7 @@ pub fn times(args: &MountArgs, options: &Options) -> Result<Times> {
             *time = units::term(option, text)?;
         }
     }
-    if let Some(term) = options.ninep.absent {
+    if let Some(term) = options.ninep.negative_timeout {
         times.absent = term;
     }
     if let Some(term) = options.term {
@@ -88,7 +88,7 @@ pub fn times(args: &MountArgs, options: &Options) -> Result<Times> {
 }
 
 /// Refuses options that only 9P servers understand, for any other server.
-pub fn check_foreign(args: &MountArgs, options: &Options, source: &str) -> Result<(), Usage> {
+pub fn refuse_ninep_options(args: &MountArgs, options: &Options, source: &str) -> Result<(), Usage> {
     let said = [
         ("--entry-timeout", args.entry_timeout.is_some()),
         ("--negative-timeout", args.negative_timeout.is_some()),

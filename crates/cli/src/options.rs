@@ -50,7 +50,7 @@ pub struct Ninep {
     /// `cache=`: a preset of timeouts.
     pub cache: Option<String>,
     /// `negtimeout=` or `ndentrytmo=`, in milliseconds, −1 for ever: overrides `--negative-timeout`.
-    pub absent: Option<Term>,
+    pub negative_timeout: Option<Term>,
     /// Bytes.
     pub msize: Option<u32>,
     /// Overrides the tree in the source.
@@ -107,10 +107,10 @@ impl Options {
                 Some(("actimeo", seconds)) => options.term = Some(seconds_term(option, seconds)?),
                 Some(("timeo", tenths)) => options.request_timeout = Some(tenths_span(option, tenths)?),
                 Some(("idmap", word)) if !word.is_empty() => options.idmap = Some(word.to_owned()),
-                Some(("cookies", bits)) => options.short_cookies = are_short(option, bits)?,
+                Some(("cookies", bits)) => options.short_cookies = parse_cookie_bits(option, bits)?,
                 Some(("cache", word)) if !word.is_empty() => options.ninep.cache = Some(word.to_owned()),
                 Some(("negtimeout" | "ndentrytmo", millis)) => {
-                    options.ninep.absent = Some(millis_term(option, millis)?);
+                    options.ninep.negative_timeout = Some(millis_term(option, millis)?);
                 }
                 Some(("msize", bytes)) => options.ninep.msize = Some(msize(option, bytes)?),
                 Some(("aname", tree)) => options.ninep.aname = Some(tree.to_owned()),
@@ -166,7 +166,7 @@ fn is_generic(option: &str) -> bool {
     GENERIC.contains(&option) || ["x-", "X-", "comment=", "user="].iter().any(with_text)
 }
 
-fn are_short(option: &str, bits: &str) -> Result<bool, Usage> {
+fn parse_cookie_bits(option: &str, bits: &str) -> Result<bool, Usage> {
     match bits {
         "31" => Ok(true),
         "63" => Ok(false),
@@ -246,9 +246,9 @@ mod tests {
         assert!(parse("ro,noexec,defaults").unwrap().noexec);
         assert!(parse("compress").unwrap().compress && !parse("").unwrap().compress);
         assert!(parse("fscache").is_err());
-        assert_eq!(parse("negtimeout=-1").unwrap().ninep.absent, Some(Term::Session));
+        assert_eq!(parse("negtimeout=-1").unwrap().ninep.negative_timeout, Some(Term::Session));
         assert_eq!(
-            parse("ndentrytmo=250").unwrap().ninep.absent,
+            parse("ndentrytmo=250").unwrap().ninep.negative_timeout,
             Some(Term::Limited(Span::from_millis(250)))
         );
         for bad in ["negtimeout=1s", "negtimeout=-2", "msize=100", "msize=x", "cache="] {

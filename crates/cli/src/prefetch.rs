@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Interval of progress output.
-const SAID_EVERY: Duration = Duration::from_millis(250);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Reads everything below `path` on its mount.
 pub fn run(path: &Path) -> Result<()> {
@@ -33,15 +33,15 @@ pub fn run(path: &Path) -> Result<()> {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     let mut walk = Walk::new(about.dev());
     walk.read(top).with_context(|| path.display().to_string())?;
-    walk.go_on()?;
-    walk.say_all(path)
+    walk.read_subdirs()?;
+    walk.print_summary(path)
 }
 
 /// A directory whose subdirectories are being read.
 struct Level {
     fd: OwnedFd,
     /// Subdirectories still to read, the next one last.
-    below: Vec<CString>,
+    subdirs: Vec<CString>,
 }
 
 struct Walk {
@@ -50,22 +50,30 @@ struct Walk {
     directories: u64,
     entries: u64,
     /// Number of unreadable directories, and name and error of the first.
-    unread: (u64, Option<(CString, Errno)>),
+    unreadable: (u64, Option<(CString, Errno)>),
     began: Instant,
     /// Time of the last progress output; `None` if standard error is not a terminal.
-    said: Option<Instant>,
+    last_progress: Option<Instant>,
 }
 
 impl Walk {
     fn new(device: u64) -> Walk {
         let now = Instant::now();
-        let said = std::io::stderr().is_terminal().then_some(now);
-        Walk { device, levels: Vec::new(), directories: 0, entries: 0, unread: (0, None), began: now, said }
+        let last_progress = std::io::stderr().is_terminal().then_some(now);
+        Walk {
+            device,
+            levels: Vec::new(),
+            directories: 0,
+            entries: 0,
+            unreadable: (0, None),
+            began: now,
+            last_progress,
+        }
     }
 
-    fn go_on(&mut self) -> Result<()> {
+    fn read_subdirs(&mut self) -> Result<()> {
         while let Some(level) = self.levels.last_mut() {
-            let Some(name) = level.below.pop() else {
+            let Some(name) = level.subdirs.pop() else {
                 self.levels.pop();
                 continue;
             };
@@ -78,11 +86,11 @@ impl Walk {
                     return Err(errno).context("more levels of directories than files may be open");
                 }
                 Err(errno) => {
-                    self.unread.0 += 1;
-                    self.unread.1.get_or_insert((name, errno));
+                    self.unreadable.0 += 1;
+                    self.unreadable.1.get_or_insert((name, errno));
                 }
             }
-            self.say()?;
+            self.print_progress()?;
         }
         Ok(())
     }
@@ -104,20 +112,20 @@ impl Walk {
         }
         below.reverse();
         self.directories += 1;
-        self.levels.push(Level { fd, below });
+        self.levels.push(Level { fd, subdirs: below });
         Ok(())
     }
 
-    fn say(&mut self) -> Result<()> {
-        if self.said.is_some_and(|said| said.elapsed() >= SAID_EVERY) {
+    fn print_progress(&mut self) -> Result<()> {
+        if self.last_progress.is_some_and(|said| said.elapsed() >= PROGRESS_INTERVAL) {
             write!(std::io::stderr(), "\r{} directories, {} entries", self.directories, self.entries)?;
-            self.said = Some(Instant::now());
+            self.last_progress = Some(Instant::now());
         }
         Ok(())
     }
 
-    fn say_all(self, path: &Path) -> Result<()> {
-        if self.said.is_some() {
+    fn print_summary(self, path: &Path) -> Result<()> {
+        if self.last_progress.is_some() {
             write!(std::io::stderr(), "\r\x1b[K")?;
         }
         let (took, path) = (self.began.elapsed().as_secs_f64(), path.display());
@@ -125,7 +133,7 @@ impl Walk {
             "{path}: {} directories, {} entries in {took:.1} s",
             self.directories, self.entries
         ))?;
-        match self.unread {
+        match self.unreadable {
             (count, Some((name, errno))) => {
                 bail!("{count} directories could not be read, the first {}: {errno}", name.to_string_lossy())
             }

@@ -3,10 +3,10 @@
 use crate::args::ServeArgs;
 use crate::log_to_stderr;
 use crate::options::Usage;
-use crate::passed;
+use crate::socket_activation;
 use anyhow::{Context, Result, bail};
 use nigh_link::Squash;
-use nigh_server::{Listen, Places, Serving, daemon};
+use nigh_server::{Listen, ServerDirs, Serving, daemon};
 
 pub fn run(args: ServeArgs) -> Result<()> {
     if args.listen.iter().any(|listen| listen == "stdio") {
@@ -23,7 +23,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         listens: listens.collect::<Result<_, _>>()?,
         token: args.token,
         plaintext: args.plaintext,
-        passed: passed::take()?,
+        passed: socket_activation::take()?,
         trust_client_ids: args.trust_client_ids,
         squash: match args.squash.as_deref() {
             None => None,
@@ -37,7 +37,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     if serving.exports.is_empty() {
         return daemon::run_user_server(&serving).context("serving");
     }
-    Ok(daemon::serve(&Places::of_user()?, &serving)?)
+    Ok(daemon::serve(&ServerDirs::of_user()?, &serving)?)
 }
 
 /// The relay that ssh runs: a path to the server of the user that logged in.

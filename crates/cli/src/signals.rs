@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Exit code of a process that a second signal ended.
-const CUT_SHORT: i32 = 1;
+const SECOND_SIGNAL_EXIT_CODE: i32 = 1;
 
 /// Makes the first of these signals unmount `mount`, and a second one end the process at once. A signal that the
 /// process was started to ignore, as by nohup(1), stays ignored.
@@ -23,7 +23,7 @@ pub fn unmount_at_signals(mount: &Mount) -> Result<()> {
             continue;
         }
         // In this order: the first signal must check the flag before it sets it.
-        flag::register_conditional_shutdown(signal, CUT_SHORT, Arc::clone(&again))?;
+        flag::register_conditional_shutdown(signal, SECOND_SIGNAL_EXIT_CODE, Arc::clone(&again))?;
         flag::register(signal, Arc::clone(&again))?;
         low_level::pipe::register(signal, writer.try_clone()?)?;
     }

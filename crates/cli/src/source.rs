@@ -5,9 +5,9 @@ use crate::ninep;
 use crate::options::Usage;
 use anyhow::{Context, Result, bail};
 use nigh_client::{Link, Reconnect};
-use nigh_link::ssh::Asking;
+use nigh_link::ssh::Prompting;
 use nigh_link::{address, ssh, tcp, unix};
-use nigh_server::{Places, daemon};
+use nigh_server::{ServerDirs, daemon};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 /// A source as named on the command line.
 #[derive(Clone, Debug)]
 pub struct Source {
-    way: Way,
+    transport: Transport,
     /// The name to attach to: a path on the server's machine, or an export's name and a path below it.
     attach: Vec<u8>,
     shown: String,
@@ -26,7 +26,7 @@ pub struct Source {
 }
 
 #[derive(Clone, Debug)]
-enum Way {
+enum Transport {
     /// This user's own server, started if absent.
     Own,
     Unix(PathBuf),
@@ -40,7 +40,7 @@ const SCHEMES: &str = "DIR, [USER@]HOST:/DIR, nigh://HOST[:PORT]/EXPORT, unix://
 
 impl Source {
     /// Parses the source and checks all that needs no connection.
-    pub fn parse(args: &MountArgs, places: &Places) -> Result<Source> {
+    pub fn parse(args: &MountArgs, places: &ServerDirs) -> Result<Source> {
         let text = args.source.to_string_lossy().into_owned();
         let (way, attach) = match text.split_once("://") {
             Some(("nigh", rest)) => over_tcp(rest, args, places)?,
@@ -53,31 +53,32 @@ impl Source {
             }
             Some(("9p", rest)) => {
                 let (target, tree) = ninep::Target::over_tcp(rest)?;
-                (Way::Ninep(target), tree)
+                (Transport::Ninep(target), tree)
             }
             Some(("9p+unix", rest)) => {
                 let (target, tree) = ninep::Target::over_unix(rest)?;
-                (Way::Ninep(target), tree)
+                (Transport::Ninep(target), tree)
             }
             Some((scheme @ "smb", _)) => {
                 bail!(Usage(format!("{text}: {scheme} cannot be mounted yet; there are {SCHEMES}")));
             }
             _ => match over_ssh(&text, args)? {
                 Some(found) => found,
-                None => (Way::Own, own_directory(&args.source)?.as_os_str().as_bytes().to_vec()),
+                None => (Transport::Own, own_directory(&args.source)?.as_os_str().as_bytes().to_vec()),
             },
         };
-        if !matches!(way, Way::Tcp(_)) && (args.token.is_some() || args.plaintext || args.ca.is_some()) {
+        if !matches!(way, Transport::Tcp(_)) && (args.token.is_some() || args.plaintext || args.ca.is_some())
+        {
             bail!(Usage(format!("{text}: --token, --plaintext and --ca are for nigh://HOST/EXPORT")));
         }
-        if !matches!(way, Way::Ssh(_)) && (args.ssh.is_some() || args.install_server) {
+        if !matches!(way, Transport::Ssh(_)) && (args.ssh.is_some() || args.install_server) {
             bail!(Usage(format!("{text}: --ssh and --install-server are for [USER@]HOST:/DIR")));
         }
         let shown = match way {
-            Way::Own => String::from_utf8_lossy(&attach).into_owned(),
+            Transport::Own => String::from_utf8_lossy(&attach).into_owned(),
             _ => text,
         };
-        Ok(Source { way, attach, shown, install: args.install_server })
+        Ok(Source { transport: way, attach, shown, install: args.install_server })
     }
 
     pub fn attach(&self) -> &[u8] {
@@ -86,7 +87,7 @@ impl Source {
 
     /// Whether the server runs on this machine, so that both have one set of users.
     pub fn is_local(&self) -> bool {
-        matches!(self.way, Way::Own | Way::Unix(_))
+        matches!(self.transport, Transport::Own | Transport::Unix(_))
     }
 
     /// Refuses a mount point inside the mounted directory: the server would enter the mount, and so send requests to
@@ -96,7 +97,9 @@ impl Source {
     /// An error of one line.
     pub fn check_outside(&self, mountpoint: &Path) -> Result<()> {
         // Mounting itself reports other problems of the mount point.
-        let (Way::Own, Ok(resolved)) = (&self.way, mountpoint.canonicalize()) else { return Ok(()) };
+        let (Transport::Own, Ok(resolved)) = (&self.transport, mountpoint.canonicalize()) else {
+            return Ok(());
+        };
         let source = Path::new(OsStr::from_bytes(&self.attach));
         let number = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
         let wanted = number(source);
@@ -112,7 +115,7 @@ impl Source {
 
     /// Whether its server speaks 9P.
     pub fn is_ninep(&self) -> bool {
-        matches!(self.way, Way::Ninep(_))
+        matches!(self.transport, Transport::Ninep(_))
     }
 
     /// The source as shown in mountinfo.
@@ -121,33 +124,35 @@ impl Source {
     }
 
     /// Makes the first connection, for which ssh may prompt the user. It may change how later connections are made.
-    pub fn connect(&mut self, places: &Places) -> Result<Link> {
-        if let (Way::Ssh(target), true) = (&mut self.way, self.install) {
+    pub fn connect(&mut self, places: &ServerDirs) -> Result<Link> {
+        if let (Transport::Ssh(target), true) = (&mut self.transport, self.install) {
             target.install(&std::env::current_exe().context("finding this program")?)?;
             target.installed = true;
         }
-        match &self.way {
-            Way::Own => own_server().with_context(|| {
+        match &self.transport {
+            Transport::Own => own_server().with_context(|| {
                 format!("reaching your server; its log is {}", places.runtime.join("serve.log").display())
             }),
-            Way::Ssh(target) => Ok(target.connect(Asking::Allowed)?),
-            Way::Unix(_) | Way::Tcp(_) | Way::Ninep(_) => Ok(self.again()?),
+            Transport::Ssh(target) => Ok(target.connect(Prompting::Allowed)?),
+            Transport::Unix(_) | Transport::Tcp(_) | Transport::Ninep(_) => {
+                Ok(self.connect_without_prompt()?)
+            }
         }
     }
 
     /// Returns a function that makes later connections, without prompts.
     pub fn reconnect(&self) -> Reconnect {
         let source = self.clone();
-        Box::new(move || source.again())
+        Box::new(move || source.connect_without_prompt())
     }
 
-    fn again(&self) -> io::Result<Link> {
-        match &self.way {
-            Way::Own => own_server(),
-            Way::Unix(path) => Ok(unix::connect(path)?),
-            Way::Tcp(target) => Ok(target.connect()?),
-            Way::Ssh(target) => Ok(target.connect(Asking::Never)?),
-            Way::Ninep(target) => target.connect(),
+    fn connect_without_prompt(&self) -> io::Result<Link> {
+        match &self.transport {
+            Transport::Own => own_server(),
+            Transport::Unix(path) => Ok(unix::connect(path)?),
+            Transport::Tcp(target) => Ok(target.connect()?),
+            Transport::Ssh(target) => Ok(target.connect(Prompting::Never)?),
+            Transport::Ninep(target) => target.connect(),
         }
     }
 }
@@ -160,7 +165,7 @@ fn own_server() -> io::Result<Link> {
     }
 }
 
-fn over_tcp(rest: &str, args: &MountArgs, places: &Places) -> Result<(Way, Vec<u8>)> {
+fn over_tcp(rest: &str, args: &MountArgs, places: &ServerDirs) -> Result<(Transport, Vec<u8>)> {
     let bad = || Usage(format!("nigh://{rest}: want nigh://HOST[:PORT]/EXPORT, an IPv6 address in brackets"));
     let (address, export) = rest.split_once('/').unwrap_or((rest, ""));
     let (host, port) = address::parse(address, tcp::PORT).ok_or_else(bad)?;
@@ -175,7 +180,7 @@ fn over_tcp(rest: &str, args: &MountArgs, places: &Places) -> Result<(Way, Vec<u
         nigh_link::Token::read(file)?;
     }
     let target = tcp::Target { host, port, trust, token };
-    Ok((Way::Tcp(target), export.as_bytes().to_vec()))
+    Ok((Transport::Tcp(target), export.as_bytes().to_vec()))
 }
 
 /// Makes a path absolute, because the daemon has another working directory.
@@ -183,16 +188,16 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
-fn over_unix(rest: &str) -> Result<(Way, Vec<u8>)> {
+fn over_unix(rest: &str) -> Result<(Transport, Vec<u8>)> {
     let (socket, export) = rest.split_once(':').unwrap_or((rest, ""));
     if !socket.starts_with('/') {
         bail!(Usage(format!("unix://{rest}: want an absolute path: unix:///SOCKET[:EXPORT]")));
     }
-    Ok((Way::Unix(socket.into()), export.as_bytes().to_vec()))
+    Ok((Transport::Unix(socket.into()), export.as_bytes().to_vec()))
 }
 
 /// Parses scp's syntax: a colon before any slash ends a host name. `None`: `text` names no host.
-fn over_ssh(text: &str, args: &MountArgs) -> Result<Option<(Way, Vec<u8>)>> {
+fn over_ssh(text: &str, args: &MountArgs) -> Result<Option<(Transport, Vec<u8>)>> {
     let colon = match text.find('[').filter(|&at| at == 0 || text[..at].ends_with('@')) {
         Some(_) => text.find("]:").map(|at| at + 1),
         None => text.find(':'),
@@ -211,7 +216,7 @@ fn over_ssh(text: &str, args: &MountArgs) -> Result<Option<(Way, Vec<u8>)>> {
     let command =
         args.ssh.clone().or_else(|| std::env::var("NIGH_SSH").ok()).filter(|words| !words.is_empty());
     let target = ssh::Target { destination: machine, command, installed: false };
-    Ok(Some((Way::Ssh(target), dir.as_bytes().to_vec())))
+    Ok(Some((Transport::Ssh(target), dir.as_bytes().to_vec())))
 }
 
 fn own_directory(source: &Path) -> Result<PathBuf> {
@@ -238,7 +243,7 @@ mod tests {
         let (source, options) = words.split_first().context("no source")?;
         let line = [&["nigh", "mount"], options, &["--", source, "/mnt"]].concat();
         let Command::Mount(args) = Args::try_parse_from(line)?.command else { bail!("not a mount") };
-        let places = Places { runtime: "/r".into(), state: "/s".into() };
+        let places = ServerDirs { runtime: "/r".into(), state: "/s".into() };
         Source::parse(&args, &places)
     }
 
@@ -248,15 +253,15 @@ mod tests {
 
     #[test]
     fn host_sources_are_distinguished_from_directories() {
-        let ssh = |source: &str| match parse(&[source]).unwrap().way {
-            Way::Ssh(target) => target.destination,
+        let ssh = |source: &str| match parse(&[source]).unwrap().transport {
+            Transport::Ssh(target) => target.destination,
             other => panic!("{other:?}"),
         };
         assert_eq!(ssh("anna@host:/srv/x"), "anna@host");
         assert_eq!(ssh("[::1]:/srv"), "::1");
         assert_eq!(ssh("anna@[fe80::1]:/srv"), "anna@fe80::1");
         assert_eq!(attach("host:/srv/a:b"), "/srv/a:b");
-        assert!(matches!(parse(&["/"]).unwrap().way, Way::Own));
+        assert!(matches!(parse(&["/"]).unwrap().transport, Transport::Own));
         for bad in ["host:srv", "-oProxyCommand=x:/srv", ":/srv", "a b:/srv", "ssh://host/srv"] {
             let error = parse(&[bad]).unwrap_err();
             assert!(error.downcast_ref::<Usage>().is_some(), "{bad}: {error}");
@@ -265,8 +270,8 @@ mod tests {
 
     #[test]
     fn tcp_and_unix_sources_have_ports_and_exports() {
-        let tcp = |source: &str| match parse(&[source]).unwrap().way {
-            Way::Tcp(target) => (target.host, target.port),
+        let tcp = |source: &str| match parse(&[source]).unwrap().transport {
+            Transport::Tcp(target) => (target.host, target.port),
             other => panic!("{other:?}"),
         };
         assert_eq!(tcp("nigh://host/x"), ("host".into(), tcp::PORT));

@@ -2,14 +2,14 @@
 
 use crate::output::{print, print_line};
 use anyhow::{Context, Result, bail};
-use nigh_server::Places;
+use nigh_server::ServerDirs;
 use serde_json::Value;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Prints the status of one mount, or of all this user's mounts and one line about this user's server.
 pub fn mounts(mountpoint: Option<PathBuf>, json: bool) -> Result<()> {
-    let places = Places::of_user()?;
+    let places = ServerDirs::of_user()?;
     places.make_runtime()?;
     let statuses = match &mountpoint {
         None => nigh_client::control::statuses(&places.runtime)?,
@@ -46,7 +46,7 @@ pub fn server(socket: Option<&Path>, json: bool) -> Result<()> {
             let path = bytes.strip_prefix(b"unix://").unwrap_or(bytes);
             (PathBuf::from(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path)), false)
         }
-        None => (Places::of_user()?.socket(), true),
+        None => (ServerDirs::of_user()?.socket(), true),
     };
     let status = match nigh_server::ask(&socket) {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
@@ -58,7 +58,7 @@ pub fn server(socket: Option<&Path>, json: bool) -> Result<()> {
         }
         other => other.with_context(|| socket.display().to_string())?,
     };
-    print(&if json { format!("{status:#}\n") } else { nigh_server::page(&status) })
+    print(&if json { format!("{status:#}\n") } else { nigh_server::status_page(&status) })
 }
 
 /// Makes a path absolute without looking up its last component, a mount that may not answer.

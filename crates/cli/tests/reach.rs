@@ -3,10 +3,10 @@
 mod common;
 
 use common::{Client, NIGH, SOMEBODY, as_user, needs_root};
-use nigh_link::ssh::Asking;
+use nigh_link::ssh::Prompting;
 use nigh_link::tcp::{Target, Trust};
 use nigh_link::{Kind, Link, ssh, unix};
-use nigh_remote::Session;
+use nigh_remote::SessionParams;
 use nigh_types::*;
 use std::fs;
 use std::io::{Read, Write};
@@ -29,19 +29,19 @@ fn free_port() -> u16 {
 }
 
 /// A server's directories, and the server process once it runs.
-struct House {
+struct TestServer {
     dir: TempDir,
     port: u16,
     server: Option<Child>,
 }
 
-impl House {
-    fn new() -> House {
+impl TestServer {
+    fn new() -> TestServer {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::create_dir_all(dir.path().join("x/sub")).unwrap();
         fs::set_permissions(dir.path().join("x"), fs::Permissions::from_mode(0o777)).unwrap();
-        House { dir, port: free_port(), server: None }
+        TestServer { dir, port: free_port(), server: None }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -57,7 +57,7 @@ impl House {
     }
 
     /// Serves `x` over TCP.
-    fn serve(mut self, more: &[&str]) -> House {
+    fn serve(mut self, more: &[&str]) -> TestServer {
         let (export, listen) =
             (format!("{}", self.path("x").display()), format!("tcp://127.0.0.1:{}", self.port));
         let mut words = vec!["serve", "--export", &export, "--listen", &listen];
@@ -96,7 +96,7 @@ impl House {
     }
 }
 
-impl Drop for House {
+impl Drop for TestServer {
     fn drop(&mut self) {
         if let Some(server) = &mut self.server {
             let _ = server.kill();
@@ -107,7 +107,7 @@ impl Drop for House {
 
 #[test]
 fn export_is_attached_by_name_and_other_paths_are_refused() {
-    let house = House::new();
+    let house = TestServer::new();
     let path = house.path("token").display().to_string();
     let house = house.serve(&["--token", &path]);
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
@@ -143,7 +143,7 @@ fn calls_run_as_the_tokens_user_for_any_claimed_uid() {
     if !needs_root("calls_run_as_the_tokens_user_for_any_claimed_uid") {
         return;
     }
-    let house = House::new();
+    let house = TestServer::new();
     let path = house.path("token");
     fs::write(&path, format!("{}\nuser {SOMEBODY}\n", "5a".repeat(32))).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
@@ -160,7 +160,7 @@ fn calls_run_as_the_tokens_user_for_any_claimed_uid() {
 
 #[test]
 fn authenticated_connections_without_hello_do_not_block_other_clients() {
-    let house = House::new();
+    let house = TestServer::new();
     let token = house.path("token").display().to_string();
     let house = house.serve(&["--token", &token]);
     let silent: Vec<Link> = (0..150).map(|_| house.target().connect().unwrap()).collect();
@@ -181,7 +181,7 @@ fn trusted_client_claims_any_uid_except_root() {
     if !needs_root("trusted_client_claims_any_uid_except_root") {
         return;
     }
-    let house = House::new().serve(&["--trust-client-ids", "--plaintext"]);
+    let house = TestServer::new().serve(&["--trust-client-ids", "--plaintext"]);
     let target = Target { trust: Trust::Plaintext, ..house.target() };
     let (mut client, session) = Client::attach(target.connect().unwrap(), "x").unwrap();
     client.make(session.root, "as-root", 0, &[0]).unwrap();
@@ -189,7 +189,7 @@ fn trusted_client_claims_any_uid_except_root() {
     assert_eq!(house.owner("as-root"), (65534, 65534));
     assert_eq!(house.owner("as-somebody"), (SOMEBODY, SOMEBODY));
     drop(house);
-    let house = House::new().serve(&["--trust-client-ids", "--plaintext", "--squash", "none"]);
+    let house = TestServer::new().serve(&["--trust-client-ids", "--plaintext", "--squash", "none"]);
     let target = Target { trust: Trust::Plaintext, ..house.target() };
     let (mut client, session) = Client::attach(target.connect().unwrap(), "x").unwrap();
     client.make(session.root, "as-root", 0, &[0]).unwrap();
@@ -206,7 +206,7 @@ fn local_users_act_as_themselves_on_a_unix_socket() {
     if !needs_root("local_users_act_as_themselves_on_a_unix_socket") {
         return;
     }
-    let house = House::new();
+    let house = TestServer::new();
     let socket = house.path("s.sock");
     let listen = format!("unix://{}", socket.display());
     let house = house.serve(&["--listen", &listen, "--trust-client-ids", "--plaintext"]);
@@ -222,7 +222,12 @@ fn local_users_act_as_themselves_on_a_unix_socket() {
 }
 
 /// Claims to be root several times; every call must run as `uid`, and the log must have one line about it.
-fn forges(house: &House, log: &str, (mut client, session): (Client, Session), uid: u32) {
+fn check_forged_root(
+    house: &TestServer,
+    log: &str,
+    (mut client, session): (Client, SessionParams),
+    uid: u32,
+) {
     for nth in 0..3 {
         let name = format!("{}-{nth}", log.replace('/', "-"));
         client.make(session.root, &name, 0, &[0]).unwrap();
@@ -247,7 +252,7 @@ fn forged_uid_0_is_logged_once_over_each_transport() {
         return;
     }
     for plaintext in [false, true] {
-        let house = House::new();
+        let house = TestServer::new();
         let path = house.path("token");
         fs::write(&path, format!("{}\nuser {SOMEBODY}\n", "5a".repeat(32))).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
@@ -257,17 +262,17 @@ fn forged_uid_0_is_logged_once_over_each_transport() {
         let trust = if plaintext { Trust::Plaintext } else { house.target().trust };
         let link = Target { trust, ..house.target() }.connect().unwrap();
         assert_eq!(link.kind(), if plaintext { Kind::Tcp } else { Kind::Tls });
-        forges(&house, "log", Client::attach(link, "x").unwrap(), SOMEBODY);
+        check_forged_root(&house, "log", Client::attach(link, "x").unwrap(), SOMEBODY);
     }
-    let house = House::new();
+    let house = TestServer::new();
     let socket = house.path("s.sock");
     let listen = format!("unix://{}", socket.display());
     let house = house.serve(&["--listen", &listen, "--trust-client-ids", "--plaintext"]);
-    forges(&house, "log", Client::attach(connect_as(SOMEBODY, &socket), "x").unwrap(), SOMEBODY);
+    check_forged_root(&house, "log", Client::attach(connect_as(SOMEBODY, &socket), "x").unwrap(), SOMEBODY);
 }
 
 /// Starts the relay that `ssh` would start, as an ordinary user; returns the process and its stream.
-fn relay_as(house: &House, uid: u32, run: &str, state: &str) -> (Child, UnixStream) {
+fn relay_as(house: &TestServer, uid: u32, run: &str, state: &str) -> (Child, UnixStream) {
     let (theirs, ours) = UnixStream::pair().unwrap();
     let mut command = house.nigh(&["serve", "--listen", "stdio"]);
     command.env("NIGH_RUNTIME_DIR", house.path(run)).env("NIGH_STATE_DIR", house.path(state));
@@ -281,7 +286,7 @@ fn relay_of_an_ordinary_user_gives_only_that_users_rights() {
     if !needs_root("relay_of_an_ordinary_user_gives_only_that_users_rights") {
         return;
     }
-    let house = House::new();
+    let house = TestServer::new();
     for dir in ["far-run", "far-state"] {
         fs::create_dir(house.path(dir)).unwrap();
         std::os::unix::fs::chown(house.path(dir), Some(SOMEBODY), Some(SOMEBODY)).unwrap();
@@ -294,7 +299,7 @@ fn relay_of_an_ordinary_user_gives_only_that_users_rights() {
     stream.read_exact(&mut banner).unwrap();
     assert_eq!(banner, ssh::READY);
     let dir = house.path("x").display().to_string();
-    forges(&house, "far-run/serve.log", Client::attach(stream.into(), &dir).unwrap(), SOMEBODY);
+    check_forged_root(&house, "far-run/serve.log", Client::attach(stream.into(), &dir).unwrap(), SOMEBODY);
     relay.wait().unwrap();
     // It does not lead to root's server, even if root's socket is open to all users.
     for (name, mode) in [("run", 0o755), ("run/serve.sock", 0o666)] {
@@ -312,7 +317,7 @@ fn relay_of_an_ordinary_user_gives_only_that_users_rights() {
 }
 
 /// A stand-in for ssh that runs the command on this machine, with nigh in the path or without.
-fn fake_ssh(house: &House, path: &str) -> PathBuf {
+fn fake_ssh(house: &TestServer, path: &str) -> PathBuf {
     let script = house.path("ssh");
     let text = format!(
         "#!/bin/sh\nexport PATH='{path}' HOME='{}' NIGH_RUNTIME_DIR='{}' NIGH_STATE_DIR='{}' NIGH_SERVER_IDLE_MS=300\n\
@@ -329,13 +334,13 @@ fn fake_ssh(house: &House, path: &str) -> PathBuf {
 
 #[test]
 fn ssh_relay_leads_to_the_login_users_server() {
-    let house = House::new();
+    let house = TestServer::new();
     let bin = Path::new(NIGH).parent().unwrap().display().to_string();
     let command = fake_ssh(&house, &format!("{bin}:/usr/bin:/bin")).display().to_string();
     let target = ssh::Target { destination: "anna@host".into(), command: Some(command), installed: false };
     let dir = house.path("x").display().to_string();
     let mut clients: Vec<_> =
-        (0..2).map(|_| Client::attach(target.connect(Asking::Never).unwrap(), &dir).unwrap()).collect();
+        (0..2).map(|_| Client::attach(target.connect(Prompting::Never).unwrap(), &dir).unwrap()).collect();
     let ino = fs::metadata(house.path("x")).unwrap().ino();
     assert!(clients.iter().all(|(_, session)| session.root.ino == ino));
     assert!(house.path("far-run/serve.sock").exists());
@@ -383,7 +388,7 @@ fn at_terminal(command: &mut Command, program: &OwnedFd) {
 
 #[test]
 fn ssh_may_prompt_at_the_terminal_for_a_background_mount() {
-    let house = House::new();
+    let house = TestServer::new();
     let ssh = house.path("ssh");
     fs::write(&ssh, "#!/bin/sh\nread word </dev/tty\necho \"heard $word\" >&2\nexit 255\n").unwrap();
     fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).unwrap();
@@ -402,7 +407,7 @@ fn ssh_may_prompt_at_the_terminal_for_a_background_mount() {
 /// The daemon gets the same arguments: it must get as far as the unreachable machine.
 #[test]
 fn arguments_after_two_dashes_are_no_options_for_a_background_mount() {
-    let house = House::new();
+    let house = TestServer::new();
     let ssh = fake_ssh(&house, "/usr/bin:/bin").display().to_string();
     let mount = house.path("mnt").display().to_string();
     fs::create_dir(&mount).unwrap();
@@ -418,7 +423,7 @@ fn arguments_after_two_dashes_are_no_options_for_a_background_mount() {
 /// Ctrl-C at ssh's prompt ends mount, daemon and ssh.
 #[test]
 fn interrupt_at_the_terminal_ends_ssh_during_its_prompt() {
-    let house = House::new();
+    let house = TestServer::new();
     let ssh = house.path("ssh");
     let text = format!(
         "#!/bin/sh\necho $$ > '{0}.new'; mv '{0}.new' '{0}'\nread word </dev/tty\n",
@@ -453,7 +458,7 @@ fn interrupt_at_the_terminal_ends_ssh_during_its_prompt() {
 
 #[test]
 fn errors_of_remote_sources_are_one_line() {
-    let house = House::new();
+    let house = TestServer::new();
     let command = fake_ssh(&house, "/usr/bin:/bin").display().to_string();
     let mount = house.path("mnt").display().to_string();
     fs::create_dir(&mount).unwrap();

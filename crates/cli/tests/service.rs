@@ -29,19 +29,19 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-struct House {
+struct TestServer {
     dir: TempDir,
     server: Option<Child>,
 }
 
-impl House {
-    fn new() -> House {
+impl TestServer {
+    fn new() -> TestServer {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::create_dir_all(dir.path().join("x/d")).unwrap();
         fs::write(dir.path().join("token"), format!("{SECRET}\n")).unwrap();
         fs::set_permissions(dir.path().join("token"), fs::Permissions::from_mode(0o600)).unwrap();
-        House { dir, server: None }
+        TestServer { dir, server: None }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -53,10 +53,10 @@ impl House {
     }
 
     fn nigh(&self, words: &[&str]) -> Command {
-        self.in_our_house(Command::new(NIGH), words)
+        self.with_test_env(Command::new(NIGH), words)
     }
 
-    fn in_our_house(&self, mut command: Command, words: &[&str]) -> Command {
+    fn with_test_env(&self, mut command: Command, words: &[&str]) -> Command {
         command.args(words).stdin(Stdio::null());
         command.env("NIGH_RUNTIME_DIR", self.path("run")).env("NIGH_STATE_DIR", self.path("state"));
         for name in ["NIGH_LINK", "NIGH_LOG", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID"] {
@@ -71,7 +71,7 @@ impl House {
     }
 
     /// Serves `x` on `s.sock`, which all users may open.
-    fn serve(mut self, more: &[&str]) -> House {
+    fn serve(mut self, more: &[&str]) -> TestServer {
         let (export, listen) = (self.text("x"), format!("unix://{}", self.text("s.sock")));
         let words = [&["serve", "--export", &export, "--listen", &listen], more].concat();
         let command = self.nigh(&words);
@@ -115,7 +115,7 @@ impl House {
     }
 }
 
-impl Drop for House {
+impl Drop for TestServer {
     fn drop(&mut self) {
         if let Some(server) = &mut self.server {
             let _ = server.kill();
@@ -126,22 +126,22 @@ impl Drop for House {
 
 /// Returns a holder of the export's directory lease that acknowledges nothing, and a client whose call therefore
 /// waits.
-fn one_who_waits(house: &House) -> (Client, Client) {
+fn start_blocked_call(house: &TestServer) -> (Client, Client) {
     let attach = |incarnation| {
         Client::attach_as(unix::connect(&house.path("s.sock")).unwrap(), "x", incarnation).unwrap()
     };
     let ((mut holder, session), (mut waiter, _)) = (attach(11), attach(12));
-    holder.send(Call::List { dir: NodeRef::bare(session.root) });
+    holder.send(Call::List { dir: NodeRef::without_hint(session.root) });
     assert!(matches!(holder.next(), Event::Response { .. }));
     let name = Name::new(b"new").unwrap();
-    waiter.send(Call::Mkdir { dir: NodeRef::bare(session.root), name, mode: 0o700, umask: 0 });
+    waiter.send(Call::Mkdir { dir: NodeRef::without_hint(session.root), name, mode: 0o700, umask: 0 });
     until("parked", || house.status(&["--server"])["totals"]["calls"]["parked"] == 1);
     (holder, waiter)
 }
 
 #[test]
 fn sigterm_ends_connections_and_removes_sockets() {
-    let mut house = House::new().serve(&[]);
+    let mut house = TestServer::new().serve(&[]);
     let (mut client, _) = Client::attach_as(unix::connect(&house.path("s.sock")).unwrap(), "x", 1).unwrap();
     house.signal();
     client.wait_for_the_end();
@@ -154,8 +154,8 @@ fn sigterm_ends_connections_and_removes_sockets() {
 
 #[test]
 fn sigterm_waits_for_accepted_calls_and_second_signal_does_not() {
-    let mut house = House::new().serve(&[]);
-    let (mut holder, mut waiter) = one_who_waits(&house);
+    let mut house = TestServer::new().serve(&[]);
+    let (mut holder, mut waiter) = start_blocked_call(&house);
     house.signal();
     std::thread::sleep(Duration::from_millis(500));
     assert!(house.server.as_mut().unwrap().try_wait().unwrap().is_none(), "it waits for the call");
@@ -171,7 +171,7 @@ fn sigterm_waits_for_accepted_calls_and_second_signal_does_not() {
     fs::remove_dir(house.path("x/new")).unwrap();
 
     let mut house = house.serve(&[]);
-    let (_holder, _waiter) = one_who_waits(&house);
+    let (_holder, _waiter) = start_blocked_call(&house);
     house.signal();
     std::thread::sleep(Duration::from_millis(300));
     let again = Instant::now();
@@ -182,10 +182,10 @@ fn sigterm_waits_for_accepted_calls_and_second_signal_does_not() {
 }
 
 /// Passes descriptors as systemd does: from 3 on, with environment variables.
-fn activated(house: &House, fds: Vec<OwnedFd>, names: &str, words: &[&str]) -> Command {
+fn activated(house: &TestServer, fds: Vec<OwnedFd>, names: &str, words: &[&str]) -> Command {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", "LISTEN_PID=$$ WATCHDOG_PID=$$ exec \"$@\"", "sh", NIGH]);
-    let mut command = house.in_our_house(shell, words);
+    let mut command = house.with_test_env(shell, words);
     command.env("LISTEN_FDS", fds.len().to_string()).env("LISTEN_FDNAMES", names);
     // SAFETY: fcntl and dup2 are safe between fork and exec. Passed descriptors are first moved out of the way.
     unsafe {
@@ -205,7 +205,7 @@ fn activated(house: &House, fds: Vec<OwnedFd>, names: &str, words: &[&str]) -> C
 
 #[test]
 fn socket_activated_server_notifies_its_service_manager() {
-    let mut house = House::new();
+    let mut house = TestServer::new();
     fs::create_dir(house.path("run")).unwrap();
     fs::set_permissions(house.path("run"), fs::Permissions::from_mode(0o700)).unwrap();
     let manager = UnixDatagram::bind(house.path("notify")).unwrap();
@@ -249,7 +249,7 @@ fn socket_activated_server_notifies_its_service_manager() {
 
 #[test]
 fn unsuitable_activation_sockets_are_refused_in_one_line() {
-    let house = House::new();
+    let house = TestServer::new();
     let (export, token) = (house.text("x"), house.text("token"));
     let served = ["serve", "--export", export.as_str()];
     let bind = |name: &str| OwnedFd::from(UnixListener::bind(house.path(name)).unwrap());
@@ -292,7 +292,7 @@ fn ask(mut stream: UnixStream, bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn only_root_and_the_servers_user_get_its_status() {
-    let house = House::new().serve(&[]);
+    let house = TestServer::new().serve(&[]);
     let socket = house.path("s.sock");
     let connect = || UnixStream::connect(&socket).unwrap();
     let own: Value = serde_json::from_slice(&ask(connect(), b"nigh status 1\n")).unwrap();
@@ -346,11 +346,11 @@ fn only_root_and_the_servers_user_get_its_status() {
 
 #[test]
 fn session_events_are_logged_in_one_line_without_secrets() {
-    let token = House::new();
+    let token = TestServer::new();
     let path = token.text("token");
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let listen = format!("tcp://127.0.0.1:{port}");
-    let mut house = House::new().serve(&["--listen", &listen, "--token", &path]);
+    let mut house = TestServer::new().serve(&["--listen", &listen, "--token", &path]);
     let socket = house.path("s.sock");
     let (client, _) = Client::attach_as(unix::connect(&socket).unwrap(), "x", 0x7777_7777_7777).unwrap();
     assert!(Client::attach_as(unix::connect(&socket).unwrap(), "no\nsuch\u{1b}[31m", 2).is_err());
@@ -374,7 +374,7 @@ fn session_events_are_logged_in_one_line_without_secrets() {
 
 #[test]
 fn refused_connections_do_not_fill_the_log() {
-    let house = House::new().serve(&[]);
+    let house = TestServer::new().serve(&[]);
     for _ in 0..300 {
         let _ = ask(UnixStream::connect(house.path("s.sock")).unwrap(), &[0; 64]);
     }
@@ -385,7 +385,7 @@ fn refused_connections_do_not_fill_the_log() {
 
 #[test]
 fn startup_errors_are_one_line() {
-    let house = House::new();
+    let house = TestServer::new();
     let export = house.text("x");
     let mut command = house.nigh(&["serve", "--export", &export]);
     command.env("NIGH_STATE_DIR", "/proc/nowhere");
@@ -416,7 +416,7 @@ fn full_disk_at_startup_is_reported_in_one_line() {
     if !needs_root("full_disk_at_startup_is_reported_in_one_line") {
         return;
     }
-    let house = House::new();
+    let house = TestServer::new();
     let (state, export) = (house.text("state"), house.text("x"));
     fs::create_dir(&state).unwrap();
     let script = format!(
@@ -425,12 +425,12 @@ fn full_disk_at_startup_is_reported_in_one_line() {
     );
     let mut unshare = Command::new("unshare");
     unshare.args(["-m", "sh", "-c", &script, "sh", NIGH]);
-    let said = house.refused(house.in_our_house(unshare, &["serve", "--export", &export]));
+    let said = house.refused(house.with_test_env(unshare, &["serve", "--export", &export]));
     assert!(said.contains(&state) && said.contains("No space left") && said.contains("make room"), "{said}");
 }
 
 /// Runs a further `nigh serve` beside the server that runs, listening at `socket` for `export`.
-fn guest(house: &House, export: &str, socket: &str) -> Child {
+fn start_second_serve(house: &TestServer, export: &str, socket: &str) -> Child {
     let (at, listen) = (house.path(socket), format!("unix://{}", house.text(socket)));
     let log = fs::File::options().create(true).append(true).open(house.path("log")).unwrap();
     let child = house.nigh(&["serve", "--export", export, "--listen", &listen]).stderr(log).spawn().unwrap();
@@ -440,14 +440,14 @@ fn guest(house: &House, export: &str, socket: &str) -> Child {
 
 #[test]
 fn running_server_serves_exports_of_another_serve_while_it_lives() {
-    let mut house = House::new();
+    let mut house = TestServer::new();
     fs::create_dir_all(house.path("y/e")).unwrap();
     let alone = house.nigh(&["serve", "--listen", "user"]);
     house.start(alone);
     until("serving", || UnixStream::connect(house.path("run/serve.sock")).is_ok());
     let root = house.server.as_ref().unwrap().id();
-    let mut first = guest(&house, &house.text("x"), "s.sock");
-    let mut second = guest(&house, &house.text("y"), "t.sock");
+    let mut first = start_second_serve(&house, &house.text("x"), "s.sock");
+    let mut second = start_second_serve(&house, &house.text("y"), "t.sock");
     let attach = |socket: &str, what: &str, incarnation: u64| {
         Client::attach_as(unix::connect(&house.path(socket)).unwrap(), what, incarnation)
     };
@@ -485,12 +485,12 @@ fn running_server_serves_exports_of_another_serve_while_it_lives() {
         &format!("unix://{}", house.text("t.sock")),
     ]);
     assert!(house.refused(twice).contains("another process of yours has the same exports"));
-    let mut first = guest(&house, &house.text("x"), "s.sock");
-    let sessions = |house: &House| house.status(&["--server"])["sessions"].as_array().map(Vec::len);
+    let mut first = start_second_serve(&house, &house.text("x"), "s.sock");
+    let sessions = |house: &TestServer| house.status(&["--server"])["sessions"].as_array().map(Vec::len);
     let before = sessions(&house);
     of_first.link = unix::connect(&house.path("s.sock")).unwrap();
     of_first.session.handle_connect(Time(3));
-    of_first.send(Call::GetAttr { node: NodeRef::bare(session.root) });
+    of_first.send(Call::GetAttr { node: NodeRef::without_hint(session.root) });
     while !matches!(of_first.next(), Event::Response { .. }) {}
     assert_eq!(sessions(&house), before, "the session goes on");
     first.kill().unwrap();

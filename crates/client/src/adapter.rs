@@ -42,8 +42,11 @@ pub(crate) fn receive(driver: &Driver, interrupts: &Interrupts, agreed: &Negotia
         }),
         Operation::Interrupt { id } => interrupt(driver, interrupts, header.unique, OpId(id)),
         Operation::Destroy | Operation::NotifyReply { .. } => {}
-        _ if driver.events.pretence.is_player(header.pid) && driver.answer_replay(&header, &operation) => {}
-        _ => match translate(root, &header, &operation, agreed).and_then(|asked| driver.ids.asked(asked)) {
+        _ if driver.events.replay_filter.is_replay_process(header.pid)
+            && driver.answer_replay(&header, &operation) => {}
+        _ => match translate(root, &header, &operation, agreed)
+            .and_then(|asked| driver.ids.map_request(asked))
+        {
             Ok((shape, op)) => {
                 let group = operation.extensions().groups().next();
                 let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid, group };
@@ -116,7 +119,7 @@ fn translate(root: u64, header: &Header, operation: &Operation<'_>, agreed: &Neg
             flags: WriteFlags {
                 append: flags.cast_signed() & libc::O_APPEND != 0,
                 kill_suidgid,
-                flush: cached,
+                write_back: cached,
                 ..WriteFlags::default()
             },
         }),

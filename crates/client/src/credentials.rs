@@ -31,9 +31,9 @@ pub(crate) struct Callers {
 }
 
 /// The id that the kernel sends when it sends none (`FUSE_INVALID_UIDGID`).
-const NOT_TOLD: u32 = u32::MAX;
+const UNKNOWN_ID: u32 = u32::MAX;
 /// The overflow id on the server.
-const NOBODY: u32 = 65_534;
+const OVERFLOW_ID: u32 = 65_534;
 /// Capabilities for what the kernel has checked itself, when it sends no ids or others than the caller's: all but
 /// reserved blocks, quotas, and mode bits that a write clears.
 const CHECKED: u64 = OVER_INODES | SYS_ADMIN | MKNOD;
@@ -50,7 +50,7 @@ impl Callers {
     }
 
     /// Whether the server trusts the checks of this machine's kernel.
-    pub(crate) fn are_vouched_for(&self) -> bool {
+    pub(crate) fn are_trusted(&self) -> bool {
         self.namespace.is_some()
     }
 
@@ -65,7 +65,7 @@ impl Callers {
     pub(crate) fn credentials(&self, caller: Caller, call: &Call) -> Credentials {
         let status = Status::of(caller.pid);
         if self.idmapped {
-            return self.checked(caller, call, &status);
+            return self.checked_by_kernel(caller, call, &status);
         }
         let mut groups = status.groups();
         groups.extend(caller.group.filter(|group| !groups.contains(group)));
@@ -79,7 +79,7 @@ impl Callers {
     /// Credentials for a mount that may be idmapped. The kernel checked the call with other ids than the thread's.
     /// Access to reserved blocks, and whether setuid bits survive a write, depend on the thread's capabilities on the
     /// machine alone.
-    fn checked(&self, caller: Caller, call: &Call, status: &Status) -> Credentials {
+    fn checked_by_kernel(&self, caller: Caller, call: &Call, status: &Status) -> Credentials {
         let is_of_machine =
             self.namespace.is_some() && namespace_of(&caller.pid.to_string()) == self.namespace;
         let own = if is_of_machine { status.capabilities() } else { 0 };
@@ -90,7 +90,7 @@ impl Callers {
             _ => CHECKED | own & SYS_RESOURCE,
         };
         let (uid, gid) = match (caller.uid, caller.gid) {
-            (NOT_TOLD, _) | (_, NOT_TOLD) => (NOBODY, NOBODY),
+            (UNKNOWN_ID, _) | (_, UNKNOWN_ID) => (OVERFLOW_ID, OVERFLOW_ID),
             told => told,
         };
         let privileges = Some(Box::new(Privileges::over_all(capabilities)));
@@ -188,13 +188,13 @@ mod tests {
         let ask = |uid, gid, call: &Call| callers.credentials(Caller { uid, gid, pid, group: Some(7) }, call);
         let made = ask(1001, 1002, &LOOK);
         assert_eq!((made.uid, made.gid, made.groups), (1001, 1002, vec![7]));
-        let other = ask(NOT_TOLD, NOT_TOLD, &LOOK);
-        assert_eq!((other.uid, other.gid), (NOBODY, NOBODY));
+        let other = ask(UNKNOWN_ID, UNKNOWN_ID, &LOOK);
+        assert_eq!((other.uid, other.gid), (OVERFLOW_ID, OVERFLOW_ID));
         assert_eq!(other.privileges, Some(Box::new(Privileges::over_all(CHECKED))), "not of this namespace");
         let handle = Some(Handle(1));
-        let node = NodeRef::bare(NodeId { ino: 1, generation: 1 });
+        let node = NodeRef::without_hint(NodeId { ino: 1, generation: 1 });
         let write = Call::Fallocate { node, handle, mode: 0, offset: 0, length: 1 };
-        assert_eq!(ask(NOT_TOLD, NOT_TOLD, &write).privileges, Some(Box::new(Privileges::over_all(0))));
+        assert_eq!(ask(UNKNOWN_ID, UNKNOWN_ID, &write).privileges, Some(Box::new(Privileges::over_all(0))));
     }
 
     #[test]

@@ -15,19 +15,19 @@ pub(crate) mod tests;
 
 use crate::clock::{Clock, wall_time};
 use crate::credentials::{self, Callers};
-use crate::events::{Events, Said};
+use crate::events::{Events, ReplayReply};
 use crate::idmap::IdMap;
 use crate::notifier::Notifier;
-use crate::open_credentials::Openers;
+use crate::open_credentials::OpenCredentials;
 use crate::reply::{self, ReplyFormat};
-use crate::reply_barrier::Readers;
+use crate::reply_barrier::ReplyBarrier;
 use crate::revalidations::{NameKey, Revalidations};
-use crate::size_notify::Lengths;
-use crate::timer::Alarm;
-use nigh_cache::{Answer, Cache, Caller, Op, Output, Page};
-use nigh_fuse::{Header, Notification, Operation, Transport};
+use crate::size_notify::SizeNotifier;
+use crate::timer::Timer;
+use nigh_cache::{Cache, Caller, Op, OpReply, Output, Page};
+use nigh_fuse::{Header, Notification, Operation, Transport, abi::ROOT_ID};
 use nigh_link::Link;
-use nigh_remote::{Counters, Event, Output as RemoteOutput, Packer, ResumableRemote};
+use nigh_remote::{Compressor, Counters, Event, Output as RemoteOutput, ResumableRemote};
 use nigh_types::{Credentials, Errno, Name, OpId, Request, Span, Time, Timestamp, WriteFlags};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
@@ -44,7 +44,7 @@ pub(crate) struct Outgoing {
     pub link: Link,
     pub frames: Vec<Arc<Vec<u8>>>,
     /// Compression of the frames.
-    pub packer: Option<Packer>,
+    pub packer: Option<Compressor>,
     /// Whether these are the link's last frames.
     pub last: bool,
 }
@@ -57,11 +57,11 @@ pub(crate) struct Core {
     pending: BTreeMap<OpId, Pending>,
     /// The link that carries the session, if there is one.
     link: Option<Link>,
-    openers: Openers,
+    open_credentials: OpenCredentials,
     /// Frames for the link, in this order.
     outbox: VecDeque<Arc<Vec<u8>>>,
-    /// Number of `pending` requests with a delayed reply ([`Pending::held`]).
-    held: usize,
+    /// Number of `pending` requests with a delayed reply ([`Pending::delayed`]).
+    delayed_count: usize,
     /// Whether the outbox holds the link's last frames, and whether a writer has taken them.
     closing: bool,
     closed: bool,
@@ -73,20 +73,20 @@ pub(crate) struct Core {
 
 impl Core {
     /// Replaces a lost session by a new one; the counters of the old session are kept.
-    pub fn adopt(&mut self, remote: Box<dyn ResumableRemote>, link: Link) {
+    pub fn replace_session(&mut self, remote: Box<dyn ResumableRemote>, link: Link) {
         let old = self.remote_counters();
         self.earlier = old;
         self.remote = remote;
-        self.put_on(link);
+        self.attach_link(link);
     }
 
     /// Continues the session over another link.
     pub fn connect(&mut self, now: Time, link: Link) {
-        self.put_on(link);
+        self.attach_link(link);
         self.remote.handle_connect(now);
     }
 
-    fn put_on(&mut self, link: Link) {
+    fn attach_link(&mut self, link: Link) {
         self.outbox.clear();
         (self.closing, self.closed) = (false, false);
         self.link = Some(link);
@@ -106,9 +106,9 @@ struct Pending {
     pid: u32,
     role: Option<Role>,
     /// Inode of the file whose pages the kernel keeps locked until the reply.
-    locks: Option<u64>,
+    locked_file: Option<u64>,
     /// A reply delayed by the size barrier, and the requests for which it waits.
-    held: Option<(Answer, Vec<OpId>)>,
+    delayed: Option<(OpReply, Vec<OpId>)>,
 }
 
 /// How the calling thread applies the reply when it runs again (`reply_barrier.rs`).
@@ -132,12 +132,12 @@ enum Role {
 struct Sent {
     unique: u64,
     shape: ReplyFormat,
-    answer: Answer,
+    answer: OpReply,
     role: Option<Role>,
     pid: u32,
-    length: Option<size_barrier::Length>,
+    length: Option<size_barrier::SizeNotice>,
     /// Inode whose attributes are invalidated in the kernel before the reply is sent.
-    forgets: Option<u64>,
+    invalidates_attrs: Option<u64>,
 }
 
 impl Role {
@@ -146,7 +146,7 @@ impl Role {
             Op::GetAttr { ino } => cache.reads_by_size(*ino).then_some(Role::Reads(*ino)),
             Op::SetAttr { ino, set, .. } if set.size.is_some() => Some(Role::Sets(*ino)),
             Op::Open { ino, access, .. } if access.truncate => Some(Role::Sets(*ino)),
-            Op::Write { ino, flags: WriteFlags { flush: false, .. }, .. }
+            Op::Write { ino, flags: WriteFlags { write_back: false, .. }, .. }
             | Op::SetAttr { ino, .. }
             | Op::Link { ino, .. }
             | Op::Fallocate { ino, .. }
@@ -175,7 +175,7 @@ struct Batch {
     answers: Vec<Sent>,
     transmits: bool,
     /// A link that is to be shut down.
-    useless: Option<Link>,
+    dead_link: Option<Link>,
 }
 
 /// Driver of one mount.
@@ -183,14 +183,14 @@ pub(crate) struct Driver {
     core: Mutex<Core>,
     gate: RwLock<()>,
     outgoing: Condvar,
-    alarm: Alarm,
+    timer: Timer,
     clock: Clock,
     pub transport: Arc<dyn Transport>,
     pub notifier: Notifier,
     pub events: Events,
-    pub readers: Readers,
+    pub reply_barrier: ReplyBarrier,
     pub revalidations: Revalidations,
-    lengths: Lengths,
+    size_notifier: SizeNotifier,
     /// Mapping between local ids and the server's.
     pub ids: IdMap,
     own: Credentials,
@@ -215,9 +215,9 @@ impl Driver {
                 cache,
                 remote,
                 pending: BTreeMap::new(),
-                held: 0,
+                delayed_count: 0,
                 link: Some(link),
-                openers: Openers::default(),
+                open_credentials: OpenCredentials::default(),
                 outbox: VecDeque::new(),
                 closing: false,
                 closed: false,
@@ -227,14 +227,14 @@ impl Driver {
             }),
             gate: RwLock::new(()),
             outgoing: Condvar::new(),
-            alarm: Alarm::new()?,
+            timer: Timer::new()?,
             clock,
             transport: Arc::from(transport),
             notifier: Notifier::new()?,
             events: Events::new()?,
-            readers: Readers::default(),
+            reply_barrier: ReplyBarrier::default(),
             revalidations: Revalidations::default(),
-            lengths: Lengths::default(),
+            size_notifier: SizeNotifier::default(),
             ids,
             own: credentials::own(),
             callers,
@@ -270,9 +270,9 @@ impl Driver {
         let (now, mut batch) = self.catch_up(&mut core);
         // Only a change of attributes needs the wall clock.
         let wall = if matches!(op, Op::SetAttr { .. }) { wall_time() } else { Timestamp::default() };
-        let done = match core.cache.handle_removed(wall, op) {
+        let done = match core.cache.answer_if_removed(wall, op) {
             Ok(answer) => Err(answer),
-            Err(op) => core.cache.resolve_nodeid(op).map_err(Answer::Failed),
+            Err(op) => core.cache.resolve_nodeid(op).map_err(OpReply::Failed),
         };
         let op = match done {
             Ok(op) => op,
@@ -283,11 +283,11 @@ impl Driver {
                 return self.finish(gate, batch);
             }
         };
-        self.notifier.note_layer(&op);
-        let (role, pid, locks) = (Role::of(&op, &core.cache), caller.pid, size_barrier::locks(&op));
-        let pending = Pending { unique, shape, pid, role, locks, held: None };
+        self.notifier.note_overlay(&op);
+        let (role, pid, locks) = (Role::of(&op, &core.cache), caller.pid, size_barrier::locked_file(&op));
+        let pending = Pending { unique, shape, pid, role, locked_file: locks, delayed: None };
         let answer = match core.cache.handle_op(now, op_id, caller, op) {
-            Some(answer) => core.delay_for_size(&self.lengths, op_id, pending, answer),
+            Some(answer) => core.delay_for_size(&self.size_notifier, op_id, pending, answer),
             None => {
                 core.pending.insert(op_id, pending);
                 None
@@ -301,7 +301,8 @@ impl Driver {
 
     /// Handles a request of a replay child. Returns whether it was answered; if not, it is an ordinary request.
     pub fn answer_replay(&self, header: &Header, operation: &Operation<'_>) -> bool {
-        let Some(said) = self.events.pretence.says(|node| self.meant(node), header, operation) else {
+        let Some(said) = self.events.replay_filter.reply_to(|n| self.resolve_nodeid(n), header, operation)
+        else {
             return false;
         };
         // From memory alone: the child holds kernel locks that other threads wait for.
@@ -310,21 +311,21 @@ impl Driver {
         let (now, mut batch) = self.catch_up(&mut core);
         let cache = &mut core.cache;
         let answer = match said {
-            Said::Answer(answer) => answer,
-            Said::AsItIs { ino } => {
+            ReplayReply::Answer(answer) => answer,
+            ReplayReply::CurrentAttrs { ino } => {
                 let answer =
-                    cache.attributes_as_they_are(now, ino).unwrap_or(Answer::Failed(Errno::CANCELED));
+                    cache.attributes_without_timeout(now, ino).unwrap_or(OpReply::Failed(Errno::CANCELED));
                 self.ids.shown(ReplyFormat::Natural, answer)
             }
-            Said::Done { number, names } => {
-                let overtaken = names.iter().any(|(dir, name)| cache.is_overtaken(number, *dir, name));
-                if overtaken { Answer::Failed(Errno::CANCELED) } else { Answer::Done }
+            ReplayReply::Done { number, names } => {
+                let overtaken = names.iter().any(|(dir, name)| cache.is_superseded(number, *dir, name));
+                if overtaken { OpReply::Failed(Errno::CANCELED) } else { OpReply::Done }
             }
-            Said::Made { number, dir, name, .. } if cache.is_overtaken(number, dir, &name) => {
-                Answer::Failed(Errno::CANCELED)
+            ReplayReply::Created { number, dir, name, .. } if cache.is_superseded(number, dir, &name) => {
+                OpReply::Failed(Errno::CANCELED)
             }
-            Said::Made { dir, name, kind, otherwise, .. } => {
-                let answer = cache.known(now, dir, &name, kind).unwrap_or(otherwise);
+            ReplayReply::Created { dir, name, kind, otherwise, .. } => {
+                let answer = cache.cached_lookup(now, dir, &name, kind).unwrap_or(otherwise);
                 self.ids.shown(ReplyFormat::Natural, answer)
             }
         };
@@ -335,15 +336,14 @@ impl Driver {
         true
     }
 
-    /// Resolves a kernel nodeid to an inode number.
-    fn meant(&self, node: u64) -> u64 {
-        if node == nigh_fuse::abi::ROOT_ID { self.root() } else { self.core.lock().cache.inode_of(node) }
+    fn resolve_nodeid(&self, node: u64) -> u64 {
+        if node == ROOT_ID { self.root() } else { self.core.lock().cache.inode_of_nodeid(node) }
     }
 
     /// The nodeids of an inode and of earlier inodes with its number; `None`: the nodeid is the inode number.
-    pub fn numbers_of(&self, ino: u64) -> Option<Vec<u64>> {
+    pub fn nodeids_of(&self, ino: u64) -> Option<Vec<u64>> {
         let core = self.core.lock();
-        (!core.cache.numbers_are_their_own()).then(|| core.cache.numbers_of(ino))
+        (!core.cache.nodeids_are_inode_numbers()).then(|| core.cache.nodeids_of(ino))
     }
 
     /// Applies any other input and its consequences.
@@ -380,7 +380,7 @@ impl Driver {
             }
             if core.remote.wants_connection().is_some() {
                 core.outbox.clear();
-                batch.useless = core.link.take().or(batch.useless.take());
+                batch.dead_link = core.link.take().or(batch.dead_link.take());
             } else if core.remote.is_lost() && core.link.is_some() && !core.closing {
                 core.closing = true;
                 batch.transmits = true;
@@ -388,7 +388,7 @@ impl Driver {
             let next = cache_timeout.min(remote_timeout);
             if next < core.next_timeout {
                 // With `core` held: a later timeout must not replace an earlier one.
-                self.alarm.set(next);
+                self.timer.set(next);
             }
             core.next_timeout = next;
             self.events.queue(std::iter::from_fn(|| core.cache.poll_change()).collect());
@@ -402,24 +402,24 @@ impl Driver {
             match core.cache.poll_output() {
                 Output::Answer { op, answer } => {
                     if let Some(pending) = core.pending.remove(&op) {
-                        batch.answers.extend(core.delay_for_size(&self.lengths, op, pending, answer));
-                        core.release(&self.lengths, op, &mut batch.answers);
+                        batch.answers.extend(core.delay_for_size(&self.size_notifier, op, pending, answer));
+                        core.release_ready(&self.size_notifier, op, &mut batch.answers);
                     }
                 }
-                Output::Call { id, caller, name, call } => {
+                Output::Call { id, caller, mutation_id: name, call } => {
                     let credentials = match caller {
                         Some(caller) => self.callers.credentials(caller, &call),
                         None => self.own.clone(),
                     };
-                    let credentials = self.ids.caller(credentials);
-                    let credentials = core.openers.credentials(id, &call, credentials);
-                    core.remote.handle_call(now, id, Request { credentials, name, call });
+                    let credentials = self.ids.map_caller(credentials);
+                    let credentials = core.open_credentials.credentials(id, &call, credentials);
+                    core.remote.handle_call(now, id, Request { credentials, mutation_id: name, call });
                 }
                 Output::Cancel(id) => core.remote.handle_cancel(now, id),
                 Output::Acknowledge(id) => core.remote.handle_acknowledge(now, id),
                 Output::Return(grants) => core.remote.handle_return(now, grants),
                 Output::Reclaimed => {
-                    core.openers.claimed();
+                    core.open_credentials.on_reclaimed();
                     core.remote.handle_reclaimed(now);
                 }
                 Output::Invalidate { id, stale, first } => self.notifier.queue(id, stale, first),
@@ -429,27 +429,27 @@ impl Driver {
         }
     }
 
-    fn send(&self, Sent { unique, shape, answer, role, pid, length, forgets }: Sent) {
+    fn send(&self, Sent { unique, shape, answer, role, pid, length, invalidates_attrs: forgets }: Sent) {
         match (role, &answer) {
-            (Some(Role::Changes(ino) | Role::Sets(ino)), _) => self.readers.wait(ino, pid),
-            (Some(Role::Unlinks), Answer::Done) => self.readers.wait_for_all(pid),
+            (Some(Role::Changes(ino) | Role::Sets(ino)), _) => self.reply_barrier.wait(ino, pid),
+            (Some(Role::Unlinks), OpReply::Done) => self.reply_barrier.wait_for_all(pid),
             // Attributes without a timeout may be older than those in earlier replies.
-            (_, Answer::Node(node)) if node.attr_valid == Span::ZERO => self.readers.wait(node.id.ino, pid),
-            (_, Answer::Page(Page { drops: Some(dir), .. })) => self.drop_listing(*dir),
+            (_, OpReply::Node(n)) if n.attr_valid == Span::ZERO => self.reply_barrier.wait(n.id.ino, pid),
+            (_, OpReply::Page(Page { drops: Some(dir), .. })) => self.invalidate_listing(*dir),
             _ => {}
         }
-        if let Some(size_barrier::Length { turn, number, tells, sets }) = length {
-            if sets {
-                self.lengths.wait(turn, number);
+        if let Some(notice) = length {
+            if notice.waits_for_earlier {
+                self.size_notifier.wait(notice.sequence, notice.nodeid);
             }
-            if let Some(size) = tells {
-                self.lengths.tell(&self.transport, turn, (number, size));
+            if let Some(size) = notice.notify_size {
+                self.size_notifier.notify(&self.transport, notice.sequence, (notice.nodeid, size));
             }
         }
-        forgets.into_iter().for_each(|ino| self.forget_attributes(ino));
-        let brings_attributes = matches!(answer, Answer::Attr(..) | Answer::Node(_));
+        forgets.into_iter().for_each(|ino| self.invalidate_attrs(ino));
+        let brings_attributes = matches!(answer, OpReply::Attr(..) | OpReply::Node(_));
         let revalidates = match (role, &answer) {
-            (Some(Role::Looks(name)), Answer::Node(node)) if node.known && node.entry_valid > Span::ZERO => {
+            (Some(Role::Looks(name)), OpReply::Node(node)) if node.known && node.entry_valid > Span::ZERO => {
                 Some((name, node.id.ino))
             }
             _ => None,
@@ -458,7 +458,7 @@ impl Driver {
         if let Some(Role::Reads(ino) | Role::Changes(ino) | Role::Sets(ino)) =
             role.filter(|_| brings_attributes)
         {
-            self.readers.note(ino, pid);
+            self.reply_barrier.note(ino, pid);
         }
         if let Some((name, ino)) = revalidates {
             self.revalidations.note(name, ino, pid);
@@ -467,8 +467,8 @@ impl Driver {
 
     /// A local change cleared set-user-ID or set-group-ID bits that the kernel still caches (`nigh_cache`'s
     /// `rights.rs`). An invalidation of attributes never blocks in the kernel.
-    fn forget_attributes(&self, ino: u64) {
-        let numbers = self.numbers_of(ino).unwrap_or_else(|| vec![ino]);
+    fn invalidate_attrs(&self, ino: u64) {
+        let numbers = self.nodeids_of(ino).unwrap_or_else(|| vec![ino]);
         for number in numbers {
             if let Err(error) = self.transport.notify(&Notification::attributes(number)) {
                 tracing::debug!(target: "nigh::kernel", %error, ino, "attributes are not dropped");
@@ -478,8 +478,8 @@ impl Driver {
     }
 
     /// The directory's reader has none of its pages locked while it waits for a reply, so this cannot block.
-    fn drop_listing(&self, dir: u64) {
-        let number = || self.core.lock().cache.number_of(dir);
+    fn invalidate_listing(&self, dir: u64) {
+        let number = || self.core.lock().cache.nodeid_of(dir);
         let node = if dir == self.root() { nigh_fuse::abi::ROOT_ID } else { number() };
         if let Err(error) = self.transport.notify(&Notification::contents(node)) {
             tracing::debug!(target: "nigh::kernel", %error, dir, "a listing is not dropped");
@@ -491,7 +491,7 @@ impl Driver {
     fn finish(&self, gate: parking_lot::RwLockReadGuard<'_, ()>, batch: Batch) {
         batch.answers.into_iter().for_each(|sent| self.send(sent));
         drop(gate);
-        if let Some(link) = batch.useless {
+        if let Some(link) = batch.dead_link {
             link.shutdown();
         }
         if batch.transmits {
@@ -511,7 +511,7 @@ impl Driver {
             let closing = core.closing && !core.closed;
             if let Some(link) = core.link.clone().filter(|_| closing || !core.outbox.is_empty()) {
                 core.closed = core.closing;
-                let (frames, packer) = (core.outbox.drain(..).collect(), core.remote.packer());
+                let (frames, packer) = (core.outbox.drain(..).collect(), core.remote.compressor());
                 return Some(Outgoing { link, frames, packer, last: closing });
             }
             if self.stopped.load(Ordering::Relaxed) {
@@ -527,9 +527,9 @@ impl Driver {
         while let core = self.core.lock()
             && !self.stopped.load(Ordering::Relaxed)
         {
-            self.alarm.set(core.next_timeout);
+            self.timer.set(core.next_timeout);
             drop(core);
-            self.alarm.wait();
+            self.timer.wait();
             self.with(|_, _| ());
             freed.look();
         }
@@ -547,7 +547,7 @@ impl Driver {
 
     /// A fatal signal ends a wait.
     pub fn end_wait(&self, op: OpId) {
-        let held = self.core.lock().release_delayed(&self.lengths, op);
+        let held = self.core.lock().release_delayed(&self.size_notifier, op);
         match held {
             Some(sent) => self.send(sent),
             None => self.with(|core, _| core.cache.handle_interrupt(op, true)),
@@ -555,12 +555,12 @@ impl Driver {
     }
 
     /// Parent and name of the kernel's latest lookup of an inode.
-    pub fn home_of(&self, ino: u64) -> Option<(u64, Name)> {
-        self.core.lock().cache.home_of(ino)
+    pub fn parent_entry_of(&self, ino: u64) -> Option<(u64, Name)> {
+        self.core.lock().cache.parent_entry_of(ino)
     }
 
     /// Shuts the link down, with or without unwritten frames.
-    pub fn hang_up(&self) {
+    pub fn shut_link_down(&self) {
         let link = self.core.lock().link.take();
         if let Some(link) = link {
             link.shutdown();
@@ -571,7 +571,7 @@ impl Driver {
         let _core = self.core.lock();
         self.stopped.store(true, Ordering::Relaxed);
         self.outgoing.notify_all();
-        self.alarm.set(Time(0));
+        self.timer.set(Time(0));
     }
 }
 
@@ -583,9 +583,9 @@ fn drive_remote(core: &mut Core, now: Time, batch: &mut Batch) -> (bool, Time) {
             RemoteOutput::Event(event) => {
                 moved = true;
                 match &event {
-                    Event::Response { call, response } => core.openers.answered(*call, response),
-                    Event::Lost { .. } => core.openers.lost(),
-                    Event::Restored { kept: false, .. } => core.openers.forgotten(),
+                    Event::Response { call, response } => core.open_credentials.on_reply(*call, response),
+                    Event::Lost { .. } => core.open_credentials.on_session_lost(),
+                    Event::Restored { kept: false, .. } => core.open_credentials.on_session_replaced(),
                     _ => {}
                 }
                 core.cache.handle_event(now, event);

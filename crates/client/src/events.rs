@@ -15,15 +15,15 @@ mod scheduler;
 mod watchers;
 
 use crate::driver::Driver;
-use nigh_cache::Change;
+use nigh_cache::RemoteChange;
 use parking_lot::{Condvar, Mutex};
-pub use replay_child::play;
+pub use replay_child::run_replay_child;
 #[cfg(test)]
-pub(crate) use replay_filter::Part;
-pub(crate) use replay_filter::{Pretence, Said};
+pub(crate) use replay_filter::ReplayedChange;
+pub(crate) use replay_filter::{ReplayFilter, ReplayReply};
 pub use replay_process::Program;
 use rustix::event::EventfdFlags;
-use scheduler::Stage;
+use scheduler::Scheduler;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -65,11 +65,11 @@ pub(crate) struct Counts {
 
 /// inotify events of one mount.
 pub(crate) struct Events {
-    pub pretence: Pretence,
+    pub replay_filter: ReplayFilter,
     pub counts: Counts,
     mode: Mutex<&'static str>,
     /// Queued changes, each with its number.
-    waiting: Mutex<VecDeque<(u64, Change)>>,
+    waiting: Mutex<VecDeque<(u64, RemoteChange)>>,
     /// Readable when a change was queued or on stop.
     wake: OwnedFd,
     stopped: AtomicBool,
@@ -79,7 +79,7 @@ pub(crate) struct Events {
 impl Events {
     pub fn new() -> io::Result<Events> {
         Ok(Events {
-            pretence: Pretence::default(),
+            replay_filter: ReplayFilter::default(),
             counts: Counts::default(),
             mode: Mutex::new("off"),
             waiting: Mutex::default(),
@@ -95,7 +95,7 @@ impl Events {
     }
 
     /// Queues changes for replay in this order.
-    pub fn queue(&self, changes: Vec<(u64, Change)>) {
+    pub fn queue(&self, changes: Vec<(u64, RemoteChange)>) {
         if changes.is_empty() {
             return;
         }
@@ -129,13 +129,13 @@ impl Events {
         let mut program = config.program;
         program.arguments.push(mountpoint.as_os_str().to_owned());
         program.arguments.push(format!("{}:{}", device.0, device.1).into());
-        let mut stage = Stage::new(self, driver, program);
+        let mut stage = Scheduler::new(self, driver, program);
         while !self.is_stopped() {
             // Before the queue is read: later changes make it readable again.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             let queued = std::mem::take(&mut *self.waiting.lock());
-            stage.take_in(queued);
-            let played = stage.play();
+            stage.enqueue(queued);
+            let played = stage.run_due();
             stage.wait(played);
         }
         stage.end();

@@ -7,12 +7,12 @@ mod choice;
 
 use crate::reply::ReplyFormat;
 pub use choice::{IdMapChoice, IdMapError};
-use nigh_cache::{Answer, Op};
+use nigh_cache::{Op, OpReply};
 use nigh_types::{Attr, Credentials, Errno, IdKind};
 use std::collections::BTreeMap;
 
 /// Server id for callers without a counterpart: Linux's overflow id.
-const NOBODY: u32 = 65_534;
+const OVERFLOW_ID: u32 = 65_534;
 /// Local id shown for server ids without a counterpart: the last valid id (all ones is none). No process runs with
 /// it. Some run under the overflow id, which would then own all these files.
 const STRANGER: u32 = u32::MAX - 1;
@@ -60,7 +60,7 @@ impl Pairs {
     }
 
     /// The local id, or the stranger id if there is none.
-    fn shown(&self, remote: u32) -> u32 {
+    fn local_or_stranger(&self, remote: u32) -> u32 {
         self.local(remote).unwrap_or(self.stranger)
     }
 
@@ -98,13 +98,13 @@ impl IdMap {
     }
 
     /// Maps a caller's credentials. Ids outside a closed map become the overflow id.
-    pub(crate) fn caller(&self, local: Credentials) -> Credentials {
+    pub(crate) fn map_caller(&self, local: Credentials) -> Credentials {
         if self.is_empty() {
             return local;
         }
         Credentials {
-            uid: self.users.remote(local.uid).unwrap_or(NOBODY),
-            gid: self.groups.remote(local.gid).unwrap_or(NOBODY),
+            uid: self.users.remote(local.uid).unwrap_or(OVERFLOW_ID),
+            gid: self.groups.remote(local.gid).unwrap_or(OVERFLOW_ID),
             groups: local.groups.into_iter().filter_map(|gid| self.groups.remote(gid)).collect(),
             // Capabilities apply to inodes with this machine's ids.
             privileges: None,
@@ -113,7 +113,7 @@ impl IdMap {
 
     /// Maps a request to the server's ids; `EINVAL` for an owner or an ACL entry without a counterpart, or with the
     /// stranger id.
-    pub(crate) fn asked(&self, (shape, mut op): (ReplyFormat, Op)) -> Result<(ReplyFormat, Op), Errno> {
+    pub(crate) fn map_request(&self, (shape, mut op): (ReplyFormat, Op)) -> Result<(ReplyFormat, Op), Errno> {
         if self.is_empty() {
             return Ok((shape, op));
         }
@@ -137,27 +137,30 @@ impl IdMap {
     }
 
     /// Maps a reply to this machine's ids.
-    pub(crate) fn shown(&self, shape: ReplyFormat, mut answer: Answer) -> Answer {
+    pub(crate) fn shown(&self, shape: ReplyFormat, mut answer: OpReply) -> OpReply {
         if self.is_empty() {
             return answer;
         }
         match &mut answer {
-            Answer::Node(node) | Answer::Created(node, _) => self.show(&mut node.attr),
-            Answer::Attr(_, attr, _) => self.show(attr),
-            Answer::Page(page) => {
-                page.entries.iter_mut().filter_map(|e| e.node.as_mut()).for_each(|n| self.show(&mut n.attr));
+            OpReply::Node(node) | OpReply::Created(node, _) => self.map_attr(&mut node.attr),
+            OpReply::Attr(_, attr, _) => self.map_attr(attr),
+            OpReply::Page(page) => {
+                page.entries
+                    .iter_mut()
+                    .filter_map(|e| e.node.as_mut())
+                    .for_each(|n| self.map_attr(&mut n.attr));
             }
-            Answer::Value(value) if shape == ReplyFormat::Acl => {
-                acl::map(value, |kind, remote| Some(self.pairs(kind).shown(remote)));
+            OpReply::Value(value) if shape == ReplyFormat::Acl => {
+                acl::map(value, |kind, remote| Some(self.pairs(kind).local_or_stranger(remote)));
             }
             _ => {}
         }
         answer
     }
 
-    fn show(&self, attr: &mut Attr) {
-        attr.uid = self.users.shown(attr.uid);
-        attr.gid = self.groups.shown(attr.gid);
+    fn map_attr(&self, attr: &mut Attr) {
+        attr.uid = self.users.local_or_stranger(attr.uid);
+        attr.gid = self.groups.local_or_stranger(attr.gid);
     }
 }
 
@@ -183,9 +186,9 @@ mod tests {
 
     fn shown(map: &IdMap, uid: u32, gid: u32) -> (u32, u32) {
         let attr = Attr { uid, gid, ..Attr::default() };
-        let answer = Answer::Attr(NodeId::default(), attr, Span::ZERO);
+        let answer = OpReply::Attr(NodeId::default(), attr, Span::ZERO);
         match map.shown(ReplyFormat::Natural, answer) {
-            Answer::Attr(_, attr, _) => (attr.uid, attr.gid),
+            OpReply::Attr(_, attr, _) => (attr.uid, attr.gid),
             other => panic!("{other:?}"),
         }
     }
@@ -196,14 +199,15 @@ mod tests {
         assert_eq!(shown(&map, 2000, 200), (1000, 100));
         assert_eq!(shown(&map, 5, 6), (5, 6));
         assert_eq!(
-            map.asked((ReplyFormat::Natural, chown(Some(1000), None))).unwrap().1,
+            map.map_request((ReplyFormat::Natural, chown(Some(1000), None))).unwrap().1,
             chown(Some(2000), None)
         );
         assert_eq!(
-            map.asked((ReplyFormat::Natural, chown(Some(5), Some(100)))).unwrap().1,
+            map.map_request((ReplyFormat::Natural, chown(Some(5), Some(100)))).unwrap().1,
             chown(Some(5), Some(200))
         );
-        let caller = map.caller(Credentials { uid: 1000, gid: 100, groups: vec![100, 7], privileges: None });
+        let caller =
+            map.map_caller(Credentials { uid: 1000, gid: 100, groups: vec![100, 7], privileges: None });
         assert_eq!(caller, Credentials { uid: 2000, gid: 200, groups: vec![200, 7], privileges: None });
     }
 
@@ -212,34 +216,37 @@ mod tests {
     fn unpaired_id_equal_to_a_paired_id_is_not_mapped_to_it() {
         let map = map(PAIRS, false);
         assert_eq!(shown(&map, 1000, 100), (STRANGER, STRANGER));
-        assert_eq!(map.asked((ReplyFormat::Natural, chown(Some(2000), None))), Err(Errno::INVAL));
+        assert_eq!(map.map_request((ReplyFormat::Natural, chown(Some(2000), None))), Err(Errno::INVAL));
         let caller =
-            map.caller(Credentials { uid: 2000, gid: 200, groups: vec![200, 100], privileges: None });
-        assert_eq!(caller, Credentials { uid: NOBODY, gid: NOBODY, groups: vec![200], privileges: None });
+            map.map_caller(Credentials { uid: 2000, gid: 200, groups: vec![200, 100], privileges: None });
+        assert_eq!(
+            caller,
+            Credentials { uid: OVERFLOW_ID, gid: OVERFLOW_ID, groups: vec![200], privileges: None }
+        );
         let same = self::map(&[(IdKind::User, 1000, 1000)], false);
         assert_eq!(shown(&same, 1000, 1000), (1000, 1000));
-        assert_eq!(same.caller(Credentials { uid: 1000, ..Credentials::default() }).uid, 1000);
+        assert_eq!(same.map_caller(Credentials { uid: 1000, ..Credentials::default() }).uid, 1000);
     }
 
     #[test]
     fn closed_map_maps_only_its_pairs() {
         let map = map(PAIRS, true);
         assert_eq!(shown(&map, 2000, 5), (1000, STRANGER));
-        assert_eq!(map.asked((ReplyFormat::Natural, chown(Some(5), None))), Err(Errno::INVAL));
-        assert_eq!(map.asked((ReplyFormat::Natural, chown(None, Some(5)))), Err(Errno::INVAL));
-        assert!(map.asked((ReplyFormat::Natural, chown(None, Some(100)))).is_ok());
-        let caller = map.caller(Credentials { uid: 5, gid: 100, groups: vec![5, 100], privileges: None });
-        assert_eq!(caller, Credentials { uid: NOBODY, gid: 200, groups: vec![200], privileges: None });
+        assert_eq!(map.map_request((ReplyFormat::Natural, chown(Some(5), None))), Err(Errno::INVAL));
+        assert_eq!(map.map_request((ReplyFormat::Natural, chown(None, Some(5)))), Err(Errno::INVAL));
+        assert!(map.map_request((ReplyFormat::Natural, chown(None, Some(100)))).is_ok());
+        let caller = map.map_caller(Credentials { uid: 5, gid: 100, groups: vec![5, 100], privileges: None });
+        assert_eq!(caller, Credentials { uid: OVERFLOW_ID, gid: 200, groups: vec![200], privileges: None });
     }
 
     #[test]
     fn empty_map_leaves_requests_and_replies_unchanged() {
         let map = IdMap::default();
-        assert_eq!(shown(&map, 0, NOBODY), (0, NOBODY));
+        assert_eq!(shown(&map, 0, OVERFLOW_ID), (0, OVERFLOW_ID));
         let get = Op::GetXattr { ino: 1, name: b"system.posix_acl_access".to_vec(), size: 0 };
-        assert_eq!(map.asked((ReplyFormat::Natural, get.clone())), Ok((ReplyFormat::Natural, get)));
+        assert_eq!(map.map_request((ReplyFormat::Natural, get.clone())), Ok((ReplyFormat::Natural, get)));
         let who = Credentials { uid: 3, gid: 4, groups: vec![5], privileges: None };
-        assert_eq!(map.caller(who.clone()), who);
+        assert_eq!(map.map_caller(who.clone()), who);
     }
 
     fn acl(user: u32, group: u32) -> Vec<u8> {
@@ -258,19 +265,22 @@ mod tests {
             for (user, group) in [(1000, 200), (2000, 100), (1000, 100)] {
                 let name = acl::NAMES[0].as_bytes().to_vec();
                 let get = Op::GetXattr { ino: 1, name: name.clone(), size: 100 };
-                let (shape, _) = map.asked((ReplyFormat::Natural, get)).unwrap();
-                let Answer::Value(value) = map.shown(shape, Answer::Value(acl(user, group))) else {
+                let (shape, _) = map.map_request((ReplyFormat::Natural, get)).unwrap();
+                let OpReply::Value(value) = map.shown(shape, OpReply::Value(acl(user, group))) else {
                     panic!("no value")
                 };
                 let set = Op::SetXattr { ino: 1, name, value, flags: 0, kill_sgid: false };
-                assert_eq!(map.asked((ReplyFormat::Empty, set)), Err(Errno::INVAL), "{user} {group}");
+                assert_eq!(map.map_request((ReplyFormat::Empty, set)), Err(Errno::INVAL), "{user} {group}");
                 let (uid, gid) = shown(&map, user, group);
-                assert_eq!(map.asked((ReplyFormat::Natural, chown(Some(uid), Some(gid)))), Err(Errno::INVAL));
+                assert_eq!(
+                    map.map_request((ReplyFormat::Natural, chown(Some(uid), Some(gid)))),
+                    Err(Errno::INVAL)
+                );
             }
             // Not the stranger id, but the overflow id, under which daemons run here.
-            let nobody = map.caller(Credentials { uid: NOBODY, ..Credentials::default() });
-            assert_eq!(nobody.uid, NOBODY);
-            assert_ne!(shown(&map, 1000, 100), (NOBODY, NOBODY));
+            let nobody = map.map_caller(Credentials { uid: OVERFLOW_ID, ..Credentials::default() });
+            assert_eq!(nobody.uid, OVERFLOW_ID);
+            assert_ne!(shown(&map, 1000, 100), (OVERFLOW_ID, OVERFLOW_ID));
         }
     }
 
@@ -280,17 +290,20 @@ mod tests {
         for name in acl::NAMES {
             let name = name.as_bytes().to_vec();
             let get = Op::GetXattr { ino: 1, name: name.clone(), size: 100 };
-            let (shape, _) = map.asked((ReplyFormat::Natural, get)).unwrap();
-            assert_eq!(map.shown(shape, Answer::Value(acl(2000, 200))), Answer::Value(acl(1000, 100)));
+            let (shape, _) = map.map_request((ReplyFormat::Natural, get)).unwrap();
+            assert_eq!(map.shown(shape, OpReply::Value(acl(2000, 200))), OpReply::Value(acl(1000, 100)));
             let set = |value| Op::SetXattr { ino: 1, name: name.clone(), value, flags: 0, kill_sgid: false };
-            let (_, asked) = map.asked((ReplyFormat::Empty, set(acl(1000, 100)))).unwrap();
+            let (_, asked) = map.map_request((ReplyFormat::Empty, set(acl(1000, 100)))).unwrap();
             assert_eq!(asked, set(acl(2000, 200)));
             let closed = self::map(PAIRS, true);
-            assert_eq!(closed.asked((ReplyFormat::Empty, set(acl(1000, 5)))), Err(Errno::INVAL));
-            assert_eq!(closed.shown(shape, Answer::Value(acl(2000, 5))), Answer::Value(acl(1000, STRANGER)));
+            assert_eq!(closed.map_request((ReplyFormat::Empty, set(acl(1000, 5)))), Err(Errno::INVAL));
+            assert_eq!(
+                closed.shown(shape, OpReply::Value(acl(2000, 5))),
+                OpReply::Value(acl(1000, STRANGER))
+            );
         }
         let user = Op::GetXattr { ino: 1, name: b"user.acl".to_vec(), size: 100 };
-        let (shape, _) = map.asked((ReplyFormat::Natural, user)).unwrap();
-        assert_eq!(map.shown(shape, Answer::Value(acl(2000, 200))), Answer::Value(acl(2000, 200)));
+        let (shape, _) = map.map_request((ReplyFormat::Natural, user)).unwrap();
+        assert_eq!(map.shown(shape, OpReply::Value(acl(2000, 200))), OpReply::Value(acl(2000, 200)));
     }
 }

@@ -4,7 +4,7 @@ use crate::clock::boot_time;
 use crate::driver::{Driver, Outgoing};
 use crate::mount::StartError;
 use nigh_link::Link;
-use nigh_remote::{Event, Output, ResumableRemote, Session};
+use nigh_remote::{Event, Output, ResumableRemote, SessionParams};
 use nigh_types::Time;
 use std::io;
 use std::sync::Arc;
@@ -29,10 +29,13 @@ pub type Reconnect = Box<dyn Fn() -> io::Result<Link> + Send>;
 pub type Begin = Box<dyn Fn(Time, bool) -> Box<dyn ResumableRemote> + Send>;
 
 /// An established session, its parameters, and events that came with the welcome.
-pub(crate) type Greeted = (Box<dyn ResumableRemote>, Session, Vec<Event>);
+pub(crate) type EstablishedSession = (Box<dyn ResumableRemote>, SessionParams, Vec<Event>);
 
 /// Sends the hello and waits for the welcome.
-pub(crate) fn greet(link: &Link, mut session: Box<dyn ResumableRemote>) -> Result<Greeted, StartError> {
+pub(crate) fn greet(
+    link: &Link,
+    mut session: Box<dyn ResumableRemote>,
+) -> Result<EstablishedSession, StartError> {
     let lost = |error: io::Error| StartError::Lost(error.to_string());
     let mut welcome = None;
     let mut early = Vec::new();
@@ -126,7 +129,7 @@ pub(crate) fn read_link(
         };
         driver.with(|core, now| {
             // A server that closes connections at once is not contacted without pauses.
-            if core.remote.is_linked() && begun.elapsed() > LONGEST_PAUSE {
+            if core.remote.is_connected() && begun.elapsed() > LONGEST_PAUSE {
                 attempts = Attempts::default();
             }
             core.remote.handle_disconnect(now, &why);
@@ -218,7 +221,7 @@ fn connect_again(
         match greet(&fresh, begin(boot_time(), true)) {
             Ok((remote, session, early)) => {
                 driver.with(|core, now| {
-                    core.adopt(remote, fresh.clone());
+                    core.replace_session(remote, fresh.clone());
                     core.cache.handle_event(now, Event::Attached(session));
                     for event in early {
                         core.cache.handle_event(now, event);

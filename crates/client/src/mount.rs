@@ -11,16 +11,16 @@ use crate::driver::Driver;
 use crate::events::{EventsConfig, Program};
 use crate::idmap::IdMapChoice;
 use crate::interrupts::Interrupts;
-use crate::link::{Begin, Greeted, Reconnect, greet, read_link, write_link};
+use crate::link::{Begin, EstablishedSession, Reconnect, greet, read_link, write_link};
 use crate::pressure::{Pressure, give_back_freed};
-use crate::root_probe::FirstLook;
+use crate::root_probe::RootProbe;
 use crate::status::{About, Source, device_at};
 use crate::stopper::Stopper;
 use crate::watchdog::Watchdog;
 use nigh_cache::{Cache, Config};
 use nigh_fuse::abi::flags::init;
 use nigh_fuse::mount::{MountError, MountOptions};
-use nigh_fuse::{DevFuse, Eager, Negotiated, Transport, Wanted, handshake};
+use nigh_fuse::{DevFuse, Eager, Negotiated, RequestedFeatures, Transport, handshake};
 use nigh_link::Link;
 use nigh_remote::Event;
 use std::io;
@@ -43,7 +43,7 @@ const TOO_OLD: &str =
 pub struct MountConfig {
     pub options: MountOptions,
     pub cache: Config,
-    pub wanted: Wanted,
+    pub wanted: RequestedFeatures,
     /// Highest notification level of the transport; tests mask features with it.
     pub level: nigh_fuse::Level,
     /// Begins a session with the remote.
@@ -101,7 +101,7 @@ pub struct Mount {
     link_writer: Option<JoinHandle<()>>,
     control: Option<Control>,
     source: Arc<Source>,
-    first_look: Arc<FirstLook>,
+    root_probe: Arc<RootProbe>,
     /// Id of the kernel's FUSE connection.
     connection: Option<u32>,
     /// Dropped last, because any thread may block before.
@@ -114,7 +114,7 @@ impl Mount {
     pub fn start(mut config: MountConfig, link: Link) -> Result<Mount, StartError> {
         let greeted = greet(&link, (config.begin)(boot_time(), false))?;
         let idmapped = config.wanted.flags & init::ALLOW_IDMAP != 0;
-        if idmapped && !callers_of(&config.idmap, &greeted.1).are_vouched_for() {
+        if idmapped && !callers_of(&config.idmap, &greeted.1).are_trusted() {
             return Err(StartError::Idmapped(NOT_VOUCHED));
         }
         let mounted = nigh_fuse::mount::mount(&config.options)?;
@@ -130,7 +130,7 @@ impl Mount {
             false => config.wanted.without(init::POSIX_ACL),
         };
         // The kernel caches a symlink's target per inode number, which may belong to another symlink later.
-        let wanted = match greeted.1.root.tells_births_apart() {
+        let wanted = match greeted.1.root.distinguishes_reuse() {
             true => wanted,
             false => wanted.without(init::CACHE_SYMLINKS),
         };
@@ -163,7 +163,7 @@ impl Mount {
     fn assemble(
         config: MountConfig,
         link: Link,
-        (remote, session, early): Greeted,
+        (remote, session, early): EstablishedSession,
         transport: Box<dyn Transport>,
         agreed: Negotiated,
         mountpoint: Option<PathBuf>,
@@ -201,7 +201,7 @@ impl Mount {
             for event in early {
                 core.cache.handle_event(now, event);
             }
-            core.cache.ask_ahead(now);
+            core.cache.prefetch_root(now);
         });
         let mut mount = Mount {
             source: Arc::new(Source::new(Arc::clone(&driver), about, session)),
@@ -213,7 +213,7 @@ impl Mount {
             link_reader: None,
             link_writer: None,
             control: None,
-            first_look: FirstLook::begin(None),
+            root_probe: RootProbe::begin(None),
             connection: None,
             _watchdog: None,
         };
@@ -222,7 +222,7 @@ impl Mount {
             mount.start_events(events);
         }
         if let Some(pressure) = config.pressure {
-            mount.heed(pressure);
+            mount.watch_pressure(pressure);
         }
         mount.control = Control::start(&config.runtime, Arc::clone(&mount.source))
             .inspect_err(|error| tracing::warn!(%error, "nigh status cannot reach this mount"))
@@ -241,8 +241,8 @@ impl Mount {
         self.others.push(thread::spawn(move || driver.run_timer()));
         let driver = Arc::clone(&self.driver);
         let expires = agreed.has(init::HAS_EXPIRE_ONLY);
-        self.first_look = FirstLook::begin(driver.mountpoint.get().cloned());
-        let first_look = Arc::clone(&self.first_look);
+        self.root_probe = RootProbe::begin(driver.mountpoint.get().cloned());
+        let first_look = Arc::clone(&self.root_probe);
         self.others.push(thread::spawn(move || {
             first_look.wait();
             driver.notifier.run(&driver, expires);
@@ -262,7 +262,7 @@ impl Mount {
     }
 
     /// Starts the thread that frees memory under memory pressure.
-    fn heed(&mut self, mut pressure: Box<dyn Pressure>) {
+    fn watch_pressure(&mut self, mut pressure: Box<dyn Pressure>) {
         let driver = Arc::clone(&self.driver);
         self.others.push(thread::spawn(move || {
             loop {
@@ -297,9 +297,9 @@ impl Mount {
 
     /// The guarantees that a foreign protocol cannot give, in a line for people.
     #[must_use]
-    pub fn cannot_give(&self) -> Option<String> {
+    pub fn unsupported_guarantees(&self) -> Option<String> {
         let kind = self.driver.with(|core, _| core.remote.is_foreign().then(|| core.remote.kind()))?;
-        let (not_given, bound) = self.source.not_given();
+        let (not_given, bound) = self.source.unsupported_guarantees();
         Some(format!("{kind} cannot give {}: {bound}; `nigh status` says more", not_given.join(", ")))
     }
 
@@ -317,7 +317,7 @@ impl Mount {
 
     /// Waits until the mount answers and no process of its own is in it any more, for at most a second.
     pub fn settle(&self) {
-        self.first_look.wait();
+        self.root_probe.wait();
     }
 
     /// Handle to unmount from another thread; `None` if nothing is mounted.
@@ -343,7 +343,7 @@ impl Mount {
         while writer.as_ref().is_some_and(|w| !w.is_finished()) && Instant::now() < give_up {
             thread::sleep(Duration::from_millis(1));
         }
-        self.driver.hang_up();
+        self.driver.shut_link_down();
         for other in self.others.drain(..) {
             let _ = other.join();
         }
@@ -357,8 +357,8 @@ impl Mount {
 }
 
 /// How to determine the credentials of callers.
-fn callers_of(choice: &IdMapChoice, session: &nigh_remote::Session) -> Callers {
-    Callers::new(session.takes_privileges && choice.map(session).is_empty())
+fn callers_of(choice: &IdMapChoice, session: &nigh_remote::SessionParams) -> Callers {
+    Callers::new(session.accepts_privileges && choice.map(session).is_empty())
 }
 
 /// Starts the watchdog. Without one, a killed daemon may leave unkillable programs behind; `nigh umount` frees them.

@@ -20,7 +20,7 @@ mod thread;
 
 use crate::driver::Driver;
 use crate::worker::WorkerPool;
-use nigh_cache::{Invalidation, KernelInvalidation, Op};
+use nigh_cache::{InvalidationId, KernelInvalidation, Op};
 use nigh_fuse::Notification;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
@@ -33,18 +33,18 @@ use thread::NotifierThread;
 
 /// A set of invalidations with one cause.
 struct Job {
-    id: Invalidation,
+    id: InvalidationId,
     stale: VecDeque<KernelInvalidation>,
     /// Whether all grants have ended; such a job is urgent.
-    first: bool,
+    is_urgent: bool,
     /// The rest of an urgent job. Other jobs need not wait for it, because its facts are no longer relied upon.
-    behind: bool,
+    is_rest: bool,
 }
 
 /// Two queues; `first` is the urgent one.
 #[derive(Default)]
 struct Jobs {
-    first: VecDeque<Job>,
+    urgent: VecDeque<Job>,
     rest: VecDeque<Job>,
 }
 
@@ -58,12 +58,12 @@ pub(crate) struct Notifier {
     ended: OwnedFd,
     crew: WorkerPool,
     /// Whether an overlay may have its upper layer here.
-    layered: AtomicBool,
+    has_overlay: AtomicBool,
     /// Number of epoch invalidations sent because a single dentry could not be invalidated in time.
     pub epoch_fallbacks: AtomicU64,
 }
 
-fn is_named(stale: &KernelInvalidation) -> bool {
+fn names_dentries(stale: &KernelInvalidation) -> bool {
     matches!(stale, KernelInvalidation::Entry { .. } | KernelInvalidation::AllDentries(_))
 }
 
@@ -75,17 +75,17 @@ impl Notifier {
             stopped: AtomicBool::new(false),
             ended: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
             crew: WorkerPool::default(),
-            layered: AtomicBool::new(false),
+            has_overlay: AtomicBool::new(false),
             epoch_fallbacks: AtomicU64::new(0),
         })
     }
 
     /// Queues a job; `first`: before all others.
-    pub fn queue(&self, id: Invalidation, stale: Vec<KernelInvalidation>, first: bool) {
-        let job = Job { id, stale: stale.into(), first, behind: false };
+    pub fn queue(&self, id: InvalidationId, stale: Vec<KernelInvalidation>, first: bool) {
+        let job = Job { id, stale: stale.into(), is_urgent: first, is_rest: false };
         let mut jobs = self.jobs.lock();
         if first {
-            jobs.first.push_back(job);
+            jobs.urgent.push_back(job);
         } else {
             jobs.rest.push_back(job);
         }
@@ -100,8 +100,8 @@ impl Notifier {
 
     /// A rename with a whiteout. Overlayfs tries one when it is mounted with its upper layer here, in any mount
     /// namespace.
-    pub fn note_layer(&self, op: &Op) {
-        if matches!(op, Op::Rename { whiteout: true, .. }) && !self.layered.swap(true, Ordering::SeqCst) {
+    pub fn note_overlay(&self, op: &Op) {
+        if matches!(op, Op::Rename { whiteout: true, .. }) && !self.has_overlay.swap(true, Ordering::SeqCst) {
             self.wake();
         }
     }
@@ -132,22 +132,22 @@ impl Notifier {
             loop {
                 if let Some(job) = self.next(&mut teller) {
                     driver.drain_replies();
-                    self.tell(&mut teller, job);
-                } else if !self.tell_to_prune(driver) {
+                    self.process(&mut teller, job);
+                } else if !self.prune_some(driver) {
                     break;
                 }
             }
             if self.is_stopped() {
                 return;
             }
-            teller.below.wait(self.wake.as_fd());
+            teller.submounts.wait(self.wake.as_fd());
         }
     }
 
     /// Processes one job; its rest continues after all urgent jobs.
-    fn tell(&self, teller: &mut NotifierThread<'_>, job: Job) {
-        let (id, behind) = (job.id, job.first || job.behind);
-        let stale = teller.tell(job);
+    fn process(&self, teller: &mut NotifierThread<'_>, job: Job) {
+        let (id, behind) = (job.id, job.is_urgent || job.is_rest);
+        let stale = teller.process(job);
         if self.is_stopped() {
             return;
         }
@@ -155,7 +155,7 @@ impl Notifier {
             teller.driver.with(|core, now| core.cache.handle_invalidated(now, id));
             return;
         }
-        let left = Job { id, stale, first: false, behind };
+        let left = Job { id, stale, is_urgent: false, is_rest: behind };
         let mut jobs = self.jobs.lock();
         if behind {
             jobs.rest.push_back(left);
@@ -166,7 +166,7 @@ impl Notifier {
 
     /// Prunes some kernel inodes when no invalidation is pending, since no acknowledgement waits for that. Returns
     /// whether there may be more.
-    fn tell_to_prune(&self, driver: &Driver) -> bool {
+    fn prune_some(&self, driver: &Driver) -> bool {
         if self.is_stopped() {
             return false;
         }
@@ -185,26 +185,26 @@ impl Notifier {
     }
 
     /// Whether the current job must give way to an urgent one.
-    fn is_wanted(&self) -> bool {
-        self.is_stopped() || !self.jobs.lock().first.is_empty()
+    fn must_yield(&self) -> bool {
+        self.is_stopped() || !self.jobs.lock().urgent.is_empty()
     }
 
     fn next(&self, teller: &mut NotifierThread<'_>) -> Option<Job> {
         if self.is_stopped() {
             return None;
         }
-        teller.below.look();
-        let given_up = teller.give_up_names();
+        teller.submounts.refresh();
+        let given_up = teller.invalidate_names_once();
         let mut jobs = self.jobs.lock();
         if let Some((id, stale)) = given_up {
-            jobs.rest.push_front(Job { id, stale, first: false, behind: false });
+            jobs.rest.push_front(Job { id, stale, is_urgent: false, is_rest: false });
         }
-        let Some(mut first) = jobs.first.pop_front() else { return jobs.rest.pop_front() };
-        if !teller.drops_all() {
+        let Some(mut first) = jobs.urgent.pop_front() else { return jobs.rest.pop_front() };
+        if !teller.can_use_epoch() {
             // There is no epoch to invalidate the dentries of the other jobs, and those jobs may block.
-            first
-                .stale
-                .extend(jobs.rest.iter().flat_map(|job| &job.stale).filter(|one| is_named(one)).cloned());
+            first.stale.extend(
+                jobs.rest.iter().flat_map(|job| &job.stale).filter(|one| names_dentries(one)).cloned(),
+            );
         }
         Some(first)
     }

@@ -1,7 +1,7 @@
 //! Encoding of a reply for FUSE; chooses, logs and counts the errno.
 
 use crate::credentials::sees_privileged_xattrs;
-use nigh_cache::{Answer, Node, Opened, Page, is_privileged, sized_xattr};
+use nigh_cache::{Node, OpReply, Opened, Page, is_privileged, sized_xattr};
 use nigh_fuse::abi::flags::fopen;
 use nigh_fuse::{Attr, DirBuffer, Dirent, Entry, FileLock, Reply, StatFs, Statx, Transport};
 use nigh_types::{Errno, LockInfo, LockKind, NodeId, Space, Span, Timestamp};
@@ -36,20 +36,20 @@ pub(crate) enum ReplyFormat {
 }
 
 /// Sends one reply. If the kernel no longer wants it, that is not an error.
-pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: ReplyFormat, answer: Answer) {
+pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: ReplyFormat, answer: OpReply) {
     let answer = match answer {
-        Answer::XattrNames { names, size } => {
+        OpReply::XattrNames { names, size } => {
             let all = matches!(shape, ReplyFormat::XattrNames { pid } if sees_privileged_xattrs(pid));
             sized_xattr(if all { names } else { without_privileged(&names) }, size)
         }
         other => other,
     };
     let sent = match answer {
-        Answer::Page(page) => send_page(transport, root, unique, shape, &page),
-        Answer::Data(data) | Answer::Value(data) | Answer::Target(data) => {
+        OpReply::Page(page) => send_page(transport, root, unique, shape, &page),
+        OpReply::Data(data) | OpReply::Value(data) | OpReply::Target(data) => {
             Reply::data(unique, &data).send(transport)
         }
-        Answer::Flags(flags) => {
+        OpReply::Flags(flags) => {
             let bytes = flags.to_le_bytes();
             let ReplyFormat::Ioctl { out_size } = shape else { return };
             let length = usize::try_from(out_size).unwrap_or(0).min(bytes.len());
@@ -62,18 +62,18 @@ pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: Rep
     }
 }
 
-fn plain(root: u64, unique: u64, shape: ReplyFormat, answer: &Answer) -> Reply<'static> {
+fn plain(root: u64, unique: u64, shape: ReplyFormat, answer: &OpReply) -> Reply<'static> {
     match answer {
-        Answer::Failed(errno) => {
+        OpReply::Failed(errno) => {
             tracing::trace!(target: "nigh::answer", unique, %errno);
-            Reply::error(unique, told(*errno).raw())
+            Reply::error(unique, errno_for_kernel(*errno).raw())
         }
         _ if shape == ReplyFormat::Empty => Reply::empty(unique),
-        Answer::Done => Reply::empty(unique),
-        Answer::Node(node) => Reply::entry(unique, &entry(root, node)),
-        Answer::Missing(valid) if *valid == Span::ZERO => Reply::error(unique, Errno::NOENT.raw()),
-        Answer::Missing(valid) => Reply::negative(unique, duration(*valid)),
-        Answer::Attr(id, attr, valid) if shape == ReplyFormat::Statx => {
+        OpReply::Done => Reply::empty(unique),
+        OpReply::Node(node) => Reply::entry(unique, &entry(root, node)),
+        OpReply::Missing(valid) if *valid == Span::ZERO => Reply::error(unique, Errno::NOENT.raw()),
+        OpReply::Missing(valid) => Reply::negative(unique, duration(*valid)),
+        OpReply::Attr(id, attr, valid) if shape == ReplyFormat::Statx => {
             let btime = attr.birth_time();
             let stat = Statx {
                 mask: STATX_BASIC_STATS | if btime.is_some() { STATX_BTIME } else { 0 },
@@ -83,23 +83,23 @@ fn plain(root: u64, unique: u64, shape: ReplyFormat, answer: &Answer) -> Reply<'
             };
             Reply::statx(unique, &stat, duration(*valid))
         }
-        Answer::Attr(id, attr, valid) => Reply::attr(unique, &attributes(*id, attr), duration(*valid)),
-        Answer::Opened(opened) => Reply::open(unique, opened.fh.0, open_flags(opened)),
-        Answer::Created(node, opened) => {
+        OpReply::Attr(id, attr, valid) => Reply::attr(unique, &attributes(*id, attr), duration(*valid)),
+        OpReply::Opened(opened) => Reply::open(unique, opened.fh.0, open_flags(opened)),
+        OpReply::Created(node, opened) => {
             Reply::create(unique, &entry(root, node), opened.fh.0, open_flags(opened))
         }
-        Answer::Written(count) if shape == ReplyFormat::Copied => Reply::copied(unique, *count),
-        Answer::Written(count) => Reply::written(unique, u32::try_from(*count).unwrap_or(u32::MAX)),
-        Answer::Size(size) => Reply::xattr_size(unique, *size),
-        Answer::Space(space) => Reply::statfs(unique, &statfs(space)),
-        Answer::Offset(offset) => Reply::lseek(unique, *offset),
-        Answer::Locked(info) => Reply::lock(unique, &file_lock(*info)),
-        Answer::Page(_)
-        | Answer::Data(_)
-        | Answer::Value(_)
-        | Answer::XattrNames { .. }
-        | Answer::Target(_)
-        | Answer::Flags(_) => Reply::error(unique, Errno::IO.raw()),
+        OpReply::Written(count) if shape == ReplyFormat::Copied => Reply::copied(unique, *count),
+        OpReply::Written(count) => Reply::written(unique, u32::try_from(*count).unwrap_or(u32::MAX)),
+        OpReply::Size(size) => Reply::xattr_size(unique, *size),
+        OpReply::Space(space) => Reply::statfs(unique, &statfs(space)),
+        OpReply::Offset(offset) => Reply::lseek(unique, *offset),
+        OpReply::Locked(info) => Reply::lock(unique, &file_lock(*info)),
+        OpReply::Page(_)
+        | OpReply::Data(_)
+        | OpReply::Value(_)
+        | OpReply::XattrNames { .. }
+        | OpReply::Target(_)
+        | OpReply::Flags(_) => Reply::error(unique, Errno::IO.raw()),
     }
 }
 
@@ -111,7 +111,7 @@ fn without_privileged(names: &[u8]) -> Vec<u8> {
 /// The errno that the kernel gets. `ENOSYS` would disable the operation for the whole mount, sometimes silently
 /// (`fc->no_fsync`). Numbers from 512 on are the kernel's own; it would refuse the reply and leave the caller waiting
 /// (`fuse_dev_do_write`).
-fn told(errno: Errno) -> Errno {
+fn errno_for_kernel(errno: Errno) -> Errno {
     match errno {
         Errno::NOSYS => Errno::OPNOTSUPP,
         errno if errno.raw() >= 512 => Errno::IO,

@@ -6,7 +6,7 @@
 //! (`fuse_do_setattr`, `create_new_entry`), so the kernel would cache recalled attributes. `/proc/PID/stat` and
 //! `/proc/PID/schedstat` show whether a thread has run (proc_pid_stat(5)).
 
-use crate::thread_state::Scheduled;
+use crate::thread_state::ThreadState;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ const AGAIN: Duration = Duration::from_micros(100);
 /// Most remembered replies.
 const READERS: usize = 1_024;
 
-struct Reader {
+struct UnappliedReply {
     ino: u64,
     /// Of the thread; 0: of another pid namespace.
     pid: u32,
@@ -27,16 +27,16 @@ struct Reader {
 
 /// In the order of their replies.
 #[derive(Default)]
-pub(crate) struct Readers(Mutex<Vec<Reader>>);
+pub(crate) struct ReplyBarrier(Mutex<Vec<UnappliedReply>>);
 
-impl Readers {
+impl ReplyBarrier {
     /// Records that attributes were just written to the kernel for this thread.
     pub fn note(&self, ino: u64, pid: u32) {
         let mut readers = self.0.lock();
         if readers.len() == READERS {
             readers.drain(..READERS / 2);
         }
-        readers.push(Reader { ino, pid, since: Instant::now() });
+        readers.push(UnappliedReply { ino, pid, since: Instant::now() });
     }
 
     /// Waits until all threads with such replies for an inode have applied them. `asks` has, since it sends another
@@ -50,24 +50,24 @@ impl Readers {
         self.wait_for(asks, |_| true);
     }
 
-    fn wait_for(&self, asks: u32, is_meant: impl Fn(&Reader) -> bool) {
-        let theirs: Vec<Reader> = self.0.lock().extract_if(.., |reader| is_meant(reader)).collect();
-        theirs.iter().filter(|reader| reader.pid == 0 || reader.pid != asks).for_each(Reader::wait);
+    fn wait_for(&self, asks: u32, is_meant: impl Fn(&UnappliedReply) -> bool) {
+        let theirs: Vec<UnappliedReply> = self.0.lock().extract_if(.., |reader| is_meant(reader)).collect();
+        theirs.iter().filter(|reader| reader.pid == 0 || reader.pid != asks).for_each(UnappliedReply::wait);
     }
 }
 
-impl Reader {
+impl UnappliedReply {
     fn wait(&self) {
         if self.since.elapsed() > MOST {
             return;
         }
-        let Some(first) = Scheduled::of(self.pid).filter(Scheduled::is_counted) else {
+        let Some(first) = ThreadState::of(self.pid).filter(ThreadState::has_schedstat) else {
             return std::thread::sleep(BLINDLY.saturating_sub(self.since.elapsed()));
         };
         let mut now = first.clone();
-        while now.wants() && now == first && self.since.elapsed() < MOST {
+        while now.is_runnable() && now == first && self.since.elapsed() < MOST {
             std::thread::sleep(AGAIN);
-            let Some(next) = Scheduled::of(self.pid) else { return };
+            let Some(next) = ThreadState::of(self.pid) else { return };
             now = next;
         }
     }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    fn waited(readers: &Readers, ino: u64) -> Duration {
+    fn waited(readers: &ReplyBarrier, ino: u64) -> Duration {
         let since = Instant::now();
         readers.wait(ino, 1);
         since.elapsed()
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn thread_that_sleeps_runs_or_has_ended_counts_as_having_applied_its_reply() {
-        let readers = Readers::default();
+        let readers = ReplyBarrier::default();
         let (say, told) = mpsc::channel::<u32>();
         let (end, ended) = mpsc::channel::<()>();
         let sleeper = std::thread::spawn(move || {
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn invisible_thread_is_waited_for_once_for_a_fixed_time() {
-        let readers = Readers::default();
+        let readers = ReplyBarrier::default();
         readers.note(7, 0);
         assert!(waited(&readers, 8) < BLINDLY);
         readers.note(8, 0);
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn unlink_waits_for_unapplied_replies_of_all_files() {
-        let readers = Readers::default();
+        let readers = ReplyBarrier::default();
         readers.note(7, 0);
         readers.note(8, 0);
         readers.wait_for_all(1);
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn no_more_are_remembered_than_so_many() {
-        let readers = Readers::default();
+        let readers = ReplyBarrier::default();
         (0..3_000).for_each(|ino| readers.note(ino, 0));
         assert!(readers.0.lock().len() <= READERS);
     }

@@ -7,7 +7,7 @@
 //! but no reply can revalidate it. Every other reply about a name is applied with the directory locked, and both
 //! kinds of notification wait for that lock.
 
-use crate::thread_state::Scheduled;
+use crate::thread_state::ThreadState;
 use nigh_types::Name;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -102,20 +102,21 @@ impl Revalidation {
     /// A sleeping thread has run since its reply, unless it waits for a lock while it applies the reply
     /// (`invalidate_inode_pages2`).
     fn is_applied(&self, until: Instant) -> bool {
-        let Some(first) = Scheduled::of(self.pid).filter(|first| first.is_counted() && !first.is_locked())
+        let Some(first) =
+            ThreadState::of(self.pid).filter(|first| first.has_schedstat() && !first.is_uninterruptible())
         else {
             return self.is_gone() || self.since.elapsed() > BLINDLY;
         };
         let mut now = first.clone();
-        while now.wants() && now == first {
+        while now.is_runnable() && now == first {
             if Instant::now() >= until {
                 return false;
             }
             std::thread::sleep(AGAIN);
-            let Some(next) = Scheduled::of(self.pid) else { return true };
+            let Some(next) = ThreadState::of(self.pid) else { return true };
             now = next;
         }
-        !now.is_locked()
+        !now.is_uninterruptible()
     }
 
     /// Whether the thread has ended, and so its call. (`/proc` may hide living threads: proc(5), hidepid.)

@@ -16,19 +16,19 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The first GETATTR on the root.
-pub(crate) struct FirstLook {
+pub(crate) struct RootProbe {
     give_up: Instant,
-    looked: Mutex<bool>,
+    is_done: Mutex<bool>,
     changed: Condvar,
 }
 
-impl FirstLook {
+impl RootProbe {
     /// Starts the probe, if something is mounted; the mount must be served meanwhile. A child process makes it: a
     /// thread of the daemon that waits in its own mount would keep `/dev/fuse` open if the daemon is killed.
-    pub fn begin(mountpoint: Option<PathBuf>) -> Arc<FirstLook> {
-        let first_look = Arc::new(FirstLook {
+    pub fn begin(mountpoint: Option<PathBuf>) -> Arc<RootProbe> {
+        let first_look = Arc::new(RootProbe {
             give_up: Instant::now() + PATIENCE,
-            looked: Mutex::new(mountpoint.is_none()),
+            is_done: Mutex::new(mountpoint.is_none()),
             changed: Condvar::new(),
         });
         if let Some(mountpoint) = mountpoint {
@@ -40,7 +40,7 @@ impl FirstLook {
                     tracing::debug!(target: "nigh::kernel", "the root cannot be looked at");
                     probe.end();
                 }
-                *looking.looked.lock() = true;
+                *looking.is_done.lock() = true;
                 looking.changed.notify_all();
             });
         }
@@ -49,7 +49,7 @@ impl FirstLook {
 
     /// Waits until the kernel has the root's attributes, at most [`PATIENCE`] from the start.
     pub fn wait(&self) {
-        let mut looked = self.looked.lock();
+        let mut looked = self.is_done.lock();
         while !*looked && !self.changed.wait_until(&mut looked, self.give_up).timed_out() {}
     }
 }

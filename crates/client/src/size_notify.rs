@@ -6,7 +6,7 @@
 //! the size or looks the file up, because the kernel applies the attribute timeout before the size, and another
 //! caller may read between. A file shorter than the cached size needs no notification: the read finds its end.
 
-use crate::thread_state::Scheduled;
+use crate::thread_state::ThreadState;
 use crate::worker::{Worker, WorkerPool};
 use nigh_fuse::{Level, Notification, Transport};
 use parking_lot::{Condvar, Mutex};
@@ -21,98 +21,99 @@ const MOST: Duration = Duration::from_millis(100);
 /// Threads that send size notifications; a thread may wait for a page that is locked until another request has its
 /// reply.
 #[derive(Default)]
-pub(crate) struct Lengths {
+pub(crate) struct SizeNotifier {
     crew: WorkerPool,
-    idle: Mutex<Vec<Teller>>,
-    yet: Mutex<Yet>,
-    told: Condvar,
+    idle: Mutex<Vec<SizeNotifyThread>>,
+    pending: Mutex<PendingSizes>,
+    notified: Condvar,
 }
 
 /// Pending size notifications, in the order of their replies.
 #[derive(Default)]
-struct Yet {
+struct PendingSizes {
     next: u64,
-    files: Vec<(Turn, u64)>,
+    files: Vec<(ReplySequence, u64)>,
 }
 
 /// Position of a reply in the order of replies that report sizes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Turn(u64);
+pub(crate) struct ReplySequence(u64);
 
 /// A thread that sends size notifications.
-struct Teller {
+struct SizeNotifyThread {
     worker: Worker<(u64, u64)>,
-    at: Arc<At>,
+    state: Arc<NotifyState>,
 }
 
 /// State of its thread.
 #[derive(Default)]
-struct At {
+struct NotifyState {
     thread: AtomicU32,
     /// Whether it is in the kernel, or about to enter it.
-    tells: AtomicBool,
+    in_kernel: AtomicBool,
 }
 
-impl Lengths {
+impl SizeNotifier {
     /// Takes a place in the order for a reply composed now; `tells`: the file whose size it notifies.
-    pub fn turn(&self, tells: Option<u64>) -> Turn {
-        let mut yet = self.yet.lock();
-        let turn = Turn(yet.next);
+    pub fn next_sequence(&self, tells: Option<u64>) -> ReplySequence {
+        let mut yet = self.pending.lock();
+        let turn = ReplySequence(yet.next);
         yet.next += 1;
         yet.files.extend(tells.map(|ino| (turn, ino)));
         turn
     }
 
     /// Notifies the kernel; on return the kernel's size of the file is at least `size`.
-    pub fn tell(&self, transport: &Arc<dyn Transport>, turn: Turn, (ino, size): (u64, u64)) {
+    pub fn notify(&self, transport: &Arc<dyn Transport>, turn: ReplySequence, (ino, size): (u64, u64)) {
         if size > 0 && transport.level() != Level::None {
             let idle = self.idle.lock().pop();
             if let Some(teller) = idle.or_else(|| self.start(transport))
-                && teller.tell(ino, size)
+                && teller.notify(ino, size)
             {
                 self.idle.lock().push(teller);
             }
         }
-        self.yet.lock().files.retain(|(other, _)| *other != turn);
-        self.told.notify_all();
+        self.pending.lock().files.retain(|(other, _)| *other != turn);
+        self.notified.notify_all();
     }
 
     /// Waits for earlier notifications for a file: a late one would undo a truncation.
-    pub fn wait(&self, turn: Turn, ino: u64) {
-        let mut yet = self.yet.lock();
-        let is_out = |yet: &mut Yet| yet.files.iter().any(|(other, file)| *other < turn && *file == ino);
-        self.told.wait_while_for(&mut yet, is_out, MOST);
+    pub fn wait(&self, turn: ReplySequence, ino: u64) {
+        let mut yet = self.pending.lock();
+        let is_out =
+            |yet: &mut PendingSizes| yet.files.iter().any(|(other, file)| *other < turn && *file == ino);
+        self.notified.wait_while_for(&mut yet, is_out, MOST);
     }
 
-    fn start(&self, transport: &Arc<dyn Transport>) -> Option<Teller> {
-        let at = Arc::new(At::default());
+    fn start(&self, transport: &Arc<dyn Transport>) -> Option<SizeNotifyThread> {
+        let at = Arc::new(NotifyState::default());
         let theirs = Arc::clone(&at);
         let worker = self.crew.start(WorkerPool::ALL, transport, move |transport, (ino, size)| {
             let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
             theirs.thread.store(thread, Ordering::SeqCst);
-            theirs.tells.store(true, Ordering::SeqCst);
+            theirs.in_kernel.store(true, Ordering::SeqCst);
             if let Err(error) = transport.notify(&Notification::Lengthen { ino, size }) {
                 tracing::debug!(target: "nigh::kernel", %error, ino, size, "the length is not told");
             }
-            theirs.tells.store(false, Ordering::SeqCst);
+            theirs.in_kernel.store(false, Ordering::SeqCst);
         });
-        worker.map(|worker| Teller { worker, at })
+        worker.map(|worker| SizeNotifyThread { worker, state: at })
     }
 }
 
-impl Teller {
+impl SizeNotifyThread {
     /// Sends one notification. Returns whether the thread has finished and can take more.
-    fn tell(&self, ino: u64, size: u64) -> bool {
+    fn notify(&self, ino: u64, size: u64) -> bool {
         let since = Instant::now();
         self.worker.give((ino, size));
-        self.worker.wait(LOOK_AGAIN, || self.waits() || since.elapsed() >= MOST)
+        self.worker.wait(LOOK_AGAIN, || self.is_blocked() || since.elapsed() >= MOST)
     }
 
     /// Whether it waits for a page lock; the kernel sets the size before that.
-    fn waits(&self) -> bool {
-        let sleeps = |thread: Scheduled| thread.is_counted() && !thread.wants();
-        self.at.tells.load(Ordering::SeqCst)
-            && Scheduled::of_own(self.at.thread.load(Ordering::SeqCst)).is_some_and(sleeps)
+    fn is_blocked(&self) -> bool {
+        let sleeps = |thread: ThreadState| thread.has_schedstat() && !thread.is_runnable();
+        self.state.in_kernel.load(Ordering::SeqCst)
+            && ThreadState::of_own(self.state.thread.load(Ordering::SeqCst)).is_some_and(sleeps)
     }
 }
 
@@ -144,26 +145,26 @@ mod tests {
     fn one_thread_sends_size_notifications_in_turn_and_none_for_empty_files() {
         let memory = Arc::new(MemoryTransport::new(Level::All));
         let transport: Arc<dyn Transport> = Arc::<MemoryTransport>::clone(&memory);
-        let lengths = Lengths::default();
+        let lengths = SizeNotifier::default();
         for size in [8, 0, 9] {
-            lengths.tell(&transport, lengths.turn(Some(7)), (7, size));
+            lengths.notify(&transport, lengths.next_sequence(Some(7)), (7, size));
         }
         let told = [8, 9].map(|size| Notification::Lengthen { ino: 7, size });
         assert_eq!(memory.notifications(), told);
-        assert!(lengths.crew.holds_to(1));
-        assert!(lengths.yet.lock().files.is_empty());
+        assert!(lengths.crew.is_within(1));
+        assert!(lengths.pending.lock().files.is_empty());
     }
 
     #[test]
     fn size_notification_blocked_on_a_page_lock_is_abandoned() {
         let (transport, gate) = gated();
-        let lengths = Lengths::default();
+        let lengths = SizeNotifier::default();
         let since = Instant::now();
         for size in 1..=WorkerPool::ALL + 5 {
-            lengths.tell(&transport, lengths.turn(Some(7)), (7, size));
+            lengths.notify(&transport, lengths.next_sequence(Some(7)), (7, size));
         }
         assert!(lengths.idle.lock().is_empty(), "nobody is done");
-        assert!(!lengths.crew.has_room(WorkerPool::ALL) && lengths.crew.holds_to(WorkerPool::ALL));
+        assert!(!lengths.crew.has_room(WorkerPool::ALL) && lengths.crew.is_within(WorkerPool::ALL));
         assert!(since.elapsed() < MOST * 20, "it is seen that they wait");
         open(&gate);
         let give_up = Instant::now() + Duration::from_secs(20);
@@ -176,23 +177,23 @@ mod tests {
     /// Otherwise the kernel would keep the old size.
     #[test]
     fn truncation_reply_waits_for_earlier_size_notifications_only() {
-        let lengths = Lengths::default();
-        let waited = |turn: Turn| {
+        let lengths = SizeNotifier::default();
+        let waited = |turn: ReplySequence| {
             let since = Instant::now();
             lengths.wait(turn, 7);
             since.elapsed()
         };
-        let before = lengths.turn(Some(7));
-        let cuts = lengths.turn(None);
-        let after = lengths.turn(Some(7));
+        let before = lengths.next_sequence(Some(7));
+        let cuts = lengths.next_sequence(None);
+        let after = lengths.next_sequence(Some(7));
         assert!(waited(cuts) >= MOST, "before: nobody is waited for for ever");
         let transport: Arc<dyn Transport> = Arc::new(MemoryTransport::new(Level::All));
         thread::scope(|scope| {
             let told = scope.spawn(|| waited(cuts));
-            lengths.tell(&transport, before, (7, 8));
+            lengths.notify(&transport, before, (7, 8));
             assert!(told.join().unwrap() < MOST);
         });
         assert!(waited(cuts) < MOST, "after");
-        assert!(waited(Turn(after.0 + 1)) >= MOST);
+        assert!(waited(ReplySequence(after.0 + 1)) >= MOST);
     }
 }

@@ -1,11 +1,11 @@
 //! Contents of `nigh status` for a mount. The keys are a contract (docs/status.md).
 
 use crate::driver::Driver;
-use nigh_cache::{Counters, Gauges, NotifyLevel, Watching};
+use nigh_cache::{Counters, Gauges, NotifyLevel, WatchStatus};
 use nigh_fuse::mount::mounts;
 use nigh_fuse::{Negotiated, opcode_name};
 use nigh_link::Kind;
-use nigh_remote::Session;
+use nigh_remote::SessionParams;
 use nigh_types::{Span, Term, byte_text, printable};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -28,17 +28,17 @@ pub struct About {
 pub struct Source {
     driver: Arc<Driver>,
     about: About,
-    session: Session,
+    session: SessionParams,
 }
 
 impl Source {
-    pub(crate) fn new(driver: Arc<Driver>, about: About, session: Session) -> Source {
+    pub(crate) fn new(driver: Arc<Driver>, about: About, session: SessionParams) -> Source {
         Source { driver, about, session }
     }
 
     /// The guarantees that this remote cannot give, and the bound within which changes on its disk are seen; for
     /// people.
-    pub(crate) fn not_given(&self) -> (Vec<&str>, &str) {
+    pub(crate) fn unsupported_guarantees(&self) -> (Vec<&str>, &str) {
         let names = self.session.unsupported_guarantees.iter().map(|(name, _)| name.as_str());
         (names.collect(), &self.session.staleness_bound)
     }
@@ -50,7 +50,7 @@ impl Source {
             self.driver.with(|core, _| {
                 let (cache, remote) = (&core.cache, core.remote_counters());
                 let (connected, stale) = (cache.is_attached(), cache.is_stale());
-                let problem = (!core.remote.is_linked()).then(|| core.problem.clone());
+                let problem = (!core.remote.is_connected()).then(|| core.problem.clone());
                 (
                     core.remote.kind(),
                     cache.counters(),
@@ -125,7 +125,7 @@ impl Source {
         counts.map(|(code, count)| (opcode_name(code).to_owned(), json!(count))).collect()
     }
 
-    fn events(&self, watching: Watching) -> Value {
+    fn events(&self, watching: WatchStatus) -> Value {
         let counts = &self.driver.events.counts;
         let number = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         json!({

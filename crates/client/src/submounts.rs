@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The mount points below one mount and the overlays with a layer in it, as of the last check.
-pub(crate) struct Below {
+pub(crate) struct Submounts {
     /// Polls as `PRI` after mounts have changed; `None` if it cannot be read.
     table: Option<File>,
     own: Option<PathBuf>,
@@ -22,17 +22,17 @@ pub(crate) struct Below {
     has_layer: bool,
 }
 
-impl Below {
+impl Submounts {
     /// `own`: where the mount is, if anywhere.
-    pub fn new(own: Option<PathBuf>) -> Below {
+    pub fn new(own: Option<PathBuf>) -> Submounts {
         let table = own.as_ref().and_then(|_| File::open("/proc/self/mountinfo").ok());
-        let mut below = Below { table, own, mounts: Vec::new(), has_layer: false };
+        let mut below = Submounts { table, own, mounts: Vec::new(), has_layer: false };
         below.read();
         below
     }
 
     /// Reads the mount table again if mounts have changed; cheap otherwise.
-    pub fn look(&mut self) {
+    pub fn refresh(&mut self) {
         if self.has_changed() {
             self.read();
         }
@@ -49,7 +49,7 @@ impl Below {
     }
 
     /// Whether a path from the mount's root is a mount point, or leads to one.
-    pub fn is_on_the_way(&self, path: &[Name]) -> bool {
+    pub fn leads_to_mount(&self, path: &[Name]) -> bool {
         self.mounts.iter().any(|mount| {
             mount.len() >= path.len() && path.iter().zip(mount).all(|(a, b)| a.as_bytes() == b.as_slice())
         })
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn path_to_a_submount_is_distinguished_from_other_paths() {
         let mounts = vec![vec![b"a".to_vec(), b"b".to_vec()]];
-        let below = Below { table: None, own: None, mounts, has_layer: false };
+        let below = Submounts { table: None, own: None, mounts, has_layer: false };
         for (names, wanted) in [
             (&["a"][..], true),
             (&["a", "b"], true),
@@ -112,7 +112,7 @@ mod tests {
             (&["b"], false),
             (&["a", "c"], false),
         ] {
-            assert_eq!(below.is_on_the_way(&path(names)), wanted, "{names:?}");
+            assert_eq!(below.leads_to_mount(&path(names)), wanted, "{names:?}");
         }
     }
 
@@ -144,21 +144,21 @@ mod tests {
 
     #[test]
     fn mounts_of_this_machine_are_below_its_root_and_a_quiet_table_is_not_read_again() {
-        let mut below = Below::new(Some(PathBuf::from("/")));
-        assert!(below.is_on_the_way(&path(&["proc"])) && !below.is_empty());
+        let mut below = Submounts::new(Some(PathBuf::from("/")));
+        assert!(below.leads_to_mount(&path(&["proc"])) && !below.is_empty());
         below.mounts.clear();
         if !below.has_changed() {
-            below.look();
+            below.refresh();
             assert!(below.is_empty());
         }
-        assert!(Below::new(Some(PathBuf::from("/proc/self"))).is_empty());
-        assert!(Below::new(None).is_empty());
+        assert!(Submounts::new(Some(PathBuf::from("/proc/self"))).is_empty());
+        assert!(Submounts::new(None).is_empty());
     }
 
     #[test]
     fn submount_wait_ends_when_the_other_descriptor_is_readable() {
         let wake = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        Below::new(None).wait(std::os::fd::AsFd::as_fd(&wake));
-        Below::new(Some(PathBuf::from("/"))).wait(std::os::fd::AsFd::as_fd(&wake));
+        Submounts::new(None).wait(std::os::fd::AsFd::as_fd(&wake));
+        Submounts::new(Some(PathBuf::from("/"))).wait(std::os::fd::AsFd::as_fd(&wake));
     }
 }

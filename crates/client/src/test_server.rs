@@ -1,14 +1,14 @@
 //! Test server: the server end of a session over a tree in memory.
 
-use nigh_native::{ServerConfig, ServerConnection, ServerEvent, Session};
-use nigh_remote::model_fs::{Tree, TreeConfig};
+use nigh_native::{ServerConfig, ServerEvent, ServerSession, SessionParams};
+use nigh_remote::model_fs::{ModelFs, ModelFsConfig};
 use nigh_types::{Call, Errno, Request, Response, Time};
 
 type Refuse = Box<dyn Fn(&Call) -> Option<Errno> + Send>;
 
 pub(crate) struct Server {
-    connection: ServerConnection,
-    pub tree: Tree,
+    connection: ServerSession,
+    pub tree: ModelFs,
     /// Requests received so far.
     pub asked: Vec<Request>,
     /// Selects calls that get an error and are not executed.
@@ -20,8 +20,8 @@ pub(crate) struct Server {
 impl Server {
     pub fn new(now: Time) -> Server {
         Server {
-            connection: ServerConnection::new(now, ServerConfig::default()),
-            tree: Tree::new(TreeConfig::default()),
+            connection: ServerSession::new(now, ServerConfig::default()),
+            tree: ModelFs::new(ModelFsConfig::default()),
             asked: Vec::new(),
             refuse: None,
             left: false,
@@ -34,7 +34,7 @@ impl Server {
         while let Some(event) = self.connection.poll_event() {
             match event {
                 ServerEvent::Attach { term, .. } => {
-                    let session = Session { has_acls: true, ..self.tree.session(term) };
+                    let session = SessionParams { has_acls: true, ..self.tree.session(term) };
                     self.connection.accept(session);
                 }
                 ServerEvent::Request { call, request, .. } => {

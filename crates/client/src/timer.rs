@@ -8,13 +8,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 /// A `CLOCK_BOOTTIME` timer: a time that passes during suspend has expired on resume.
-pub(crate) struct Alarm {
+pub(crate) struct Timer {
     fd: OwnedFd,
 }
 
-impl Alarm {
-    pub fn new() -> io::Result<Alarm> {
-        Ok(Alarm { fd: timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)? })
+impl Timer {
+    pub fn new() -> io::Result<Timer> {
+        Ok(Timer { fd: timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)? })
     }
 
     /// Replaces the expiry; `Time::FAR` disarms. Does not block.
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn timer_set_to_an_earlier_time_wakes_a_waiting_thread() {
-        let alarm = Arc::new(Alarm::new().unwrap());
+        let alarm = Arc::new(Timer::new().unwrap());
         alarm.set(boot_time().after(Span::from_secs(60)));
         let waiting = Arc::clone(&alarm);
         let waiter = std::thread::spawn(move || {
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn timer_set_to_a_past_time_expires_at_once_and_to_far_never() {
-        let alarm = Arc::new(Alarm::new().unwrap());
+        let alarm = Arc::new(Timer::new().unwrap());
         alarm.set(Time(0));
         alarm.wait();
         alarm.set(Time(0));

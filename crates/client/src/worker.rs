@@ -1,6 +1,6 @@
 //! Threads for kernel notifications that may block.
 
-use crate::thread_state::Scheduled;
+use crate::thread_state::ThreadState;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -27,25 +27,25 @@ pub(crate) struct Worker<T> {
 }
 
 /// Observes whether a thread of this process waits for a kernel lock.
-pub(crate) struct Watch {
+pub(crate) struct SleepWatch {
     since: Instant,
     /// Scheduler state at the last observed sleep, and when that sleep began.
-    asleep: Option<(Scheduled, Instant)>,
+    asleep: Option<(ThreadState, Instant)>,
 }
 
-impl Watch {
-    pub fn new() -> Watch {
-        Watch { since: Instant::now(), asleep: None }
+impl SleepWatch {
+    pub fn new() -> SleepWatch {
+        SleepWatch { since: Instant::now(), asleep: None }
     }
 
     /// How long the thread has slept without a break. If its state is unknown, unlimited after some time.
     pub fn sleeps_for(&mut self, thread: u32) -> Duration {
-        let now = Scheduled::of_own(thread);
-        if now.as_ref().is_some_and(Scheduled::wants) {
-            *self = Watch::new();
+        let now = ThreadState::of_own(thread);
+        if now.as_ref().is_some_and(ThreadState::is_runnable) {
+            *self = SleepWatch::new();
             return Duration::ZERO;
         }
-        let Some(now) = now.filter(Scheduled::is_locked) else {
+        let Some(now) = now.filter(ThreadState::is_uninterruptible) else {
             self.asleep = None;
             return if self.since.elapsed() < BLINDLY { Duration::ZERO } else { Duration::MAX };
         };
@@ -60,9 +60,9 @@ impl Watch {
 }
 
 /// Decrements the count when a worker ends.
-struct Leaving(Arc<AtomicU64>);
+struct CountGuard(Arc<AtomicU64>);
 
-impl Drop for Leaving {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -78,7 +78,7 @@ impl WorkerPool {
     /// Most workers at a time, blocked ones included.
     pub const ALL: u64 = 64;
     /// Most workers for retried jobs. The others are reserved for first attempts.
-    pub const COMMON: u64 = 48;
+    pub const FOR_RETRIES: u64 = 48;
 
     /// Whether there are fewer than `most` workers.
     pub fn has_room(&self, most: u64) -> bool {
@@ -86,7 +86,7 @@ impl WorkerPool {
     }
 
     /// Whether there are no more than `most` workers, idle ones included.
-    pub fn holds_to(&self, most: u64) -> bool {
+    pub fn is_within(&self, most: u64) -> bool {
         self.has_room(most + 1)
     }
 
@@ -101,7 +101,7 @@ impl WorkerPool {
             return None;
         }
         self.count.fetch_add(1, Ordering::SeqCst);
-        let leaving = Leaving(Arc::clone(&self.count));
+        let leaving = CountGuard(Arc::clone(&self.count));
         let (todo, jobs) = channel::<T>();
         let (finished, done) = channel();
         let with = Arc::clone(with);
@@ -180,7 +180,7 @@ mod tests {
         let crew = WorkerPool::default();
         let worker = crew.start(9, &Arc::new(()), |(), ()| thread::sleep(Duration::from_millis(50))).unwrap();
         worker.give(());
-        let mut watch = Watch::new();
+        let mut watch = SleepWatch::new();
         assert!(worker.wait(Duration::from_micros(200), || watch.sleeps_for(worker.thread()) >= SHORT));
         let waits = crew
             .start(9, &Arc::new(()), |(), ()| {
@@ -195,10 +195,10 @@ mod tests {
             })
             .unwrap();
         waits.give(());
-        let (since, mut watch) = (Instant::now(), Watch::new());
+        let (since, mut watch) = (Instant::now(), SleepWatch::new());
         let ended = waits.wait(Duration::from_micros(200), || watch.sleeps_for(waits.thread()) >= SHORT);
         assert!(!ended && since.elapsed() >= SHORT, "it is given up");
         assert!(since.elapsed() < Duration::from_millis(300), "while it waits");
-        assert!(Scheduled::of_own(waits.thread()).is_some_and(|thread| thread.is_locked()));
+        assert!(ThreadState::of_own(waits.thread()).is_some_and(|thread| thread.is_uninterruptible()));
     }
 }

@@ -6,7 +6,7 @@ use std::io;
 
 /// Features to request from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestedFeatures {
     /// Mask of [`init`] flags. Flags that the kernel lacks, or that are newer than the negotiated minor version, are
     /// left out.
     pub flags: u64,
@@ -49,12 +49,12 @@ const DEFAULT_PAGES: u16 = 32;
 /// The largest xattr value of Linux.
 const XATTR_SIZE_MAX: u32 = 65_536;
 
-impl Default for Wanted {
+impl Default for RequestedFeatures {
     /// All features that nigh uses. Not `READDIRPLUS_AUTO`: nigh decides by itself
     /// (docs/decisions/0022-who-is-given-attributes.md). Not `ATOMIC_O_TRUNC`: with it the kernel sends OPEN with
     /// `O_TRUNC` before it finds that the file is a running program (`handle_truncate`), which would then be empty.
-    fn default() -> Wanted {
-        Wanted {
+    fn default() -> RequestedFeatures {
+        RequestedFeatures {
             flags: init::ASYNC_READ
                 | init::POSIX_LOCKS
                 | init::FLOCK_LOCKS
@@ -84,17 +84,17 @@ impl Default for Wanted {
     }
 }
 
-impl Wanted {
+impl RequestedFeatures {
     /// With the kernel's own fcntl(2) and flock(2) locks, for this mount only.
     #[must_use]
-    pub fn without_locks(self) -> Wanted {
+    pub fn without_locks(self) -> RequestedFeatures {
         self.without(init::POSIX_LOCKS | init::FLOCK_LOCKS)
     }
 
     /// Without some features.
     #[must_use]
-    pub fn without(self, flags: u64) -> Wanted {
-        Wanted { flags: self.flags & !flags, ..self }
+    pub fn without(self, flags: u64) -> RequestedFeatures {
+        RequestedFeatures { flags: self.flags & !flags, ..self }
     }
 
     /// The wanted flags that a minor version has.
@@ -145,7 +145,7 @@ impl Negotiated {
 pub fn negotiate(
     unique: u64,
     kernel: &InitIn,
-    wanted: &Wanted,
+    wanted: &RequestedFeatures,
 ) -> Result<(Negotiated, Reply<'static>), InitError> {
     if kernel.major != abi::MAJOR {
         return Err(InitError::Major(kernel.major));
@@ -196,7 +196,10 @@ pub fn negotiate(
 }
 
 /// Receives the kernel's INIT, the first request of a mount, and replies to it.
-pub fn handshake(transport: &(impl Transport + ?Sized), wanted: &Wanted) -> io::Result<Negotiated> {
+pub fn handshake(
+    transport: &(impl Transport + ?Sized),
+    wanted: &RequestedFeatures,
+) -> io::Result<Negotiated> {
     let mut buffer = vec![0; Negotiated::default().buffer_len()];
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let Some(len) = transport.receive(&mut buffer)? else {
@@ -238,7 +241,7 @@ mod tests {
     fn handshake_negotiates_the_smaller_minor_version_with_its_features_only() {
         for offered in [31, 33, 36, 38, 45, 60] {
             for max_minor in [31, 38, 45, 99] {
-                let wanted = Wanted { max_minor, ..Wanted::default() };
+                let wanted = RequestedFeatures { max_minor, ..RequestedFeatures::default() };
                 let (agreed, reply) = negotiate(3, &kernel(offered), &wanted).unwrap();
                 let minor = offered.min(max_minor).min(45);
                 assert_eq!((agreed.minor, out(&reply).minor), (minor, minor));
@@ -254,7 +257,7 @@ mod tests {
 
     #[test]
     fn unwanted_init_flags_are_never_set() {
-        let (agreed, reply) = negotiate(3, &kernel(45), &Wanted::default()).unwrap();
+        let (agreed, reply) = negotiate(3, &kernel(45), &RequestedFeatures::default()).unwrap();
         for never in [
             init::WRITEBACK_CACHE,
             init::AUTO_INVAL_DATA,
@@ -269,27 +272,34 @@ mod tests {
         let out = out(&reply);
         assert_eq!((out.time_gran, out.max_write, out.max_pages, out.request_timeout), (1, 1 << 20, 256, 0));
         assert!(agreed.has(init::POSIX_LOCKS | init::FLOCK_LOCKS));
-        let local = negotiate(3, &kernel(45), &Wanted::default().without_locks()).unwrap().0;
+        let local = negotiate(3, &kernel(45), &RequestedFeatures::default().without_locks()).unwrap().0;
         assert_eq!(local.flags & (init::POSIX_LOCKS | init::FLOCK_LOCKS), 0);
     }
 
     #[test]
     fn features_that_the_kernel_lacks_or_that_are_masked_are_not_assumed() {
         let bare = InitIn { flags: 0, flags2: 0, ..kernel(45) };
-        let agreed = negotiate(3, &bare, &Wanted::default()).unwrap().0;
+        let agreed = negotiate(3, &bare, &RequestedFeatures::default()).unwrap().0;
         assert_eq!((agreed.flags, agreed.max_write, agreed.max_pages), (0, 131_072, 32));
         let old = InitIn { flags: 1, flags2: u32::MAX, ..kernel(45) };
-        assert_eq!(negotiate(3, &old, &Wanted::default()).unwrap().0.flags, 1, "flags2 without INIT_EXT");
-        let masked = Wanted::default().without(init::INIT_EXT | init::DO_READDIRPLUS);
+        assert_eq!(
+            negotiate(3, &old, &RequestedFeatures::default()).unwrap().0.flags,
+            1,
+            "flags2 without INIT_EXT"
+        );
+        let masked = RequestedFeatures::default().without(init::INIT_EXT | init::DO_READDIRPLUS);
         let agreed = negotiate(3, &kernel(45), &masked).unwrap().0;
         assert!(!agreed.has(init::DO_READDIRPLUS) && agreed.flags >> 32 == 0);
     }
 
     #[test]
     fn other_versions_are_refused() {
-        assert_eq!(negotiate(3, &kernel(30), &Wanted::default()).err(), Some(InitError::TooOld(30)));
+        assert_eq!(
+            negotiate(3, &kernel(30), &RequestedFeatures::default()).err(),
+            Some(InitError::TooOld(30))
+        );
         let eight = InitIn { major: 8, ..kernel(0) };
-        assert_eq!(negotiate(3, &eight, &Wanted::default()).err(), Some(InitError::Major(8)));
+        assert_eq!(negotiate(3, &eight, &RequestedFeatures::default()).err(), Some(InitError::Major(8)));
     }
 
     #[test]
@@ -297,14 +307,14 @@ mod tests {
         let header = Header { unique: 2, nodeid: 0, uid: 0, gid: 0, pid: 0, resent: false };
         let transport = MemoryTransport::new(Level::All);
         transport.queue(encode(&header, &Operation::Init(kernel(45)), &Negotiated::default()));
-        assert_eq!(handshake(&transport, &Wanted::default()).unwrap().minor, 45);
+        assert_eq!(handshake(&transport, &RequestedFeatures::default()).unwrap().minor, 45);
         assert_eq!(transport.replies().len(), 1);
         transport.queue(encode(&header, &Operation::StatFs, &Negotiated::default()));
-        assert!(handshake(&transport, &Wanted::default()).is_err());
+        assert!(handshake(&transport, &RequestedFeatures::default()).is_err());
         transport.queue(encode(&header, &Operation::Init(kernel(30)), &Negotiated::default()));
-        let error = handshake(&transport, &Wanted::default()).unwrap_err();
+        let error = handshake(&transport, &RequestedFeatures::default()).unwrap_err();
         assert!(error.to_string().contains("7.30"), "{error}");
         transport.close();
-        assert!(handshake(&transport, &Wanted::default()).is_err());
+        assert!(handshake(&transport, &RequestedFeatures::default()).is_err());
     }
 }

@@ -25,7 +25,7 @@ pub use dir::{DirBuffer, Dirent, dirent_len};
 pub use eager::Eager;
 pub use encode::encode;
 pub use extension::{Extensions, SecurityContext};
-pub use init::{InitError, Negotiated, Wanted, handshake, negotiate};
+pub use init::{InitError, Negotiated, RequestedFeatures, handshake, negotiate};
 pub use memory::MemoryTransport;
 pub use notify::Notification;
 pub use opcode::opcode_name;

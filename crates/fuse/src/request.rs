@@ -95,7 +95,7 @@ pub fn decode<'a>(bytes: &'a [u8], agreed: &Negotiated) -> Result<(Header, Opera
 mod tests {
     use super::*;
     use crate::encode::{encode, golden};
-    use crate::{Extensions, Wanted};
+    use crate::{Extensions, RequestedFeatures};
     use proptest::prelude::*;
 
     fn agreed(minor: u32, flags: u64) -> Negotiated {
@@ -108,8 +108,11 @@ mod tests {
     fn every_operation_comes_back_as_it_was_sent() {
         let groups = Extensions::encode_groups(&[33]);
         for minor in [31, 33, 36, 38, 45] {
-            let agreed =
-                Negotiated { minor, flags: Wanted::default().flags_for(minor), ..Negotiated::default() };
+            let agreed = Negotiated {
+                minor,
+                flags: RequestedFeatures::default().flags_for(minor),
+                ..Negotiated::default()
+            };
             for operation in golden(&groups) {
                 let bytes = encode(&HEADER, &operation, &agreed);
                 let (header, decoded) = decode(&bytes, &agreed).unwrap();

@@ -1,7 +1,7 @@
 //! Replays the fuzzing seeds (`fuzz/corpus-hex`): requests recorded from a real kernel, and inputs of earlier failures.
 
 use nigh_fuse::abi::InitIn;
-use nigh_fuse::{Header, Negotiated, Operation, Wanted, decode, encode, negotiate, opcode};
+use nigh_fuse::{Header, Negotiated, Operation, RequestedFeatures, decode, encode, negotiate, opcode};
 use std::collections::BTreeSet;
 use std::path::Path;
 use zerocopy::FromBytes;
@@ -69,7 +69,7 @@ fn init_requests_of_real_kernels_are_negotiated() {
         let (kernel, rest) = InitIn::read_from_prefix(&seed).unwrap();
         let (flags, rest) = u64::read_from_prefix(rest).unwrap();
         let ([max_minor, max_write], _) = <[u32; 2]>::read_from_prefix(rest).unwrap();
-        let wanted = Wanted { flags, max_minor, max_write, ..Wanted::default() };
+        let wanted = RequestedFeatures { flags, max_minor, max_write, ..RequestedFeatures::default() };
         match negotiate(1, &kernel, &wanted) {
             Ok((agreed, _)) => assert!(agreed.minor <= kernel.minor, "{name}"),
             Err(_) => assert!(kernel.major != 7 || kernel.minor < 31, "{name}"),

@@ -15,7 +15,7 @@ pub enum LinkError {
     #[error("{at}: {error}")]
     Io { at: String, error: io::Error },
     #[error("{at} took longer than {} s to let us in: try again", secs)]
-    Slow { at: String, secs: u64 },
+    TimedOut { at: String, secs: u64 },
     #[error("{at} closed the connection before it let us in: check that a nigh server listens there")]
     Closed { at: String },
     #[error("{at} does not speak as a nigh server: check host and port")]
@@ -60,11 +60,11 @@ impl LinkError {
     }
 
     /// Maps an I/O error of the stream to the peer at `at` to a timeout, a closed connection or a plain I/O error.
-    pub(crate) fn talking(at: &str, error: io::Error) -> LinkError {
+    pub(crate) fn from_stream_error(at: &str, error: io::Error) -> LinkError {
         let at = at.to_owned();
         match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-                LinkError::Slow { at, secs: crate::tcp::PATIENCE.as_secs() }
+                LinkError::TimedOut { at, secs: crate::tcp::HANDSHAKE_TIMEOUT.as_secs() }
             }
             io::ErrorKind::UnexpectedEof
             | io::ErrorKind::BrokenPipe
@@ -82,11 +82,11 @@ impl From<LinkError> for io::Error {
 }
 
 /// Makes text from a peer printable and short enough for one line of a message.
-pub(crate) fn tame(text: &str) -> String {
+pub(crate) fn make_printable(text: &str) -> String {
     nigh_types::printable(text, nigh_types::MAX_SHOWN_CHARS)
 }
 
 /// Returns the last non-empty line of `text`, made printable.
 pub(crate) fn last_line(text: &str) -> Option<String> {
-    text.lines().rev().map(tame).find(|line| !line.is_empty())
+    text.lines().rev().map(make_printable).find(|line| !line.is_empty())
 }

@@ -11,20 +11,20 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// Far longer than any fuzz input needs.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Feeds arbitrary bytes to the preamble as the peer's messages. The first byte chooses the end under test. A client
 /// without the token must be refused, and each error must be one line.
 pub fn preamble(input: &[u8]) {
     let Some((&choice, said)) = input.split_first() else { return };
-    let (ours, _theirs) = hearing(said);
+    let (ours, _theirs) = scripted_peer(said);
     let link = Link::from(ours);
     let token = Token::parse(&"5".repeat(64)).expect("64 digits are a token");
     let result = match choice % 4 {
-        0 => preamble::greet_server(&link, None, "x"),
-        1 => preamble::greet_server(&link, Some(&token), "x"),
-        2 => preamble::greet_client(&link, None, "x"),
-        _ => preamble::greet_client(&link, Some(&token), "x"),
+        0 => preamble::client_handshake(&link, None, "x"),
+        1 => preamble::client_handshake(&link, Some(&token), "x"),
+        2 => preamble::server_handshake(&link, None, "x"),
+        _ => preamble::server_handshake(&link, Some(&token), "x"),
     };
     match result {
         Ok(()) => assert!(choice.is_multiple_of(2), "whoever has no token got in"),
@@ -35,11 +35,11 @@ pub fn preamble(input: &[u8]) {
 /// Feeds arbitrary bytes as the output of a login before the relay starts. Bytes after [`ssh::READY`] must remain
 /// unread.
 pub fn banner(input: &[u8]) {
-    let (ours, _theirs) = hearing(input);
+    let (ours, _theirs) = scripted_peer(input);
     let socket = Socket::new(OwnedFd::from(ours));
     let most = 4 << 10;
     socket
-        .bound(Some(Bounds { until: Instant::now() + PATIENCE, bytes: most }))
+        .bound(Some(Bounds { until: Instant::now() + TIMEOUT, bytes: most }))
         .expect("a socket has timeouts");
     let ready = input.windows(ssh::READY.len()).position(|bytes| bytes == ssh::READY);
     let begins = ready.map(|at| at + ssh::READY.len()).filter(|begins| *begins <= most);
@@ -59,7 +59,7 @@ pub fn banner(input: &[u8]) {
 }
 
 /// Returns a stream whose peer has sent `said` and then closed its sending direction; the peer discards replies.
-fn hearing(said: &[u8]) -> (UnixStream, UnixStream) {
+fn scripted_peer(said: &[u8]) -> (UnixStream, UnixStream) {
     let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
     // Larger inputs add nothing: 64 KiB fit into the socket's buffer.
     let said = &said[..said.len().min(64 << 10)];

@@ -19,7 +19,7 @@ pub(crate) struct KnownServers {
 
 /// The entry of one server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownServer {
     pub fingerprint: [u8; 32],
     /// Counted from 1.
     pub line: u64,
@@ -35,7 +35,7 @@ impl KnownServers {
     }
 
     /// Looks up `server`, written as `HOST:PORT` as in the file.
-    pub fn find(&self, server: &str) -> Result<Option<Known>, LinkError> {
+    pub fn find(&self, server: &str) -> Result<Option<KnownServer>, LinkError> {
         match File::open(&self.path) {
             Ok(file) => self.find_in(&file, server),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -75,7 +75,7 @@ impl KnownServers {
         file.write_all(line.as_bytes()).and_then(|()| file.sync_all()).map_err(not)
     }
 
-    fn find_in(&self, file: &File, server: &str) -> Result<Option<Known>, LinkError> {
+    fn find_in(&self, file: &File, server: &str) -> Result<Option<KnownServer>, LinkError> {
         let mut text = String::new();
         file.take(MOST_BYTES)
             .read_to_string(&mut text)
@@ -88,7 +88,7 @@ impl KnownServers {
             }
             let hash = words.get(1).and_then(|word| word.strip_prefix("sha256:")).and_then(unhex);
             return match hash {
-                Some(fingerprint) => Ok(Some(Known { fingerprint, line })),
+                Some(fingerprint) => Ok(Some(KnownServer { fingerprint, line })),
                 None => Err(self.problem(format!("line {line} is damaged: remove it"))),
             };
         }
@@ -112,8 +112,8 @@ mod tests {
         known.add("a:1", [1; 32]).unwrap();
         known.add("a:1", [1; 32]).unwrap();
         known.add("b:1", [2; 32]).unwrap();
-        assert_eq!(known.find("a:1").unwrap(), Some(Known { fingerprint: [1; 32], line: 1 }));
-        assert_eq!(known.find("b:1").unwrap(), Some(Known { fingerprint: [2; 32], line: 2 }));
+        assert_eq!(known.find("a:1").unwrap(), Some(KnownServer { fingerprint: [1; 32], line: 1 }));
+        assert_eq!(known.find("b:1").unwrap(), Some(KnownServer { fingerprint: [2; 32], line: 2 }));
         let error = known.add("b:1", [3; 32]).unwrap_err().to_string();
         assert!(error.contains("line 2 of") && error.contains("known_servers"), "{error}");
         assert_eq!(std::fs::read_to_string(known.path()).unwrap().lines().count(), 2);

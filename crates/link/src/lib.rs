@@ -37,5 +37,5 @@ pub use link::{Kind, Link};
 pub use nigh_types::Origin;
 pub use peer::{Claims, Peer, Squash};
 pub use token::Token;
-pub use unauthenticated_limit::{Lobby, Ticket};
+pub use unauthenticated_limit::{UnauthenticatedLimit, UnauthenticatedSlot};
 pub use user::{credentials_of, own_credentials};

@@ -28,7 +28,7 @@ pub enum Squash {
 /// The peer of a connection.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    came: String,
+    transport: String,
     host: Option<IpAddr>,
     claims: Claims,
     squash: Squash,
@@ -40,7 +40,7 @@ impl Peer {
     /// `came`: the transport, for display. The peer may attach to exports by name only.
     #[must_use]
     pub fn new(came: impl Into<String>, claims: Claims, squash: Squash) -> Peer {
-        Peer { came: came.into(), host: None, claims, squash, any_path: false, scope: 0 }
+        Peer { transport: came.into(), host: None, claims, squash, any_path: false, scope: 0 }
     }
 
     /// A peer in this process, which needs no authentication.
@@ -63,7 +63,7 @@ impl Peer {
 
     /// Sets the set of exports whose listener the peer used; 0 is the server's own set.
     #[must_use]
-    pub fn within(self, scope: u64) -> Peer {
+    pub fn with_scope(self, scope: u64) -> Peer {
         Peer { scope, ..self }
     }
 
@@ -74,7 +74,7 @@ impl Peer {
 
     /// Whether both peers have equal rights, regardless of their transports.
     #[must_use]
-    pub fn is_same(&self, other: &Peer) -> bool {
+    pub fn has_same_rights(&self, other: &Peer) -> bool {
         let rights = |peer: &Peer| (peer.claims.clone(), peer.squash, peer.any_path, peer.scope);
         rights(self) == rights(other)
     }
@@ -114,8 +114,8 @@ impl Peer {
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.claims {
-            Claims::Any => write!(f, "{}", self.came),
-            Claims::Only(own) => write!(f, "{} as uid {}", self.came, own.uid),
+            Claims::Any => write!(f, "{}", self.transport),
+            Claims::Only(own) => write!(f, "{} as uid {}", self.transport, own.uid),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The handshake at the start of a TCP connection: both ends agree on a version and prove that they have the token.
 //! docs/protocol.md has the layout ("The preamble of a TCP link").
 
-use crate::error::{LinkError, tame};
+use crate::error::{LinkError, make_printable};
 use crate::link::Link;
 use crate::token::{Role, Token};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -23,33 +23,33 @@ const ACCEPTED: u8 = 3;
 
 /// Why a message of the peer cannot be read.
 #[derive(Debug)]
-pub(crate) enum Bad {
+pub(crate) enum MessageError {
     Io(io::Error),
     /// The bytes are the start of a TLS record.
     Tls,
     Garbage,
 }
 
-impl Bad {
+impl MessageError {
     fn at(self, at: &str) -> LinkError {
         match self {
-            Bad::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
+            MessageError::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
                 LinkError::NotNigh { at: at.to_owned() }
             }
-            Bad::Io(error) => LinkError::talking(at, error),
-            Bad::Tls => LinkError::SpeaksTls { at: at.to_owned() },
-            Bad::Garbage => LinkError::NotNigh { at: at.to_owned() },
+            MessageError::Io(error) => LinkError::from_stream_error(at, error),
+            MessageError::Tls => LinkError::SpeaksTls { at: at.to_owned() },
+            MessageError::Garbage => LinkError::NotNigh { at: at.to_owned() },
         }
     }
 }
 
 /// Performs the client's part of the handshake.
-pub(crate) fn greet_server(link: &Link, token: Option<&Token>, at: &str) -> Result<(), LinkError> {
+pub(crate) fn client_handshake(link: &Link, token: Option<&Token>, at: &str) -> Result<(), LinkError> {
     let here = || at.to_owned();
     let exporter = link.exporter().map_err(|error| LinkError::Tls { at: here(), error })?;
     let mut said = hello(nonce().map_err(|error| LinkError::Io { at: here(), error })?);
-    say(link, &said).map_err(|error| LinkError::talking(at, error))?;
-    let challenge = hear(link).map_err(|bad| bad.at(at))?;
+    send_message(link, &said).map_err(|error| LinkError::from_stream_error(at, error))?;
+    let challenge = receive_message(link).map_err(|bad| bad.at(at))?;
     let wants_proof = match challenge.as_slice() {
         [CHALLENGE, version @ .., wants] if version.len() == 2 + NONCE_BYTES && *wants <= 1 => {
             if u16::from_le_bytes([version[0], version[1]]) != VERSION {
@@ -66,8 +66,8 @@ pub(crate) fn greet_server(link: &Link, token: Option<&Token>, at: &str) -> Resu
         None if wants_proof => return Err(LinkError::TokenWanted { at: here() }),
         None => Vec::new(),
     };
-    say(link, &proof).map_err(|error| LinkError::talking(at, error))?;
-    match hear(link).map_err(|bad| bad.at(at))?.as_slice() {
+    send_message(link, &proof).map_err(|error| LinkError::from_stream_error(at, error))?;
+    match receive_message(link).map_err(|bad| bad.at(at))?.as_slice() {
         [ACCEPTED, theirs @ ..] => match token {
             Some(token) if !token.accepts(theirs, Role::Server, exporter, &said) => {
                 Err(LinkError::TokenUnknown { at: here() })
@@ -80,18 +80,18 @@ pub(crate) fn greet_server(link: &Link, token: Option<&Token>, at: &str) -> Resu
 }
 
 /// Performs the server's part of the handshake. A refused client gets the reason, if it still reads.
-pub(crate) fn greet_client(link: &Link, token: Option<&Token>, at: &str) -> Result<(), LinkError> {
+pub(crate) fn server_handshake(link: &Link, token: Option<&Token>, at: &str) -> Result<(), LinkError> {
     let here = || at.to_owned();
     let refuse = |error: LinkError, message: &str| {
         let mut bytes = vec![REFUSED];
         bytes.extend_from_slice(message.as_bytes());
         // The send may fail: the client may have stopped reading.
-        let _ = say(link, &bytes);
+        let _ = send_message(link, &bytes);
         Err(error)
     };
     let exporter = link.exporter().map_err(|error| LinkError::Tls { at: here(), error })?;
-    let mut said = match hear(link) {
-        Err(Bad::Tls) => {
+    let mut said = match receive_message(link) {
+        Err(MessageError::Tls) => {
             return refuse(
                 LinkError::SpeaksTls { at: here() },
                 "the server serves with --plaintext: say so too",
@@ -112,9 +112,9 @@ pub(crate) fn greet_client(link: &Link, token: Option<&Token>, at: &str) -> Resu
     challenge.extend_from_slice(&VERSION.to_le_bytes());
     challenge.extend_from_slice(&nonce().map_err(|error| LinkError::Io { at: here(), error })?);
     challenge.push(u8::from(token.is_some()));
-    say(link, &challenge).map_err(|error| LinkError::talking(at, error))?;
+    send_message(link, &challenge).map_err(|error| LinkError::from_stream_error(at, error))?;
     said.extend_from_slice(&challenge);
-    let proof = hear(link).map_err(|bad| bad.at(at))?;
+    let proof = receive_message(link).map_err(|bad| bad.at(at))?;
     let mut accepted = vec![ACCEPTED];
     if let Some(token) = token {
         if !token.accepts(&proof, Role::Client, exporter, &said) {
@@ -123,7 +123,7 @@ pub(crate) fn greet_client(link: &Link, token: Option<&Token>, at: &str) -> Resu
         }
         accepted.extend_from_slice(&token.proof(Role::Server, exporter, &said));
     }
-    say(link, &accepted).map_err(|error| LinkError::talking(at, error))
+    send_message(link, &accepted).map_err(|error| LinkError::from_stream_error(at, error))
 }
 
 fn hello(nonce: [u8; NONCE_BYTES]) -> Vec<u8> {
@@ -152,10 +152,10 @@ fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
 }
 
 fn refusal(at: &str, message: &[u8]) -> LinkError {
-    LinkError::Refused { at: at.to_owned(), message: tame(&String::from_utf8_lossy(message)) }
+    LinkError::Refused { at: at.to_owned(), message: make_printable(&String::from_utf8_lossy(message)) }
 }
 
-fn say(link: &Link, body: &[u8]) -> io::Result<()> {
+fn send_message(link: &Link, body: &[u8]) -> io::Result<()> {
     let length = u16::try_from(body.len()).ok().filter(|_| body.len() <= MOST_BYTES);
     let length = length.ok_or_else(|| io::Error::other("a message of the preamble is too long"))?;
     let mut bytes = length.to_le_bytes().to_vec();
@@ -163,18 +163,18 @@ fn say(link: &Link, body: &[u8]) -> io::Result<()> {
     link.write_all(&bytes)
 }
 
-fn hear(link: &Link) -> Result<Vec<u8>, Bad> {
+fn receive_message(link: &Link) -> Result<Vec<u8>, MessageError> {
     let mut length = [0; 2];
-    link.read_exact(&mut length).map_err(Bad::Io)?;
+    link.read_exact(&mut length).map_err(MessageError::Io)?;
     if length == TLS_HANDSHAKE || length == TLS_ALERT {
-        return Err(Bad::Tls);
+        return Err(MessageError::Tls);
     }
     let length = usize::from(u16::from_le_bytes(length));
     if length > MOST_BYTES {
-        return Err(Bad::Garbage);
+        return Err(MessageError::Garbage);
     }
     let mut body = vec![0; length];
-    link.read_exact(&mut body).map_err(Bad::Io)?;
+    link.read_exact(&mut body).map_err(MessageError::Io)?;
     Ok(body)
 }
 
@@ -210,7 +210,7 @@ mod tests {
             theirs.write_all(&bytes).unwrap();
             drop(theirs);
             let ours = Link::from(ours);
-            let said = if client { greet_server(&ours, None, "x") } else { greet_client(&ours, None, "x") };
+            let said = if client { client_handshake(&ours, None, "x") } else { server_handshake(&ours, None, "x") };
             prop_assert!(said.is_err());
         }
     }

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 /// How long the process may run after its streams were closed.
 const GRACE: Duration = Duration::from_secs(2);
-const GLANCE: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How much of the end of its standard error is kept.
-const SAID_BYTES: usize = 4 << 10;
+const STDERR_TAIL_BYTES: usize = 4 << 10;
 
 /// A child process that is ended and reaped on drop.
 pub(crate) struct Process {
     child: Mutex<Option<Child>>,
-    said: Arc<Mutex<Vec<u8>>>,
+    stderr_tail: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Process {
@@ -33,14 +33,16 @@ impl Process {
         let said = Arc::<Mutex<Vec<u8>>>::default();
         if let Some(stderr) = child.stderr.take() {
             let said = Arc::clone(&said);
-            std::thread::Builder::new().name("nigh-stderr".into()).spawn(move || listen(stderr, &said))?;
+            std::thread::Builder::new()
+                .name("nigh-stderr".into())
+                .spawn(move || read_stderr(stderr, &said))?;
         }
-        Ok((ours.into(), Process { child: Mutex::new(Some(child)), said }))
+        Ok((ours.into(), Process { child: Mutex::new(Some(child)), stderr_tail: said }))
     }
 
     /// Returns the last non-empty line of its standard error.
-    pub fn last_words(&self) -> Option<String> {
-        let said = self.said.lock();
+    pub fn last_stderr_line(&self) -> Option<String> {
+        let said = self.stderr_tail.lock();
         let text = String::from_utf8_lossy(&said);
         crate::error::last_line(&text)
     }
@@ -81,13 +83,13 @@ fn reap(mut child: Child) -> io::Result<ExitStatus> {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        std::thread::sleep(GLANCE);
+        std::thread::sleep(POLL_INTERVAL);
     }
     let _ = child.kill();
     child.wait()
 }
 
-fn listen(mut stderr: ChildStderr, said: &Mutex<Vec<u8>>) {
+fn read_stderr(mut stderr: ChildStderr, said: &Mutex<Vec<u8>>) {
     let mut buffer = [0; 1024];
     loop {
         match stderr.read(&mut buffer) {
@@ -97,7 +99,7 @@ fn listen(mut stderr: ChildStderr, said: &Mutex<Vec<u8>>) {
                 tracing::debug!(target: "nigh::link", said = %String::from_utf8_lossy(text).trim_end());
                 let mut said = said.lock();
                 said.extend_from_slice(text);
-                let surplus = said.len().saturating_sub(SAID_BYTES);
+                let surplus = said.len().saturating_sub(STDERR_TAIL_BYTES);
                 said.drain(..surplus);
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -43,7 +43,7 @@ impl Socket {
     /// Reads some bytes. 0: the peer closed the stream. `WouldBlock`: nothing was there, or (with `wait`) arrived
     /// within the read timeout.
     pub fn recv(&self, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
-        let room = match self.left(Timeout::Recv)? {
+        let room = match self.remaining(Timeout::Recv)? {
             Some(0) => {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "it said too much"));
             }
@@ -68,7 +68,7 @@ impl Socket {
     /// Writes some bytes and returns the count. `WouldBlock`: no room at once or (with `wait`) within the write
     /// timeout.
     pub fn send(&self, bytes: &[u8], wait: bool) -> io::Result<usize> {
-        self.left(Timeout::Send)?;
+        self.remaining(Timeout::Send)?;
         let flags = if wait { SendFlags::NOSIGNAL } else { SendFlags::NOSIGNAL | SendFlags::DONTWAIT };
         loop {
             match rustix::net::send(&self.fd, bytes, flags) {
@@ -93,7 +93,7 @@ impl Socket {
     }
 
     /// Returns the bytes that may still be read, if they are limited, and sets the timeout to the time left.
-    fn left(&self, which: Timeout) -> io::Result<Option<usize>> {
+    fn remaining(&self, which: Timeout) -> io::Result<Option<usize>> {
         if !self.bounded.load(Ordering::Acquire) {
             return Ok(None);
         }

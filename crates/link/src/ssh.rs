@@ -19,9 +19,9 @@ pub const READY: &[u8] = b"\0nigh stdio 1\n";
 /// Most bytes that login scripts may print before [`READY`].
 const MOST_BYTES: usize = 64 << 10;
 /// Time limit for a login without a prompt.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for a login in which a user may type a password.
-const PATIENCE_WITH_PEOPLE: Duration = Duration::from_secs(10 * 60);
+const INTERACTIVE_LOGIN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// What [`START`] prints when it finds no nigh.
 const NOT_FOUND: &str = "no nigh here";
 /// Finds nigh in the usual places, in this order, and starts the relay.
@@ -44,20 +44,20 @@ pub struct Target {
 
 /// Whether ssh may prompt the user at the terminal for a password.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Asking {
+pub enum Prompting {
     Allowed,
     Never,
 }
 
 impl Target {
-    /// Logs in and starts the relay. With [`Asking::Allowed`] ssh receives SIGTERM when the calling thread ends.
-    pub fn connect(&self, asking: Asking) -> Result<Link, LinkError> {
+    /// Logs in and starts the relay. With [`Prompting::Allowed`] ssh receives SIGTERM when the calling thread ends.
+    pub fn connect(&self, asking: Prompting) -> Result<Link, LinkError> {
         let start = if self.installed { START_INSTALLED } else { START };
         let mut command = self.ssh(asking, start);
         let failed = |error: std::io::Error| self.failed(error.to_string());
         let (ours, process) = Process::start(&mut command).map_err(failed)?;
         let socket = Socket::new(ours);
-        let patience = if asking == Asking::Allowed { PATIENCE_WITH_PEOPLE } else { PATIENCE };
+        let patience = if asking == Prompting::Allowed { INTERACTIVE_LOGIN_TIMEOUT } else { LOGIN_TIMEOUT };
         let bounds = Bounds { until: Instant::now() + patience, bytes: MOST_BYTES };
         let ready = socket.bound(Some(bounds)).and_then(|()| await_ready(&socket));
         match ready.and_then(|()| socket.bound(None)) {
@@ -73,7 +73,7 @@ impl Target {
     pub fn install(&self, program: &Path) -> Result<(), LinkError> {
         let ours = rustix::system::uname();
         let ours = format!("{} {}", ours.sysname().to_string_lossy(), ours.machine().to_string_lossy());
-        let theirs = self.ask("uname -sm", Stdio::null())?;
+        let theirs = self.run_remote("uname -sm", Stdio::null())?;
         if theirs != ours {
             let problem =
                 format!("it is {theirs}, and this program is for {ours}: install nigh there by hand");
@@ -81,7 +81,7 @@ impl Target {
         }
         let file = File::open(program)
             .map_err(|error| LinkError::file(program, format!("cannot read this program: {error}")))?;
-        self.ask(INSTALL, file.into()).map(drop).map_err(|error| match error {
+        self.run_remote(INSTALL, file.into()).map(drop).map_err(|error| match error {
             LinkError::Ssh { host, problem } => LinkError::Ssh {
                 host,
                 problem: format!("this program does not run there ({problem}): build nigh there"),
@@ -91,18 +91,18 @@ impl Target {
     }
 
     /// Runs a command on the machine and returns the last line of its output.
-    fn ask(&self, what: &str, input: Stdio) -> Result<String, LinkError> {
-        let mut command = self.ssh(Asking::Allowed, what);
+    fn run_remote(&self, what: &str, input: Stdio) -> Result<String, LinkError> {
+        let mut command = self.ssh(Prompting::Allowed, what);
         let output = command.stdin(input).output().map_err(|error| self.failed(error.to_string()))?;
         let last = |bytes: &[u8]| last_line(&String::from_utf8_lossy(bytes)).unwrap_or_default();
         if output.status.success() {
             return Ok(last(&output.stdout));
         }
         let said = last(&output.stderr);
-        Err(self.failed(if said.is_empty() { ended(output.status) } else { said }))
+        Err(self.failed(if said.is_empty() { describe_exit(output.status) } else { said }))
     }
 
-    fn ssh(&self, asking: Asking, remote: &str) -> Command {
+    fn ssh(&self, asking: Prompting, remote: &str) -> Command {
         let mut command = match &self.command {
             Some(words) => {
                 let mut command = Command::new("sh");
@@ -114,11 +114,11 @@ impl Target {
         // No terminal, no forwarding, and an exit when the peer is gone.
         command.args(["-T", "-a", "-x", "-oClearAllForwardings=yes", "-oConnectTimeout=10"]);
         command.args(["-oServerAliveInterval=5", "-oServerAliveCountMax=3"]);
-        if asking == Asking::Never {
+        if asking == Prompting::Never {
             command.arg("-oBatchMode=yes").env("SSH_ASKPASS_REQUIRE", "never");
         }
         command.args(["--", &self.destination, remote]);
-        own_way(&mut command, asking);
+        ignore_terminal_signals(&mut command, asking);
         command
     }
 
@@ -126,7 +126,7 @@ impl Target {
         let status = process.finish();
         // Its last output may still be on the way.
         std::thread::sleep(Duration::from_millis(50));
-        let said = process.last_words();
+        let said = process.last_stderr_line();
         match status {
             Ok(_) if said.as_deref() == Some(NOT_FOUND) => {
                 LinkError::NoServer { host: self.destination.clone() }
@@ -134,7 +134,8 @@ impl Target {
             Ok(status) => {
                 let slow =
                     matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock);
-                let ended = || if slow { "no answer in time: try again".to_owned() } else { ended(status) };
+                let ended =
+                    || if slow { "no answer in time: try again".to_owned() } else { describe_exit(status) };
                 self.failed(said.unwrap_or_else(ended))
             }
             Err(error) => self.failed(said.unwrap_or_else(|| error.to_string())),
@@ -151,7 +152,7 @@ impl Target {
 /// too. ssh must exit only when its streams are closed. (ssh keeps signals ignored that it finds ignored:
 /// `client_loop` in OpenSSH.) During a prompt an interrupt ends the mounting process, and the parent-death signal
 /// then ends ssh.
-fn own_way(command: &mut Command, asking: Asking) {
+fn ignore_terminal_signals(command: &mut Command, asking: Prompting) {
     let parent = std::process::id();
     // SAFETY: signal(2), prctl(2) and getppid(2) are safe between fork and exec.
     unsafe {
@@ -159,7 +160,7 @@ fn own_way(command: &mut Command, asking: Asking) {
             for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP] {
                 libc::signal(signal, libc::SIG_IGN);
             }
-            if asking == Asking::Allowed {
+            if asking == Prompting::Allowed {
                 set_parent_process_death_signal(Some(Signal::TERM))?;
                 if libc::getppid().cast_unsigned() != parent {
                     return Err(std::io::ErrorKind::Interrupted.into());
@@ -170,7 +171,7 @@ fn own_way(command: &mut Command, asking: Asking) {
     }
 }
 
-fn ended(status: ExitStatus) -> String {
+fn describe_exit(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("it ended with status {code} and said nothing: try it by hand"),
         (None, signal) => format!("it was ended by signal {}", signal.unwrap_or(0)),

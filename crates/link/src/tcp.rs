@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// Default port of servers.
 pub const PORT: u16 = 21644;
 /// Time limit for the handshake, on each side.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes that one side reads during the handshake.
 const MOST_BYTES: usize = 64 << 10;
 /// ALPN protocol name.
@@ -60,7 +60,7 @@ pub enum Trust {
 }
 
 impl Target {
-    /// Connects and authenticates both sides. Takes at most [`PATIENCE`] after name resolution.
+    /// Connects and authenticates both sides. Takes at most [`LOGIN_TIMEOUT`] after name resolution.
     pub fn connect(&self) -> Result<Link, LinkError> {
         let at = self.name();
         let token = self.token.as_deref().map(Token::read).transpose()?;
@@ -68,23 +68,23 @@ impl Target {
             .to_socket_addrs()
             .map_err(|error| LinkError::Host { host: self.host.clone(), error })?
             .collect();
-        let until = Instant::now() + PATIENCE;
-        let stream =
-            reach(&addresses, until).map_err(|error| LinkError::Unreachable { at: at.clone(), error })?;
-        tune(&stream).map_err(|error| LinkError::Io { at: at.clone(), error })?;
+        let until = Instant::now() + HANDSHAKE_TIMEOUT;
+        let stream = connect_any(&addresses, until)
+            .map_err(|error| LinkError::Unreachable { at: at.clone(), error })?;
+        set_socket_options(&stream).map_err(|error| LinkError::Io { at: at.clone(), error })?;
         let socket = bounded(stream, until).map_err(|error| LinkError::Io { at: at.clone(), error })?;
         let (link, seen) = match &self.trust {
             Trust::Plaintext => (Link::new(Kind::Tcp, socket), None),
-            Trust::Known(file) => agree_by_key(socket, &at, KnownServers::new(file))?,
+            Trust::Known(file) => handshake_by_key(socket, &at, KnownServers::new(file))?,
             Trust::Authority(file) => {
                 let name = ServerName::try_from(self.host.clone()).map_err(|_| {
                     LinkError::file(file, format!("{} is no name that --ca can check", self.host))
                 })?;
-                (agree(socket, &at, authority_config(file)?, name)?, None)
+                (tls_handshake(socket, &at, authority_config(file)?, name)?, None)
             }
         };
-        preamble::greet_server(&link, token.as_ref(), &at)?;
-        link.bound(None).map_err(|error| LinkError::talking(&at, error))?;
+        preamble::client_handshake(&link, token.as_ref(), &at)?;
+        link.bound(None).map_err(|error| LinkError::from_stream_error(&at, error))?;
         // Only now: the client records no key of a server that failed to prove the token.
         match seen {
             Some((known, key)) => {
@@ -105,28 +105,28 @@ impl Target {
 }
 
 /// Connects to a server of another protocol, without encryption or authentication.
-pub fn plain(host: &str, port: u16) -> Result<Link, LinkError> {
+pub fn connect_plaintext(host: &str, port: u16) -> Result<Link, LinkError> {
     let target = Target { host: host.to_owned(), port, trust: Trust::Plaintext, token: None };
     let at = target.name();
     let no_server = |error| LinkError::NotThere { at: at.clone(), error };
     let addresses = (host, port).to_socket_addrs();
     let addresses: Vec<SocketAddr> =
         addresses.map_err(|error| LinkError::Host { host: host.to_owned(), error })?.collect();
-    let stream = reach(&addresses, Instant::now() + PATIENCE).map_err(no_server)?;
-    tune(&stream).map_err(no_server)?;
+    let stream = connect_any(&addresses, Instant::now() + HANDSHAKE_TIMEOUT).map_err(no_server)?;
+    set_socket_options(&stream).map_err(no_server)?;
     Ok(Link::new(Kind::Tcp, Socket::new(OwnedFd::from(stream))))
 }
 
 /// Server side of TCP connections.
-pub struct Door {
+pub struct Acceptor {
     tls: Option<Arc<ServerConfig>>,
     fingerprint: Option<String>,
     token: Option<Token>,
 }
 
-impl Door {
+impl Acceptor {
     /// With TLS. Loads the key from the state directory, and creates it there if it is missing.
-    pub fn with_tls(state: &Path, token: Option<Token>) -> Result<Door, LinkError> {
+    pub fn with_tls(state: &Path, token: Option<Token>) -> Result<Acceptor, LinkError> {
         let Identity { chain, key } = Identity::of_server(state)?;
         let bad = |error| LinkError::Tls { at: "the server's own key".into(), error };
         let fingerprint = chain.first().map(|certificate| shown(&fingerprint(certificate)));
@@ -139,13 +139,13 @@ impl Door {
         config.alpn_protocols = vec![ALPN.to_vec()];
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
-        Ok(Door { tls: Some(Arc::new(config)), fingerprint, token })
+        Ok(Acceptor { tls: Some(Arc::new(config)), fingerprint, token })
     }
 
     /// Without encryption.
     #[must_use]
-    pub fn plaintext(token: Option<Token>) -> Door {
-        Door { tls: None, fingerprint: None, token }
+    pub fn plaintext(token: Option<Token>) -> Acceptor {
+        Acceptor { tls: None, fingerprint: None, token }
     }
 
     /// Fingerprint of the key by which clients recognise this server.
@@ -154,30 +154,31 @@ impl Door {
         self.fingerprint.as_deref()
     }
 
-    /// Performs the handshake with a client, which must prove the token if there is one. Takes at most [`PATIENCE`]
+    /// Performs the handshake with a client, which must prove the token if there is one. Takes at most [`LOGIN_TIMEOUT`]
     /// and reads a bounded number of bytes.
-    pub fn admit(&self, stream: TcpStream) -> Result<Link, LinkError> {
+    pub fn accept(&self, stream: TcpStream) -> Result<Link, LinkError> {
         let at = stream.peer_addr().map_or_else(|_| "a client".to_owned(), |address| address.to_string());
         let io = |error| LinkError::Io { at: at.clone(), error };
-        tune(&stream).map_err(io)?;
-        let socket = bounded(stream, Instant::now() + PATIENCE).map_err(io)?;
+        set_socket_options(&stream).map_err(io)?;
+        let socket = bounded(stream, Instant::now() + HANDSHAKE_TIMEOUT).map_err(io)?;
         let link = match &self.tls {
             None => Link::new(Kind::Tcp, socket),
             Some(config) => {
                 let tls = |error| LinkError::Tls { at: at.clone(), error };
                 let connection = ServerConnection::new(Arc::clone(config)).map_err(tls)?;
-                let agreed = Tls::agree(connection.into(), &socket);
-                let agreed = agreed.map_err(|error| LinkError::talking(&at, error))?.map_err(tls)?;
+                let agreed = Tls::handshake(connection.into(), &socket);
+                let agreed =
+                    agreed.map_err(|error| LinkError::from_stream_error(&at, error))?.map_err(tls)?;
                 Link::tls(socket, agreed)
             }
         };
-        preamble::greet_client(&link, self.token.as_ref(), &at)?;
+        preamble::server_handshake(&link, self.token.as_ref(), &at)?;
         link.bound(None).map_err(io)?;
         Ok(link)
     }
 }
 
-fn reach(addresses: &[SocketAddr], until: Instant) -> std::io::Result<TcpStream> {
+fn connect_any(addresses: &[SocketAddr], until: Instant) -> std::io::Result<TcpStream> {
     let mut last = std::io::Error::other("it has no address");
     for (tried, address) in addresses.iter().enumerate() {
         // Each address gets its share, so an address that does not answer cannot use up the whole time.
@@ -197,7 +198,7 @@ fn bounded(stream: TcpStream, until: Instant) -> std::io::Result<Socket> {
     Ok(socket)
 }
 
-fn tune(stream: &TcpStream) -> std::io::Result<()> {
+fn set_socket_options(stream: &TcpStream) -> std::io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -212,14 +213,18 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// A server key to record after the rest of the handshake has succeeded.
-type Fresh = Option<(KnownServers, [u8; 32])>;
+type NewServerKey = Option<(KnownServers, [u8; 32])>;
 
-fn agree_by_key(socket: Socket, at: &str, known: KnownServers) -> Result<(Link, Fresh), LinkError> {
+fn handshake_by_key(
+    socket: Socket,
+    at: &str,
+    known: KnownServers,
+) -> Result<(Link, NewServerKey), LinkError> {
     let expected = known.find(at)?;
     let verifier = Arc::new(KeyVerifier {
         provider: provider(),
         expected: expected.map(|known| known.fingerprint),
-        seen: Mutex::new(None),
+        presented: Mutex::new(None),
     });
     let config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
@@ -229,8 +234,8 @@ fn agree_by_key(socket: Socket, at: &str, known: KnownServers) -> Result<(Link, 
         .with_no_client_auth();
     // All servers share one name: only the key counts, and SNI reveals nothing to eavesdroppers.
     let name = ServerName::try_from(NAME).map_err(|_| LinkError::NotTls { at: at.to_owned() })?;
-    let agreed = agree(socket, at, config, name);
-    let seen = *verifier.seen.lock();
+    let agreed = tls_handshake(socket, at, config, name);
+    let seen = *verifier.presented.lock();
     match (agreed, expected, seen) {
         (_, Some(expected), Some(seen)) if expected.fingerprint != seen => Err(LinkError::KeyChanged {
             at: at.to_owned(),
@@ -244,7 +249,7 @@ fn agree_by_key(socket: Socket, at: &str, known: KnownServers) -> Result<(Link, 
     }
 }
 
-fn agree(
+fn tls_handshake(
     socket: Socket,
     at: &str,
     mut config: ClientConfig,
@@ -255,7 +260,9 @@ fn agree(
     let here = || at.to_owned();
     let connection = ClientConnection::new(Arc::new(config), name)
         .map_err(|error| LinkError::Tls { at: here(), error })?;
-    match Tls::agree(connection.into(), &socket).map_err(|error| LinkError::talking(at, error))? {
+    match Tls::handshake(connection.into(), &socket)
+        .map_err(|error| LinkError::from_stream_error(at, error))?
+    {
         Ok(tls) => Ok(Link::tls(socket, tls)),
         Err(rustls::Error::InvalidMessage(_)) => Err(LinkError::NotTls { at: here() }),
         Err(error) => Err(LinkError::Tls { at: here(), error }),
@@ -285,7 +292,7 @@ fn authority_config(file: &Path) -> Result<ClientConfig, LinkError> {
 struct KeyVerifier {
     provider: Arc<CryptoProvider>,
     expected: Option<[u8; 32]>,
-    seen: Mutex<Option<[u8; 32]>>,
+    presented: Mutex<Option<[u8; 32]>>,
 }
 
 impl ServerCertVerifier for KeyVerifier {
@@ -298,7 +305,7 @@ impl ServerCertVerifier for KeyVerifier {
         _now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let seen = fingerprint(end_entity);
-        *self.seen.lock() = Some(seen);
+        *self.presented.lock() = Some(seen);
         if self.expected.is_some_and(|expected| expected != seen) {
             return Err(rustls::CertificateError::ApplicationVerificationFailure.into());
         }

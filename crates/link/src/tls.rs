@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 /// Bytes read from the socket at a time.
 const RAW_BYTES: usize = 64 << 10;
 /// Most bytes of the caller that one write encrypts.
-const SEALED_AT_ONCE: usize = 64 << 10;
+const MAX_PLAINTEXT_PER_WRITE: usize = 64 << 10;
 /// Exporter label (RFC 5705, RFC 8446 section 7.5).
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-nigh-link-token";
 
@@ -16,12 +16,12 @@ const EXPORTER_LABEL: &[u8] = b"EXPORTER-nigh-link-token";
 /// neither direction can block the other.
 pub(crate) struct Tls {
     connection: Mutex<Connection>,
-    reading: Mutex<Raw>,
-    writing: Mutex<Sealed>,
+    reading: Mutex<ReceiveBuffer>,
+    writing: Mutex<PendingRecords>,
 }
 
 /// Received bytes that the connection has not processed yet.
-struct Raw {
+struct ReceiveBuffer {
     bytes: Box<[u8]>,
     from: usize,
     to: usize,
@@ -29,12 +29,12 @@ struct Raw {
 
 /// Encrypted records not yet sent.
 #[derive(Default)]
-struct Sealed {
+struct PendingRecords {
     records: Vec<u8>,
     /// Bytes of `records` that the socket took.
     sent: usize,
     /// Plaintext bytes in `records`. They count as written once all of `records` is sent.
-    claimed: usize,
+    plaintext_bytes: usize,
 }
 
 impl Tls {
@@ -42,12 +42,12 @@ impl Tls {
     ///
     /// # Errors
     /// `Ok(Err(_))` is an error of TLS itself; the peer gets an alert, if it still reads.
-    pub fn agree(
+    pub fn handshake(
         mut connection: Connection,
         socket: &Socket,
     ) -> io::Result<std::result::Result<Tls, rustls::Error>> {
         connection.set_buffer_limit(None);
-        let mut raw = Raw { bytes: vec![0; RAW_BYTES].into(), from: 0, to: 0 };
+        let mut raw = ReceiveBuffer { bytes: vec![0; RAW_BYTES].into(), from: 0, to: 0 };
         loop {
             flush(&mut connection, socket)?;
             if !connection.is_handshaking() {
@@ -111,16 +111,16 @@ impl Tls {
         if bytes.is_empty() {
             return Ok(0);
         }
-        if sealed.claimed == 0 {
-            let part = &bytes[..bytes.len().min(SEALED_AT_ONCE)];
+        if sealed.plaintext_bytes == 0 {
+            let part = &bytes[..bytes.len().min(MAX_PLAINTEXT_PER_WRITE)];
             let mut connection = self.connection.lock();
             connection.writer().write_all(part)?;
             while connection.wants_write() {
                 connection.write_tls(&mut sealed.records)?;
             }
-            sealed.claimed = part.len();
+            sealed.plaintext_bytes = part.len();
         }
-        if sealed.claimed > bytes.len() {
+        if sealed.plaintext_bytes > bytes.len() {
             // Not the rest of the refused bytes: the caller abandoned that write, for instance after a shutdown.
             return Err(io::ErrorKind::BrokenPipe.into());
         }
@@ -130,11 +130,11 @@ impl Tls {
         }
         sealed.records.clear();
         sealed.sent = 0;
-        Ok(std::mem::take(&mut sealed.claimed))
+        Ok(std::mem::take(&mut sealed.plaintext_bytes))
     }
 }
 
-impl Raw {
+impl ReceiveBuffer {
     /// Reads bytes from the socket.
     fn fill(&mut self, socket: &Socket, wait: bool) -> io::Result<()> {
         (self.from, self.to) = (0, 0);

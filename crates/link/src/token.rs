@@ -85,13 +85,13 @@ impl Token {
     /// that only the two ends know.
     pub(crate) fn proof(&self, role: Role, exporter: Option<[u8; 32]>, said: &[u8]) -> [u8; 32] {
         let mut proof = [0; 32];
-        proof.copy_from_slice(hmac::sign(&self.key, &statement(role, exporter, said)).as_ref());
+        proof.copy_from_slice(hmac::sign(&self.key, &proof_input(role, exporter, said)).as_ref());
         proof
     }
 
     /// Checks a proof in constant time.
     pub(crate) fn accepts(&self, proof: &[u8], role: Role, exporter: Option<[u8; 32]>, said: &[u8]) -> bool {
-        hmac::verify(&self.key, &statement(role, exporter, said), proof).is_ok()
+        hmac::verify(&self.key, &proof_input(role, exporter, said), proof).is_ok()
     }
 
     pub(crate) fn parse(text: &str) -> Result<Token, &'static str> {
@@ -115,7 +115,7 @@ impl Token {
     }
 }
 
-fn statement(role: Role, exporter: Option<[u8; 32]>, said: &[u8]) -> Vec<u8> {
+fn proof_input(role: Role, exporter: Option<[u8; 32]>, said: &[u8]) -> Vec<u8> {
     let mut statement = b"nigh link proof 1 ".to_vec();
     statement.push(match role {
         Role::Client => b'c',

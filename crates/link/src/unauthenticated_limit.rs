@@ -9,51 +9,51 @@ use std::sync::Arc;
 /// Counter of unauthenticated connections. When the limit is reached the oldest connection is shut down, so a flood
 /// of peers that never authenticate cannot keep out a peer that does.
 #[derive(Clone)]
-pub struct Lobby(Arc<Inner>);
+pub struct UnauthenticatedLimit(Arc<Inner>);
 
 struct Inner {
     most: usize,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Unauthenticated>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct Unauthenticated {
     last: u64,
     /// Connections that were not shut down, oldest first.
     streams: BTreeMap<u64, OwnedFd>,
     /// Live tickets, including those of connections that were shut down.
-    tickets: usize,
+    slots: usize,
 }
 
 /// One connection's share of the limit, held until the peer authenticates or the connection ends.
 #[must_use]
-pub struct Ticket {
-    lobby: Lobby,
+pub struct UnauthenticatedSlot {
+    lobby: UnauthenticatedLimit,
     number: u64,
 }
 
-impl Ticket {
+impl UnauthenticatedSlot {
     /// Moves the connection to another limit, once its peer has passed this stage. `None`: the connection was shut
     /// down, or `to` has no room; the caller drops the stream.
-    pub fn pass(self, to: &Lobby) -> Option<Ticket> {
+    pub fn move_to(self, to: &UnauthenticatedLimit) -> Option<UnauthenticatedSlot> {
         let stream = self.lobby.0.waiting.lock().streams.remove(&self.number)?;
         to.enter(stream)
     }
 }
 
-impl Lobby {
+impl UnauthenticatedLimit {
     /// Allows `most` connections, and up to twice as many while connections that were shut down still end.
     #[must_use]
-    pub fn new(most: usize) -> Lobby {
-        Lobby(Arc::new(Inner { most: most.max(1), waiting: Mutex::default() }))
+    pub fn new(most: usize) -> UnauthenticatedLimit {
+        UnauthenticatedLimit(Arc::new(Inner { most: most.max(1), waiting: Mutex::default() }))
     }
 
     /// Counts `stream`, a connected socket. `None`: there is no room, or the socket is broken; the caller drops the
     /// stream.
-    pub fn enter(&self, stream: impl AsFd) -> Option<Ticket> {
+    pub fn enter(&self, stream: impl AsFd) -> Option<UnauthenticatedSlot> {
         let stream = stream.as_fd().try_clone_to_owned().ok()?;
         let mut waiting = self.0.waiting.lock();
-        if waiting.tickets >= self.0.most * 2 {
+        if waiting.slots >= self.0.most * 2 {
             return None;
         }
         if waiting.streams.len() >= self.0.most
@@ -62,16 +62,16 @@ impl Lobby {
             let _ = rustix::net::shutdown(&oldest, Shutdown::Both);
         }
         waiting.last += 1;
-        waiting.tickets += 1;
+        waiting.slots += 1;
         let number = waiting.last;
         waiting.streams.insert(number, stream);
-        Some(Ticket { lobby: self.clone(), number })
+        Some(UnauthenticatedSlot { lobby: self.clone(), number })
     }
 
     /// Number of connections that have not authenticated yet.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.waiting.lock().tickets
+        self.0.waiting.lock().slots
     }
 
     #[must_use]
@@ -80,10 +80,10 @@ impl Lobby {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for UnauthenticatedSlot {
     fn drop(&mut self) {
         let mut waiting = self.lobby.0.waiting.lock();
-        waiting.tickets -= 1;
+        waiting.slots -= 1;
         waiting.streams.remove(&self.number);
     }
 }
@@ -95,15 +95,15 @@ mod tests {
 
     #[test]
     fn authenticated_connection_frees_its_slot_and_counts_in_the_next_limit() {
-        let (first, second) = (Lobby::new(1), Lobby::new(1));
+        let (first, second) = (UnauthenticatedLimit::new(1), UnauthenticatedLimit::new(1));
         let (one, _one) = UnixStream::pair().unwrap();
         let (two, _two) = UnixStream::pair().unwrap();
-        let passed = first.enter(&one).unwrap().pass(&second).unwrap();
+        let passed = first.enter(&one).unwrap().move_to(&second).unwrap();
         assert_eq!((first.len(), second.len()), (0, 1));
         let early = first.enter(&one).unwrap();
         let late = first.enter(&two).unwrap();
-        assert!(early.pass(&second).is_none(), "it was told to go");
-        let late = late.pass(&second).unwrap();
+        assert!(early.move_to(&second).is_none(), "it was told to go");
+        let late = late.move_to(&second).unwrap();
         drop((passed, late));
         assert!(first.is_empty() && second.is_empty());
     }

@@ -1,6 +1,6 @@
 //! Connections through a script in place of ssh, which drops its options and runs the command locally.
 
-use nigh_link::ssh::{Asking, READY, Target};
+use nigh_link::ssh::{Prompting, READY, Target};
 use nigh_link::{Kind, LinkError};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -56,7 +56,7 @@ fn ready() -> String {
 fn output_of_login_scripts_is_not_part_of_the_stream() {
     let nigh = format!("[ \"$*\" = 'serve --listen stdio' ] || exit 9\n{}; exec cat", ready());
     let machine = Machine::new("echo Welcome; printf '\\000nigh'").with_nigh(".cargo/bin/nigh", &nigh);
-    let link = machine.target().connect(Asking::Never).unwrap();
+    let link = machine.target().connect(Prompting::Never).unwrap();
     assert_eq!(link.kind(), Kind::Ssh);
     link.write_all(b"hello").unwrap();
     let mut said = Vec::new();
@@ -70,24 +70,24 @@ fn output_of_login_scripts_is_not_part_of_the_stream() {
     assert_eq!(link.read(&mut [0; 8]).unwrap(), 0);
     let options = fs::read_to_string(machine.path("options")).unwrap();
     assert!(options.contains("-oBatchMode=yes"), "{options}");
-    drop(machine.target().connect(Asking::Allowed).unwrap());
+    drop(machine.target().connect(Prompting::Allowed).unwrap());
     let options = fs::read_to_string(machine.path("options")).unwrap();
     assert!(!options.lines().last().unwrap().contains("BatchMode"), "{options}");
 }
 
 #[test]
 fn errors_distinguish_machine_without_nigh_from_unreachable_machine() {
-    let error = Machine::new("").target().connect(Asking::Never).unwrap_err();
+    let error = Machine::new("").target().connect(Prompting::Never).unwrap_err();
     assert!(matches!(&error, LinkError::NoServer { .. }), "{error}");
     assert!(error.to_string().contains("--install-server"));
     let closed = Machine::new("echo banner; echo 'ssh: connect to host: refused' >&2; exit 255");
-    let error = closed.target().connect(Asking::Never).unwrap_err().to_string();
+    let error = closed.target().connect(Prompting::Never).unwrap_err().to_string();
     assert_eq!(error, "ssh host: ssh: connect to host: refused");
-    let silent = Machine::new("exit 3").target().connect(Asking::Never).unwrap_err().to_string();
+    let silent = Machine::new("exit 3").target().connect(Prompting::Never).unwrap_err().to_string();
     assert!(silent.contains("status 3") && silent.lines().count() == 1, "{silent}");
     let gone =
         Target { destination: "host".into(), command: Some("/nonexistent/ssh".into()), installed: false };
-    let error = gone.connect(Asking::Never).unwrap_err().to_string();
+    let error = gone.connect(Prompting::Never).unwrap_err().to_string();
     assert!(error.contains("/nonexistent/ssh"), "{error}");
 }
 
@@ -95,7 +95,7 @@ fn errors_distinguish_machine_without_nigh_from_unreachable_machine() {
 fn login_that_prints_without_end_is_aborted() {
     let machine = Machine::new("yes; exit 1");
     let begun = Instant::now();
-    assert!(machine.target().connect(Asking::Never).is_err());
+    assert!(machine.target().connect(Prompting::Never).is_err());
     assert!(begun.elapsed() < Duration::from_secs(10));
 }
 
@@ -103,7 +103,7 @@ fn login_that_prints_without_end_is_aborted() {
 fn process_that_outlives_its_stream_is_killed() {
     let stays = format!("{}; exec sleep 1000", ready());
     let machine = Machine::new("echo $$ > \"$HOME/../pid\"").with_nigh(".cache/nigh/bin/nigh", &stays);
-    let link = machine.target().connect(Asking::Never).unwrap();
+    let link = machine.target().connect(Prompting::Never).unwrap();
     let pid: i32 = fs::read_to_string(machine.path("pid")).unwrap().trim().parse().unwrap();
     let there = || Path::new(&format!("/proc/{pid}")).exists();
     assert!(there());
@@ -125,7 +125,7 @@ fn signal(pid: i32, signal: libc::c_int) {
 fn terminal_signals_do_not_end_an_ssh_link() {
     let stays = format!("{}; exec cat", ready());
     let machine = Machine::new("echo $$ > \"$HOME/../pid\"").with_nigh(".cache/nigh/bin/nigh", &stays);
-    for asking in [Asking::Never, Asking::Allowed] {
+    for asking in [Prompting::Never, Prompting::Allowed] {
         let link = machine.target().connect(asking).unwrap();
         let pid = fs::read_to_string(machine.path("pid")).unwrap().trim().parse().unwrap();
         for one in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP] {
@@ -155,7 +155,7 @@ fn installed_program_is_copied_and_then_used() {
     assert_eq!(fs::read(&copy).unwrap(), fs::read(&program).unwrap());
     assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o700);
     target.installed = true;
-    drop(target.connect(Asking::Never).unwrap());
+    drop(target.connect(Prompting::Never).unwrap());
     script(&program, "echo 'cannot find libfoo' >&2; exit 127");
     let error = target.install(&program).unwrap_err().to_string();
     assert!(error.contains("cannot find libfoo") && error.contains("build nigh there"), "{error}");

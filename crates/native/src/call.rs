@@ -85,7 +85,7 @@ calls! {
 impl Wire for Request {
     fn put(&self, w: &mut Writer) {
         self.credentials.put(w);
-        self.name.put(w);
+        self.mutation_id.put(w);
         w.u8(CallType::of(&self.call) as u8);
         w.record(|w| put_call(w, &self.call));
     }
@@ -99,7 +99,7 @@ impl Wire for Request {
         if call.is_mutation() != name.is_some() {
             return Err(ProtocolError::OpName);
         }
-        Ok(Request { credentials, name, call })
+        Ok(Request { credentials, mutation_id: name, call })
     }
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
         Call::Lock { start, end, .. }
         | Call::Unlock { start, end, .. }
         | Call::GetLock { start, end, .. } => check_range(*start, *end),
-        Call::PinOpen { handle, .. } if !handle.is_chosen() => {
+        Call::PinOpen { handle, .. } if !handle.is_client_assigned() => {
             Err(ProtocolError::Malformed("a chosen handle lacks its mark"))
         }
         Call::ResolvePath { names, .. } | Call::PinOpen { names, .. } => {
@@ -166,7 +166,7 @@ pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
     }
 }
 
-/// Checks a count at the sender; the receiver checks it before it decodes the items ([`Reader::bounded`]).
+/// Checks a count at the sender; the receiver checks it before it decodes the items ([`WaitingRead::bounded`]).
 fn check_count(count: usize, most: u32) -> Result<(), ProtocolError> {
     match u32::try_from(count) {
         Ok(count) if count <= most => Ok(()),

@@ -1,24 +1,24 @@
 //! The client's end of a session.
 
 mod calls;
-mod carried;
 mod connection;
-mod pushes;
+mod resumable;
+mod updates;
 
-pub use carried::sessions;
+pub use resumable::sessions;
 
 use crate::ProtocolError;
-use crate::flow_limit::Load;
+use crate::flow_limit::OutstandingLoad;
 use crate::frame::{FrameBytes, FrameReader, HEADER_BYTES, MAX_BODY};
 use crate::handshake::{Limits, Refused};
-use crate::message::{MOST_RETURNED, Message};
+use crate::message::{MAX_RETURNED, Message};
 use crate::retransmit::{Incoming, Outgoing};
-use calls::Outstanding;
+use calls::OutstandingCall;
 use nigh_remote::{Counters, Event, Output, Reason, Remote};
 use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
-use pushes::Pushes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use updates::UncommittedPrepares;
 
 /// Identity and wishes of a client, for its hello.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,9 +40,9 @@ pub struct ClientConfig {
 enum State {
     /// Hello was sent on this connection, and no other message may be sent yet.
     Greeting,
-    Linked,
+    Connected,
     /// There is no usable connection: another is wanted.
-    Unlinked,
+    Disconnected,
     Lost,
 }
 
@@ -89,26 +89,26 @@ pub struct ClientSession {
     outgoing: Outgoing,
     incoming: Incoming,
     outputs: VecDeque<Output>,
-    outstanding: BTreeMap<CallId, Outstanding>,
+    outstanding: BTreeMap<CallId, OutstandingCall>,
     /// Load of the outstanding calls that wait for no lock, and of those that do.
-    load: Load,
-    lock_load: Load,
+    load: OutstandingLoad,
+    lock_load: OutstandingLoad,
     waiting: VecDeque<(CallId, Request)>,
     /// Reclaim calls: while reclaiming, they go before all other calls.
-    claims: VecDeque<(CallId, Request)>,
+    reclaims: VecDeque<(CallId, Request)>,
     /// Calls sent in a session that the server has forgotten; they go before `waiting`.
-    again: BTreeMap<CallId, Outstanding>,
+    resend: BTreeMap<CallId, OutstandingCall>,
     limits: Limits,
     cookie_key: CookieKey,
     session_term: Span,
     session_id: u64,
     /// Bodies may be compressed on this connection.
-    packs: bool,
+    compresses: bool,
     /// Ids of recalls and grants continue over sessions, so that an id of an earlier session is never mistaken for a
     /// later one's.
     recalls: IdSpace,
     grants: IdSpace,
-    pushes: Pushes,
+    updates: UncommittedPrepares,
     /// When the latest message was sent that the server is known to have received.
     confirmed: Time,
     /// When the hello of this connection was sent.
@@ -128,14 +128,14 @@ struct IdSpace {
 
 impl IdSpace {
     /// Converts an id that the server uses in this session.
-    fn take(&mut self, theirs: u64) -> u64 {
+    fn to_local(&mut self, theirs: u64) -> u64 {
         let ours = self.base.saturating_add(theirs);
         self.latest = self.latest.max(ours);
         ours
     }
 
     /// The id that the server uses; `None`: it is of an earlier session.
-    fn theirs(&self, ours: u64) -> Option<u64> {
+    fn to_server(&self, ours: u64) -> Option<u64> {
         ours.checked_sub(self.base).filter(|theirs| *theirs > 0)
     }
 
@@ -166,7 +166,7 @@ impl ClientSession {
     fn unconnected(now: Time, config: ClientConfig) -> ClientSession {
         ClientSession {
             config,
-            state: State::Unlinked,
+            state: State::Disconnected,
             established: false,
             replaces: false,
             lapsed: false,
@@ -177,18 +177,18 @@ impl ClientSession {
             incoming: Incoming::default(),
             outputs: VecDeque::new(),
             outstanding: BTreeMap::new(),
-            load: Load::default(),
-            lock_load: Load::default(),
+            load: OutstandingLoad::default(),
+            lock_load: OutstandingLoad::default(),
             waiting: VecDeque::new(),
-            claims: VecDeque::new(),
-            again: BTreeMap::new(),
+            reclaims: VecDeque::new(),
+            resend: BTreeMap::new(),
             limits: Limits::default(),
             cookie_key: CookieKey::default(),
             session_term: Span::FOREVER,
             session_id: 0,
-            packs: false,
+            compresses: false,
             recalls: IdSpace::default(),
-            pushes: Pushes::default(),
+            updates: UncommittedPrepares::default(),
             grants: IdSpace::default(),
             confirmed: now,
             greeted: now,
@@ -224,7 +224,7 @@ impl ClientSession {
     /// Ends the session from this side, in order: output that is still in `poll_output` goes first.
     pub fn handle_close(&mut self, why: &str) {
         if self.state != State::Lost {
-            if self.state != State::Unlinked {
+            if self.state != State::Disconnected {
                 self.send(&Message::Bye(why.to_owned()));
             }
             self.lose(format!("closed: {why}"));
@@ -247,7 +247,7 @@ impl ClientSession {
     }
 
     fn put_out(&mut self) {
-        while self.state == State::Linked
+        while self.state == State::Connected
             && let Some(frame) = self.outgoing.poll()
         {
             self.transmit(frame);
@@ -262,20 +262,20 @@ impl ClientSession {
         self.event(Event::Lost { why });
         self.state = State::Lost;
         self.outstanding.clear();
-        self.again.clear();
-        (self.load, self.lock_load) = (Load::default(), Load::default());
+        self.resend.clear();
+        (self.load, self.lock_load) = (OutstandingLoad::default(), OutstandingLoad::default());
         self.waiting.clear();
-        self.claims.clear();
+        self.reclaims.clear();
         self.outgoing = Outgoing::default();
     }
 
     /// Ends the session after a protocol error, without a Bye, which would say that all grants are dropped.
-    fn break_off(&mut self, error: ProtocolError) {
+    fn abort(&mut self, error: ProtocolError) {
         let why = format!("protocol error of the server: {error}");
         // A peer that does not speak the protocol there is not this session's server.
         let stranger = !matches!(error, ProtocolError::Count { .. });
         if self.established && self.state == State::Greeting && stranger {
-            self.unlink(&why);
+            self.drop_connection(&why);
         } else {
             self.lose(why);
         }
@@ -288,7 +288,7 @@ impl ClientSession {
     fn take_frames(&mut self, now: Time, bytes: &[u8]) -> Result<(), ProtocolError> {
         let mut frames = std::mem::replace(&mut self.frames, FrameReader::new(MAX_BODY));
         let mut input = bytes;
-        frames.allow_packed(self.packs);
+        frames.allow_compressed(self.compresses);
         while let Some(frame) = frames.next(&mut input)? {
             let message = Message::decode(&frame)?;
             let bytes = frame.body.len() as u64 + u64::from(HEADER_BYTES);
@@ -297,14 +297,14 @@ impl ClientSession {
             if frame.frame_type.is_counted() {
                 self.incoming.take(bytes);
             }
-            frames.allow_packed(self.packs);
-            if !matches!(self.state, State::Greeting | State::Linked) {
+            frames.allow_compressed(self.compresses);
+            if !matches!(self.state, State::Greeting | State::Connected) {
                 return Ok(());
             }
         }
         self.frames = frames;
-        if self.state == State::Linked && self.incoming.is_due() {
-            let count = self.incoming.say();
+        if self.state == State::Connected && self.incoming.is_due() {
+            let count = self.incoming.take_count();
             self.send(&Message::Received(count));
         }
         Ok(())
@@ -315,24 +315,26 @@ impl ClientSession {
             (State::Greeting, Message::Welcome(welcome)) => self.take_welcome(now, welcome)?,
             (State::Greeting, Message::Refused(refused)) => self.take_refused(refused),
             (_, Message::Bye(why)) => self.lose(format!("the server ended the session: {why}")),
-            (State::Linked, Message::Response(call, response)) => self.take_response(now, call, response)?,
-            (State::Linked, Message::Recall(mut recall)) => {
-                recall.id = RecallId(self.recalls.take(recall.id.0));
+            (State::Connected, Message::Response(call, response)) => {
+                self.take_response(now, call, response)?
+            }
+            (State::Connected, Message::Recall(mut recall)) => {
+                recall.id = RecallId(self.recalls.to_local(recall.id.0));
                 self.event(Event::Recall(recall));
             }
-            (State::Linked, Message::Hold(hold)) => self.take_hold(number, hold)?,
-            (State::Linked, Message::Commit(commit)) => self.take_commit(number, commit)?,
-            (State::Linked, Message::Received(count)) => self.take_confirmation(now, count)?,
-            (State::Linked, Message::Pong(pong, count)) => {
+            (State::Connected, Message::Hold(hold)) => self.take_prepare(number, hold)?,
+            (State::Connected, Message::Commit(commit)) => self.take_commit(number, commit)?,
+            (State::Connected, Message::Received(count)) => self.take_confirmation(now, count)?,
+            (State::Connected, Message::Pong(pong, count)) => {
                 let (number, sent) = self.ping;
                 if pong == number {
                     self.confirmed = self.confirmed.max(sent);
                 }
                 self.take_confirmation(now, count)?;
             }
-            (State::Linked, Message::Ping(number, count)) => {
+            (State::Connected, Message::Ping(number, count)) => {
                 self.take_confirmation(now, count)?;
-                let count = self.incoming.say();
+                let count = self.incoming.take_count();
                 self.send(&Message::Pong(number, count));
             }
             _ => return Err(ProtocolError::Unexpected(number)),
@@ -350,7 +352,7 @@ impl ClientSession {
     fn send_ping(&mut self, now: Time) {
         self.ping = (self.ping.0 + 1, now);
         self.counters.renewals += 1;
-        let count = self.incoming.say();
+        let count = self.incoming.take_count();
         self.send(&Message::Ping(self.ping.0, count));
     }
 }
@@ -361,8 +363,8 @@ impl Remote for ClientSession {
             // It must precede the acknowledgement that follows, which does not wait in this queue either.
             self.send_call(now, id, &request);
         } else if self.state != State::Lost {
-            let queue = match self.reclaiming && request.call.serves_claiming() {
-                true => &mut self.claims,
+            let queue = match self.reclaiming && request.call.is_allowed_during_reclaim() {
+                true => &mut self.reclaims,
                 false => &mut self.waiting,
             };
             queue.push_back((id, request));
@@ -376,17 +378,17 @@ impl Remote for ClientSession {
 
     fn handle_acknowledge(&mut self, _now: Time, id: RecallId) {
         if self.state != State::Lost
-            && let Some(theirs) = self.recalls.theirs(id.0)
+            && let Some(theirs) = self.recalls.to_server(id.0)
         {
             self.put(Arc::new(Message::Acknowledge(RecallId(theirs)).encode()));
         }
     }
 
     fn handle_return(&mut self, _now: Time, grants: Vec<GrantId>) {
-        let theirs = grants.iter().filter_map(|grant| self.grants.theirs(grant.0).map(GrantId));
+        let theirs = grants.iter().filter_map(|grant| self.grants.to_server(grant.0).map(GrantId));
         let theirs: Vec<GrantId> = theirs.collect();
         if self.state != State::Lost && self.established {
-            for some in theirs.chunks(MOST_RETURNED as usize) {
+            for some in theirs.chunks(MAX_RETURNED as usize) {
                 self.put(Arc::new(Message::Return(some.to_vec()).encode()));
             }
         }
@@ -397,7 +399,7 @@ impl Remote for ClientSession {
             self.reclaiming = false;
             self.put(Arc::new(Message::Reclaimed.encode()));
             // A reclaim call that remains is a call like any other.
-            let claims = std::mem::take(&mut self.claims);
+            let claims = std::mem::take(&mut self.reclaims);
             claims.into_iter().rev().for_each(|claim| self.waiting.push_front(claim));
             self.send_waiting(now);
         }
@@ -408,20 +410,20 @@ impl Remote for ClientSession {
         if self.has_lapsed(now) {
             self.handle_timeout(now);
         }
-        if !matches!(self.state, State::Greeting | State::Linked) {
+        if !matches!(self.state, State::Greeting | State::Connected) {
             return;
         }
         self.counters.bytes_received += bytes.len() as u64;
         if let Err(error) = self.take_frames(now, bytes) {
-            self.break_off(error);
+            self.abort(error);
         }
     }
 
     fn handle_disconnect(&mut self, _now: Time, why: &str) {
         match self.state {
-            State::Lost | State::Unlinked => {}
+            State::Lost | State::Disconnected => {}
             _ if !self.established => self.lose(why.to_owned()),
-            _ => self.unlink(why),
+            _ => self.drop_connection(why),
         }
     }
 
@@ -430,10 +432,10 @@ impl Remote for ClientSession {
             self.lapse(now);
         } else if now >= self.due().0 {
             match self.state {
-                State::Greeting if self.established => self.unlink("the server does not greet"),
+                State::Greeting if self.established => self.drop_connection("the server does not greet"),
                 State::Greeting => self.lose("the server has not answered for too long".to_owned()),
-                State::Linked => self.send_ping(now),
-                State::Unlinked | State::Lost => {}
+                State::Connected => self.send_ping(now),
+                State::Disconnected | State::Lost => {}
             }
         }
     }

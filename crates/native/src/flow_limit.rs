@@ -9,12 +9,12 @@ pub const MAX_UNANSWERED_BYTES: u64 = 64 << 20;
 /// Requests that are not answered yet. Both ends count alike: the client keeps to the limits, and the
 /// server enforces them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Load {
+pub(crate) struct OutstandingLoad {
     calls: u32,
     bytes: u64,
 }
 
-impl Load {
+impl OutstandingLoad {
     pub(crate) fn calls(&self) -> u32 {
         self.calls
     }

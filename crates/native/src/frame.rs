@@ -17,10 +17,10 @@ pub(crate) const MAY_IGNORE: u8 = 1;
 /// On a response: the last (or only) one to its call.
 pub(crate) const LAST: u8 = 2;
 /// On a request: it was sent before, in a session that the server has forgotten.
-pub(crate) const AGAIN: u8 = 4;
+pub(crate) const RESENT: u8 = 4;
 
 /// The body is compressed ([`crate::compress`]).
-pub(crate) const PACKED: u8 = 8;
+pub(crate) const COMPRESSED_BODY: u8 = 8;
 
 /// A whole frame, shared by the components that keep and carry it.
 pub type FrameBytes = Arc<Vec<u8>>;
@@ -55,7 +55,7 @@ pub enum FrameType {
     Bye = 12,
     Received = 13,
     Reclaimed = 14,
-    Hold = 15,
+    Prepare = 15,
     Commit = 16,
 }
 
@@ -76,7 +76,7 @@ impl FrameType {
             12 => FrameType::Bye,
             13 => FrameType::Received,
             14 => FrameType::Reclaimed,
-            15 => FrameType::Hold,
+            15 => FrameType::Prepare,
             16 => FrameType::Commit,
             _ => return None,
         })
@@ -94,7 +94,7 @@ impl FrameType {
             | FrameType::Return
             | FrameType::Recall
             | FrameType::Reclaimed
-            | FrameType::Hold
+            | FrameType::Prepare
             | FrameType::Commit => true,
             FrameType::Hello
             | FrameType::Welcome
@@ -123,7 +123,7 @@ impl FrameType {
             | FrameType::Refused
             | FrameType::Response
             | FrameType::Recall
-            | FrameType::Hold
+            | FrameType::Prepare
             | FrameType::Commit => false,
         }
     }
@@ -150,7 +150,7 @@ pub(crate) fn ask_nothing(mut bytes: &[u8]) -> bool {
         let total =
             usize::try_from(header.length.get()).ok().and_then(|n| n.checked_add(HEADER_BYTES as usize));
         match total.and_then(|total| bytes.get(total..)) {
-            Some(rest) if light && header.flags & PACKED == 0 => bytes = rest,
+            Some(rest) if light && header.flags & COMPRESSED_BODY == 0 => bytes = rest,
             _ => return false,
         }
     }
@@ -193,9 +193,9 @@ pub(crate) fn seal(frame: &mut [u8], frame_type: FrameType, flags: u8, id: u64) 
 }
 
 /// A request's frame, marked as sent before.
-pub(crate) fn again(request: &FrameBytes) -> FrameBytes {
+pub(crate) fn mark_resent(request: &FrameBytes) -> FrameBytes {
     let mut request = request.to_vec();
-    request[5] |= AGAIN;
+    request[5] |= RESENT;
     Arc::new(request)
 }
 
@@ -208,12 +208,12 @@ pub(crate) fn again(request: &FrameBytes) -> FrameBytes {
 pub struct FrameReader {
     partial: Vec<u8>,
     /// The frame in `partial` was returned.
-    spent: bool,
+    returned: bool,
     limit: u32,
     /// The peers agreed on compressed bodies.
-    packed: bool,
+    compressed: bool,
     /// The decompressed body of the returned frame.
-    unpacked: Vec<u8>,
+    decompressed: Vec<u8>,
 }
 
 /// The capacity kept for gathering after a longer frame has gone through.
@@ -223,7 +223,13 @@ impl FrameReader {
     /// A reader that takes bodies of up to `limit` bytes.
     #[must_use]
     pub fn new(limit: u32) -> FrameReader {
-        FrameReader { partial: Vec::new(), spent: false, limit, packed: false, unpacked: Vec::new() }
+        FrameReader {
+            partial: Vec::new(),
+            returned: false,
+            limit,
+            compressed: false,
+            decompressed: Vec::new(),
+        }
     }
 
     pub fn allow(&mut self, limit: u32) {
@@ -231,39 +237,39 @@ impl FrameReader {
     }
 
     /// Sets whether bodies may be compressed.
-    pub fn allow_packed(&mut self, packed: bool) {
-        self.packed = packed;
+    pub fn allow_compressed(&mut self, packed: bool) {
+        self.compressed = packed;
     }
 
     /// Bytes of a frame that has not fully arrived.
     #[must_use]
     pub fn partial_bytes(&self) -> u64 {
-        if self.spent { 0 } else { self.partial.len() as u64 }
+        if self.returned { 0 } else { self.partial.len() as u64 }
     }
 
     /// Returns the next whole frame, and removes from `input` the bytes that it uses. `None`: more bytes are needed.
     pub fn next<'a, 'i: 'a>(&'a mut self, input: &mut &'i [u8]) -> Result<Option<Frame<'a>>, ProtocolError> {
-        self.give_back();
+        self.release_returned();
         while self.partial.is_empty() {
             let Some((header, total)) = self.header(input)? else { break };
             let Some((frame, rest)) = input.split_at_checked(total) else { break };
             *input = rest;
             if let Some(frame_type) = known(&header)? {
                 let frame = frame_of(&header, frame_type, frame);
-                return open(frame, self.limit, self.packed, &mut self.unpacked).map(Some);
+                return open(frame, self.limit, self.compressed, &mut self.decompressed).map(Some);
             }
         }
         self.gather(input)
     }
 
     /// Releases the memory of the frame that was returned.
-    pub(crate) fn give_back(&mut self) {
-        if std::mem::take(&mut self.spent) {
+    pub(crate) fn release_returned(&mut self) {
+        if std::mem::take(&mut self.returned) {
             self.partial.clear();
             self.partial.shrink_to(KEPT_BYTES);
         }
-        self.unpacked.clear();
-        self.unpacked.shrink_to(KEPT_BYTES);
+        self.decompressed.clear();
+        self.decompressed.shrink_to(KEPT_BYTES);
     }
 
     fn gather<'a>(&'a mut self, input: &mut &[u8]) -> Result<Option<Frame<'a>>, ProtocolError> {
@@ -275,9 +281,9 @@ impl FrameReader {
             }
             match known(&header)? {
                 Some(frame_type) => {
-                    self.spent = true;
+                    self.returned = true;
                     let frame = frame_of(&header, frame_type, &self.partial);
-                    return open(frame, self.limit, self.packed, &mut self.unpacked).map(Some);
+                    return open(frame, self.limit, self.compressed, &mut self.decompressed).map(Some);
                 }
                 None => self.partial.clear(),
             }
@@ -314,13 +320,13 @@ fn open<'a>(
     agreed: bool,
     space: &'a mut Vec<u8>,
 ) -> Result<Frame<'a>, ProtocolError> {
-    if frame.flags & PACKED == 0 {
+    if frame.flags & COMPRESSED_BODY == 0 {
         return Ok(frame);
     }
     if !agreed {
         return Err(ProtocolError::Malformed("a packed body, on which nobody agreed"));
     }
-    crate::compress::unpack(frame, limit, space)
+    crate::compress::decompress(frame, limit, space)
 }
 
 /// The frame's type; `None` if the frame is to be skipped.

@@ -5,7 +5,7 @@ use crate::flow_limit::MAX_UNANSWERED_BYTES;
 use crate::frame::{HEADER_BYTES, MAX_BODY};
 use crate::reply::{checked_errno, put_errno};
 use crate::wire::{Reader, Wire, Writer};
-use nigh_remote::Session;
+use nigh_remote::SessionParams;
 use nigh_types::{Attr, CookieKey, Errno, IdKind, IdName, NodeId, Span, Term};
 
 /// The oldest version of the protocol that this build speaks.
@@ -22,20 +22,20 @@ pub const EXCLUSIVE_DIR_LEASES: u64 = 1;
 /// Feature: the client wants the server's names of users and groups.
 pub const ID_NAMES: u64 = 2;
 /// Feature of a client: it takes update prepares and commits in place of recalls (docs/decisions/0014-pushes.md).
-pub const PUSHES: u64 = 4;
+pub const UPDATES: u64 = 4;
 /// Feature: frames may have compressed bodies, in both directions ([`crate::compress`]).
 pub const COMPRESSED: u64 = 8;
 /// Feature: the term of the hello limits only grants on objects that the server does not watch; others live as long as
 /// the session (docs/decisions/0015-host-watch.md).
 pub const TRUSTS_WATCH: u64 = 32;
 /// Feature: the server prefetches ([`nigh_types::Call::Prefetch`]; docs/decisions/0019-walks-ahead.md).
-pub const AHEAD: u64 = 64;
+pub const PREFETCH: u64 = 64;
 /// Feature: the server lists names without attributes ([`nigh_types::Call::ListNames`];
 /// docs/decisions/0023-names-before-attributes.md).
-pub const DIRENTS: u64 = 128;
+pub const LIST_NAMES: u64 = 128;
 /// Features known to a server of this build.
 pub(crate) const FEATURES: u64 =
-    EXCLUSIVE_DIR_LEASES | ID_NAMES | PUSHES | COMPRESSED | TRUSTS_WATCH | AHEAD | DIRENTS;
+    EXCLUSIVE_DIR_LEASES | ID_NAMES | UPDATES | COMPRESSED | TRUSTS_WATCH | PREFETCH | LIST_NAMES;
 
 /// Bytes of the longest frame.
 pub(crate) const LONGEST_FRAME: u64 = HEADER_BYTES as u64 + MAX_BODY as u64;
@@ -47,7 +47,7 @@ const MAGIC: [u8; 4] = *b"nigh";
 pub struct Hello {
     pub min_version: u16,
     pub max_version: u16,
-    /// Optional parts of the protocol that the client knows and wants ([`EXCLUSIVE_DIR_LEASES`], [`ID_NAMES`], [`PUSHES`],
+    /// Optional parts of the protocol that the client knows and wants ([`EXCLUSIVE_DIR_LEASES`], [`ID_NAMES`], [`UPDATES`],
     /// [`COMPRESSED`]).
     pub features: u64,
     /// The client's durable identity.
@@ -94,7 +94,7 @@ pub struct Welcome {
     /// The session ends unless it is renewed within this time; `Span::FOREVER`: it needs no renewal.
     pub session_term: Span,
     pub limits: Limits,
-    pub session: Session,
+    pub session: SessionParams,
     /// `None`: the session is new, without open files or locks.
     pub resumed: Option<Resumed>,
 }
@@ -218,7 +218,7 @@ impl Wire for Limits {
     }
 }
 
-impl Wire for Session {
+impl Wire for SessionParams {
     fn put(&self, w: &mut Writer) {
         w.record(|w| {
             self.root.put(w);
@@ -234,18 +234,18 @@ impl Wire for Session {
             w.u32(self.acts_as.0);
             w.u32(self.acts_as.1);
             w.sequence(&self.names, |w, name| name.put(w));
-            if self.takes_privileges || self.finds_numbers {
-                self.takes_privileges.put(w);
+            if self.accepts_privileges || self.supports_lookup_number {
+                self.accepts_privileges.put(w);
             }
-            if self.finds_numbers {
+            if self.supports_lookup_number {
                 true.put(w);
             }
         });
     }
 
-    fn parse(r: &mut Reader<'_>) -> Result<Session, ProtocolError> {
+    fn parse(r: &mut Reader<'_>) -> Result<SessionParams, ProtocolError> {
         let r = &mut r.record()?;
-        let session = Session {
+        let session = SessionParams {
             root: NodeId::parse(r)?,
             root_attr: Attr::parse(r)?,
             cookie_key: CookieKey(r.array()?),
@@ -255,11 +255,11 @@ impl Wire for Session {
             unsupported_guarantees: r.sequence(8, |r| Ok((String::parse(r)?, String::parse(r)?)))?,
             acts_as: (r.u32()?, r.u32()?),
             // The welcome's features say so.
-            walks_ahead: false,
-            tells_dirents: false,
+            supports_prefetch: false,
+            supports_list_names: false,
             names: r.sequence(9, IdName::parse)?,
-            takes_privileges: !r.is_empty() && bool::parse(r)?,
-            finds_numbers: !r.is_empty() && bool::parse(r)?,
+            accepts_privileges: !r.is_empty() && bool::parse(r)?,
+            supports_lookup_number: !r.is_empty() && bool::parse(r)?,
         };
         if session.names.len() > IdName::MOST {
             return Err(ProtocolError::Malformed("more than 4,096 names of users and groups"));
@@ -317,7 +317,7 @@ impl Wire for Welcome {
             session_id: r.u64()?,
             session_term: Span(r.u64()?),
             limits: Limits::parse(r)?,
-            session: Session::parse(r)?,
+            session: SessionParams::parse(r)?,
             resumed: match bool::parse(r)? {
                 true => Some(Resumed { received: r.u64()?, lapsed: bool::parse(r)? }),
                 false => None,

@@ -38,7 +38,7 @@
 //! # What the server must do for the table
 //!
 //! - The server registers a grant before it reads the covered facts (`handle_grant`, then read).
-//! - A reply carries a grant only if [`LeaseTable::stands`] is true when the reply is queued in the holder's stream.
+//! - A reply carries a grant only if [`LeaseTable::is_live`] is true when the reply is queued in the holder's stream.
 //!   Recalls are queued there in the order in which the table emitted them. One lock is held for both ([`LeaseSequencer`]). A
 //!   grant that was registered and not sent is withdrawn (`handle_withdraw`), not returned.
 //! - A change that is not ready occupies no resource that an acknowledgement could need. If the keys of a ready change
@@ -56,7 +56,7 @@ mod listing_rights;
 mod merge_base;
 mod merging;
 mod penalty;
-mod reading;
+mod read_grants;
 mod recalls;
 mod report;
 mod sequencer;
@@ -67,31 +67,31 @@ mod updates;
 mod write_history;
 mod write_queue;
 
-pub use limits::Missed;
+pub use limits::MissedCursor;
 pub use merge_base::{MergeBase, WroteBack};
 pub use report::{ChangeReport, HolderReport, LeaseCounters, LeaseReport};
-pub use sequencer::{DeskOutput, LeaseSequencer, Parking, Reading};
+pub use sequencer::{LeaseSequencer, ParkResult, ReadGrant, SequencerOutput};
 pub use types::{
-    Change, ChangeId, Client, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason, Object,
-    Party, Refusal,
+    Change, ChangeId, Client, ClientOrigin, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason,
+    Object, Refusal,
 };
 pub use updates::{ObservedAt, UpdatedKey};
 pub use write_history::WriteHistory;
 
 use holder_state::HolderState;
 use key::KeyState;
-use limits::Watched;
-use merging::Merging;
+use limits::WatchSet;
+use merging::MergeMemory;
 use nigh_types::{GrantId, NodeId, RecallId, Time};
-use penalty::Doubts;
-use recalls::{ChangeState, Outstanding};
+use penalty::Penalties;
+use recalls::{ChangeState, OutstandingRecall};
 use std::collections::{BTreeMap, VecDeque};
 use timers::{Due, Timers};
-use updates::{Fact, FactState, PendingUpdate};
-use write_queue::Left;
+use updates::{FactKey, FactState, PendingUpdate};
+use write_queue::BypassedAck;
 
 /// A holder's place at a key: the index of a grant in the table.
-type Seat = (LeaseKey, Holder);
+type GrantKey = (LeaseKey, Holder);
 
 /// A live grant that was not recalled.
 #[derive(Clone, Debug)]
@@ -102,58 +102,59 @@ struct Entry {
     /// When the holder's uninterrupted possession of the key began.
     since: Time,
     /// The number of grants, of all holders, that were registered since that possession began; `u16::MAX`: too many.
-    behind: u16,
+    grants_since_acquired: u16,
     /// The number of grants registered since this holder has had the key without a change by others. [`Entry::HELD`]:
     /// another holder has changed the key or is about to, under an update prepare or without asking this holder first.
-    unbroken: u32,
+    grants_since_other_change: u32,
     marks: u8,
 }
 
 impl Entry {
-    const HELD: u32 = u32::MAX;
+    const CHANGED_BY_OTHER: u32 = u32::MAX;
     /// An id above that of every registered grant.
-    const NEVER: GrantId = GrantId(u64::MAX);
+    const ABOVE_ALL: GrantId = GrantId(u64::MAX);
 
     /// Bits of `marks`. The directory lease is shared.
     const SHARED: u8 = 1;
     /// The grant replaced an earlier one, which its holder may have.
-    const AGAIN: u8 = 2;
+    const REPLACES: u8 = 2;
     /// The holder was not found to have the right to list the directory: its recall carries no names.
-    const UNLISTED: u8 = 4;
+    const WITHOUT_NAMES: u8 = 4;
 
     fn is(&self, mark: u8) -> bool {
         self.marks & mark != 0
     }
 
     /// Carries over the history of the earlier grant that this one replaces.
-    fn follow(&mut self, earlier: &Entry) {
+    fn inherit(&mut self, earlier: &Entry) {
         let between = u32::try_from(self.id.0 - earlier.id.0).unwrap_or(u32::MAX);
         self.since = earlier.since;
-        self.marks |= Entry::AGAIN;
+        self.marks |= Entry::REPLACES;
         // A holder with the right to list keeps it until the directory's permissions change, which recalls the grant.
-        if !earlier.is(Entry::UNLISTED) {
-            self.marks &= !Entry::UNLISTED;
+        if !earlier.is(Entry::WITHOUT_NAMES) {
+            self.marks &= !Entry::WITHOUT_NAMES;
         }
-        self.behind = earlier.behind.saturating_add(u16::try_from(between).unwrap_or(u16::MAX));
-        self.unbroken = match earlier.unbroken {
+        self.grants_since_acquired =
+            earlier.grants_since_acquired.saturating_add(u16::try_from(between).unwrap_or(u16::MAX));
+        self.grants_since_other_change = match earlier.grants_since_other_change {
             // If the distance does not fit, a later grant than the earlier one's successor.
-            Entry::HELD => between.min(Entry::HELD - 1) - 1,
-            unbroken => unbroken.saturating_add(between).min(Entry::HELD - 1),
+            Entry::CHANGED_BY_OTHER => between.min(Entry::CHANGED_BY_OTHER - 1) - 1,
+            unbroken => unbroken.saturating_add(between).min(Entry::CHANGED_BY_OTHER - 1),
         };
     }
 
     /// The id of the grant since which its holder has had the key without a gap or a change by others; a later id if
     /// that was too long ago.
-    fn first(&self) -> GrantId {
-        match self.unbroken {
-            Entry::HELD => Entry::NEVER,
+    fn held_exclusively_since(&self) -> GrantId {
+        match self.grants_since_other_change {
+            Entry::CHANGED_BY_OTHER => Entry::ABOVE_ALL,
             unbroken => GrantId(self.id.0 - u64::from(unbroken)),
         }
     }
 
     /// Whether its holder may have had a grant on the key when grant `until` was registered.
-    fn may_be_from(&self, until: GrantId) -> bool {
-        self.behind == u16::MAX || self.id.0 - u64::from(self.behind) <= until.0
+    fn may_predate(&self, until: GrantId) -> bool {
+        self.grants_since_acquired == u16::MAX || self.id.0 - u64::from(self.grants_since_acquired) <= until.0
     }
 }
 
@@ -179,19 +180,19 @@ struct IdSpace {
 pub struct LeaseTable {
     config: LeaseConfig,
     now: Time,
-    entries: BTreeMap<Seat, Entry>,
+    entries: BTreeMap<GrantKey, Entry>,
     accounts: BTreeMap<Holder, HolderState>,
     keys: BTreeMap<LeaseKey, KeyState>,
-    recalls: BTreeMap<RecallId, Outstanding>,
+    recalls: BTreeMap<RecallId, OutstandingRecall>,
     /// Update prepares that await acknowledgement. Their ids share one sequence with recalls.
-    holds: BTreeMap<RecallId, PendingUpdate>,
-    facts: BTreeMap<Fact, FactState>,
+    pending_updates: BTreeMap<RecallId, PendingUpdate>,
+    facts: BTreeMap<FactKey, FactState>,
     changes: BTreeMap<ChangeId, ChangeState>,
     /// Acknowledgements that write-backs bypassed.
-    left: BTreeMap<RecallId, Left>,
-    merging: Merging,
-    doubts: Doubts,
-    watched: Watched,
+    bypassed: BTreeMap<RecallId, BypassedAck>,
+    merging: MergeMemory,
+    penalties: Penalties,
+    watched: WatchSet,
     timers: Timers,
     outputs: VecDeque<LeaseOutput>,
     numbers: IdSpace,
@@ -208,13 +209,13 @@ impl LeaseTable {
             accounts: BTreeMap::new(),
             keys: BTreeMap::new(),
             recalls: BTreeMap::new(),
-            holds: BTreeMap::new(),
+            pending_updates: BTreeMap::new(),
             facts: BTreeMap::new(),
             changes: BTreeMap::new(),
-            left: BTreeMap::new(),
-            merging: Merging::default(),
-            doubts: Doubts::default(),
-            watched: Watched::default(),
+            bypassed: BTreeMap::new(),
+            merging: MergeMemory::default(),
+            penalties: Penalties::default(),
+            watched: WatchSet::default(),
             timers: Timers::default(),
             outputs: VecDeque::new(),
             numbers: IdSpace::default(),
@@ -223,16 +224,16 @@ impl LeaseTable {
     }
 
     /// Begins a session, or resumes it over a new connection. On resumption the table re-emits every outstanding recall
-    /// and prepare, and renews the lease unless the holder is suspect. `names_alone` (rule 9) counts when the session
+    /// and prepare, and renews the lease unless the holder is suspect. `needs_exclusive_dir_lease` (rule 9) counts when the session
     /// begins.
     pub fn handle_attach(&mut self, now: Time, holder: Holder, names_alone: bool) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
-            account.cut = false;
+            account.disconnected = false;
             if account.suspect.is_none() {
-                account.heard = self.now;
+                account.last_renewed = self.now;
             }
-            self.recall_again(holder);
+            self.resend_owed(holder);
         } else {
             self.accounts.insert(holder, HolderState::new(self.now, names_alone));
             self.arm_holder(holder);
@@ -244,8 +245,8 @@ impl LeaseTable {
     pub fn handle_renewal(&mut self, now: Time, holder: Holder) -> bool {
         self.advance(now);
         match self.accounts.get_mut(&holder) {
-            Some(account) if account.suspect.is_none() && !account.cut => {
-                account.heard = self.now;
+            Some(account) if account.suspect.is_none() && !account.disconnected => {
+                account.last_renewed = self.now;
                 true
             }
             _ => false,
@@ -262,13 +263,13 @@ impl LeaseTable {
         node: NodeId,
     ) -> Option<Granted> {
         self.advance(now);
-        self.give(holder, key, node)
+        self.try_grant(holder, key, node)
     }
 
     /// Whether this grant is live: it is its holder's latest on its key, and neither recalled nor ended. Checked when a
     /// reply that carries it is queued in the stream.
     #[must_use]
-    pub fn stands(&self, holder: Holder, grant: GrantId) -> bool {
+    pub fn is_live(&self, holder: Holder, grant: GrantId) -> bool {
         self.accounts.get(&holder).is_some_and(|account| account.grants.contains_key(&grant))
     }
 
@@ -288,7 +289,7 @@ impl LeaseTable {
         self.advance(now);
         for grant in grants {
             let held = self.accounts.get(&holder).and_then(|account| account.grants.get(grant));
-            if held.is_some_and(|held| !self.entries[&(held.key, holder)].is(Entry::AGAIN))
+            if held.is_some_and(|held| !self.entries[&(held.key, holder)].is(Entry::REPLACES))
                 && self.end_grant(holder, *grant)
             {
                 self.counters.returned += 1;
@@ -326,14 +327,14 @@ impl LeaseTable {
     }
 
     /// Ends a change that was applied or abandoned: its keys may be granted again. Each holder that was sent a prepare
-    /// receives a commit with the values that [`LeaseTable::handle_looked`] observed.
+    /// receives a commit with the values that [`LeaseTable::handle_observed`] observed.
     pub fn handle_done(&mut self, now: Time, id: ChangeId) {
         self.advance(now);
         self.end_change(id, None);
     }
 
     /// Ends a session that said goodbye: the client has dropped everything, and all its grants end at once.
-    pub fn handle_gone(&mut self, now: Time, holder: Holder) {
+    pub fn handle_goodbye(&mut self, now: Time, holder: Holder) {
         self.advance(now);
         self.end_holder(holder);
     }
@@ -343,13 +344,13 @@ impl LeaseTable {
     pub fn handle_disconnect(&mut self, now: Time, holder: Holder) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
-            account.cut = true;
+            account.disconnected = true;
         }
     }
 
     /// Whether this holder is attached or disconnected, and neither said goodbye nor was fenced.
     #[must_use]
-    pub fn knows(&self, holder: Holder) -> bool {
+    pub fn is_known(&self, holder: Holder) -> bool {
         self.accounts.contains_key(&holder)
     }
 
@@ -363,7 +364,7 @@ impl LeaseTable {
         while let Some(output) = self.outputs.pop_front() {
             if let LeaseOutput::Ready(id) = output {
                 let Some(change) = self.changes.get_mut(&id) else { continue };
-                change.telling = false;
+                change.ready_emitted = false;
                 // The change was extended since; `Ready` comes again.
                 if !change.is_ready() {
                     continue;
@@ -382,13 +383,13 @@ impl LeaseTable {
             match due {
                 Due::Holder(holder) => {
                     self.accounts.get_mut(&holder).expect("its moment was set").armed.fired();
-                    self.tend_holder(holder);
+                    self.handle_holder_timer(holder);
                 }
                 Due::Key(key) => {
                     self.keys.get_mut(&key).expect("its moment was set").armed.fired();
-                    self.tend_key(key);
+                    self.update_key(key);
                 }
-                Due::Flush(flush) => self.tend_flush(flush),
+                Due::WriteBack(flush) => self.handle_write_back_timer(flush),
             }
         }
     }

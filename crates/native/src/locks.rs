@@ -1,12 +1,12 @@
 //! Lock table of a server, without I/O. See docs/decisions/0011-locks.md.
 
-mod book;
 mod intervals;
+mod lock_index;
 mod reclaimable;
 
-use book::Book;
+use lock_index::LockIndex;
 use nigh_types::{CallId, Errno, LockInfo, LockKind};
-use reclaimable::Left;
+use reclaimable::ReclaimableLocks;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Calls of one session that may wait for locks.
@@ -21,7 +21,7 @@ const MAX_SEARCH: u64 = 1 << 16;
 /// locks.
 const FEW_WAITING: usize = 64;
 /// The most owners or waits that are checked to learn whether a session blocks others.
-const MAX_LOOKED: usize = 1_024;
+const MAX_CHECKED: usize = 1_024;
 
 /// Owner of a lock. flock(2) and fcntl(2) locks are separate spaces that do not conflict.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -34,7 +34,7 @@ pub struct LockOwner {
 
 /// A requested lock on `object`, in the caller's identification of objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Claim<K> {
+pub struct LockRequest<K> {
     pub object: K,
     pub owner: LockOwner,
     pub kind: LockKind,
@@ -46,7 +46,7 @@ pub struct Claim<K> {
 
 /// Result of requesting a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Tried {
+pub enum LockResult {
     Granted,
     /// [`LockTable::poll_ended`] says when the lock is granted.
     Waits,
@@ -64,39 +64,39 @@ pub enum Tried {
 /// and the search for deadlocks sees every cycle.
 #[derive(Debug)]
 pub struct LockTable<K> {
-    held: Book<K>,
+    held: LockIndex<K>,
     /// Waiting requests by arrival.
     waits: BTreeMap<u64, Wait<K>>,
     waits_of_object: BTreeMap<(K, bool), BTreeSet<u64>>,
     waits_of_owner: BTreeMap<LockOwner, BTreeSet<u64>>,
     waits_of_call: BTreeMap<(u64, CallId), u64>,
-    left: Left<K>,
+    reclaimable: ReclaimableLocks<K>,
     arrivals: u64,
     ended: VecDeque<(u64, CallId, Result<(), Errno>)>,
 }
 
 #[derive(Debug)]
 struct Wait<K> {
-    claim: Claim<K>,
+    claim: LockRequest<K>,
     call: CallId,
 }
 
 impl<K: Ord + Copy> Default for LockTable<K> {
     fn default() -> LockTable<K> {
         LockTable {
-            held: Book::default(),
+            held: LockIndex::default(),
             waits: BTreeMap::new(),
             waits_of_object: BTreeMap::new(),
             waits_of_owner: BTreeMap::new(),
             waits_of_call: BTreeMap::new(),
-            left: Left::default(),
+            reclaimable: ReclaimableLocks::default(),
             arrivals: 0,
             ended: VecDeque::new(),
         }
     }
 }
 
-impl<K: Ord + Copy> Claim<K> {
+impl<K: Ord + Copy> LockRequest<K> {
     fn space(&self) -> (K, bool) {
         (self.object, self.owner.flock)
     }
@@ -106,28 +106,30 @@ impl<K: Ord + Copy> LockTable<K> {
     /// Requests a lock; with `wait`, that call waits for it. The lock replaces the owner's locks on the range. As on
     /// Linux, an fcntl(2) request that has to wait leaves the owner's locks in place, while flock(2) releases the lock
     /// that it converts, even if the request then fails.
-    pub fn handle_lock(&mut self, claim: Claim<K>, wait: Option<CallId>) -> Tried {
-        let converted = claim.owner.flock && self.give_up_other_kind(&claim);
+    pub fn handle_lock(&mut self, claim: LockRequest<K>, wait: Option<CallId>) -> LockResult {
+        let converted = claim.owner.flock && self.release_other_kind(&claim);
         let tried = if !self.is_excluded(&claim) {
             match self.grant(&claim) {
-                Ok(()) => Tried::Granted,
-                Err(errno) => Tried::Refused(errno),
+                Ok(()) => LockResult::Granted,
+                Err(errno) => LockResult::Refused(errno),
             }
         } else {
             match wait {
-                None => Tried::Refused(Errno::AGAIN),
+                None => LockResult::Refused(Errno::AGAIN),
                 Some(_) if self.waits_for(claim.space()) >= MAX_WAITS_OF_OBJECT => {
-                    Tried::Refused(Errno::NOLCK)
+                    LockResult::Refused(Errno::NOLCK)
                 }
-                Some(_) if !claim.owner.flock && self.is_deadlock(&claim) => Tried::Refused(Errno::DEADLK),
+                Some(_) if !claim.owner.flock && self.is_deadlock(&claim) => {
+                    LockResult::Refused(Errno::DEADLK)
+                }
                 Some(call) => {
                     self.enqueue(claim, call);
-                    Tried::Waits
+                    LockResult::Waits
                 }
             }
         };
         // A write lock may have become a read lock.
-        if converted || tried == Tried::Granted && claim.kind == LockKind::Read {
+        if converted || tried == LockResult::Granted && claim.kind == LockKind::Read {
             self.grant_waiting(claim.space());
         }
         tried
@@ -136,11 +138,11 @@ impl<K: Ord + Copy> LockTable<K> {
     /// Reclaims a lock that its owner held in a forgotten session. It fails with `EAGAIN` if the owner did not hold it,
     /// or if a conflicting lock was granted since, even if that is released by now. `known`: it is known from elsewhere
     /// that the owner held it and that no conflicting lock was granted.
-    pub fn handle_claim(&mut self, claim: Claim<K>, known: bool) -> Tried {
-        if self.left.take(&claim) || known {
+    pub fn handle_reclaim(&mut self, claim: LockRequest<K>, known: bool) -> LockResult {
+        if self.reclaimable.take(&claim) || known {
             self.handle_lock(claim, None)
         } else {
-            Tried::Refused(Errno::AGAIN)
+            LockResult::Refused(Errno::AGAIN)
         }
     }
 
@@ -164,40 +166,40 @@ impl<K: Ord + Copy> LockTable<K> {
     }
 
     /// Ends a session whose client may come back: as [`LockTable::handle_session_end`], but its locks can be reclaimed
-    /// by the session that replaces it ([`LockTable::handle_heir`]).
+    /// by the session that replaces it ([`LockTable::handle_successor`]).
     pub fn handle_forgotten(&mut self, session: u64) {
-        let LockTable { held, left, .. } = self;
+        let LockTable { held, reclaimable: left, .. } = self;
         for space in held.spaces(session) {
             for (owner, ranges) in held.of_session(*space, session) {
                 left.add(*space, owner, ranges);
             }
         }
-        self.free(session);
+        self.release_session(session);
     }
 
     /// Lets a session reclaim the locks of the forgotten session that it replaces.
-    pub fn handle_heir(&mut self, forgotten: u64, session: u64) {
-        self.left.inherit(forgotten, session);
+    pub fn handle_successor(&mut self, forgotten: u64, session: u64) {
+        self.reclaimable.inherit(forgotten, session);
     }
 
     /// Drops the locks that a session has not reclaimed.
-    pub fn handle_claimed(&mut self, session: u64) {
-        self.left.drop_session(session);
+    pub fn handle_reclaim_ended(&mut self, session: u64) {
+        self.reclaimable.drop_session(session);
     }
 
     /// The number of ranges that one session can reclaim, or, for a forgotten session, the session that replaces it.
     #[must_use]
-    pub fn claimable_by(&self, session: u64) -> u64 {
-        self.left.count_of(session)
+    pub fn reclaimable_by(&self, session: u64) -> u64 {
+        self.reclaimable.count_of(session)
     }
 
     /// Ends a session: its locks and waiting requests are dropped.
     pub fn handle_session_end(&mut self, session: u64) {
-        self.left.drop_session(session);
-        self.free(session);
+        self.reclaimable.drop_session(session);
+        self.release_session(session);
     }
 
-    fn free(&mut self, session: u64) {
+    fn release_session(&mut self, session: u64) {
         let of_session = (session, CallId(0))..=(session, CallId(u64::MAX));
         let waits: Vec<u64> = self.waits_of_call.range(of_session).map(|(_, arrival)| *arrival).collect();
         for arrival in waits {
@@ -215,7 +217,7 @@ impl<K: Ord + Copy> LockTable<K> {
 
     /// The first lock that conflicts with a request, with its owner.
     #[must_use]
-    pub fn conflict(&self, claim: &Claim<K>) -> Option<(LockOwner, LockInfo)> {
+    pub fn conflict(&self, claim: &LockRequest<K>) -> Option<(LockOwner, LockInfo)> {
         self.held.conflicts(claim).next()
     }
 
@@ -231,23 +233,23 @@ impl<K: Ord + Copy> LockTable<K> {
     }
 
     /// Whether locks of a session conflict with a request of another one; only its first owners are checked.
-    fn is_in_way(&self, session: u64, claim: &Claim<K>) -> bool {
-        let Claim { kind, start, end, .. } = *claim;
-        let mut theirs = self.held.of_session(claim.space(), session).take(MAX_LOOKED);
+    fn blocks(&self, session: u64, claim: &LockRequest<K>) -> bool {
+        let LockRequest { kind, start, end, .. } = *claim;
+        let mut theirs = self.held.of_session(claim.space(), session).take(MAX_CHECKED);
         theirs.any(|(_, ranges)| ranges.first_conflict(start, end, kind).is_some())
     }
 
     /// Whether another session waits for a lock of this one; only the first locks and waits are checked.
     #[must_use]
     pub fn is_waited_for(&self, session: u64) -> bool {
-        let all = self.waits_of_object.len() < MAX_LOOKED;
+        let all = self.waits_of_object.len() < MAX_CHECKED;
         let waited = all.then(|| self.waits_of_object.keys()).into_iter().flatten();
-        let spaces = (!all).then(|| self.held.spaces(session).take(MAX_LOOKED)).into_iter().flatten();
+        let spaces = (!all).then(|| self.held.spaces(session).take(MAX_CHECKED)).into_iter().flatten();
         let theirs = |space: &&(K, bool)| self.held.of_session(**space, session).next().is_some();
         let waits = waited.chain(spaces).filter(theirs).filter_map(|space| self.waits_of_object.get(space));
-        let waits = waits.flatten().take(MAX_LOOKED).filter_map(|arrival| self.waits.get(arrival));
+        let waits = waits.flatten().take(MAX_CHECKED).filter_map(|arrival| self.waits.get(arrival));
         let mut others = waits.filter(|wait| wait.claim.owner.session != session);
-        others.any(|wait| self.is_in_way(session, &wait.claim))
+        others.any(|wait| self.blocks(session, &wait.claim))
     }
 
     /// The number of ranges of all sessions.
@@ -266,7 +268,7 @@ impl<K: Ord + Copy> LockTable<K> {
     /// first thousand conflicts are checked.
     pub fn waits(&self) -> impl Iterator<Item = (u64, BTreeSet<u64>)> {
         self.waits.values().map(|wait| {
-            let others = self.conflicts(&wait.claim).take(MAX_LOOKED).map(|(owner, _)| owner.session);
+            let others = self.conflicts(&wait.claim).take(MAX_CHECKED).map(|(owner, _)| owner.session);
             (wait.claim.owner.session, others.collect())
         })
     }
@@ -278,23 +280,23 @@ impl<K: Ord + Copy> LockTable<K> {
     }
 
     /// Whether a held lock conflicts with a request.
-    fn is_excluded(&self, claim: &Claim<K>) -> bool {
+    fn is_excluded(&self, claim: &LockRequest<K>) -> bool {
         self.held.conflicts(claim).next().is_some()
     }
 
     /// The locks that a request must wait for, by their starts. Each takes time with the logarithm of the number of
     /// locks.
-    pub fn conflicts(&self, claim: &Claim<K>) -> impl Iterator<Item = (LockOwner, LockInfo)> {
+    pub fn conflicts(&self, claim: &LockRequest<K>) -> impl Iterator<Item = (LockOwner, LockInfo)> {
         self.held.conflicts(claim)
     }
 
-    fn grant(&mut self, claim: &Claim<K>) -> Result<(), Errno> {
-        let Claim { owner, kind, start, end, pid, .. } = *claim;
+    fn grant(&mut self, claim: &LockRequest<K>) -> Result<(), Errno> {
+        let LockRequest { owner, kind, start, end, pid, .. } = *claim;
         let ranges = self.held.ranges(claim.space(), owner);
         let split = ranges.is_some_and(|ranges| ranges.is_split_by(start, end));
         self.has_room(owner.session, 1 + u64::from(split))?;
         self.held.change(claim.space(), owner, |ranges| ranges.set(LockInfo { kind, start, end, pid }));
-        self.left.strike(claim);
+        self.reclaimable.remove_conflicting(claim);
         Ok(())
     }
 
@@ -305,7 +307,7 @@ impl<K: Ord + Copy> LockTable<K> {
     }
 
     /// Releases an owner's flock(2) lock if it is of the other kind than the requested one. Returns whether it did.
-    fn give_up_other_kind(&mut self, claim: &Claim<K>) -> bool {
+    fn release_other_kind(&mut self, claim: &LockRequest<K>) -> bool {
         let held = self.held.ranges(claim.space(), claim.owner);
         let other = held.is_some_and(|ranges| ranges.has_writes() != (claim.kind == LockKind::Write));
         if other {
@@ -337,7 +339,7 @@ impl<K: Ord + Copy> LockTable<K> {
         }
     }
 
-    fn enqueue(&mut self, claim: Claim<K>, call: CallId) {
+    fn enqueue(&mut self, claim: LockRequest<K>, call: CallId) {
         self.arrivals += 1;
         let arrival = self.arrivals;
         self.waits_of_object.entry(claim.space()).or_default().insert(arrival);
@@ -351,7 +353,7 @@ impl<K: Ord + Copy> LockTable<K> {
         self.waits_of_object.get(&space).map_or(0, BTreeSet::len)
     }
 
-    fn dequeue(&mut self, arrival: u64) -> Option<Claim<K>> {
+    fn dequeue(&mut self, arrival: u64) -> Option<LockRequest<K>> {
         let Wait { claim, call } = self.waits.remove(&arrival)?;
         remove_from(&mut self.waits_of_object, &claim.space(), arrival);
         remove_from(&mut self.waits_of_owner, &claim.owner, arrival);
@@ -360,15 +362,15 @@ impl<K: Ord + Copy> LockTable<K> {
     }
 
     /// Whether that owner has a lock that conflicts with a request of another one.
-    fn excludes(&self, owner: LockOwner, claim: &Claim<K>) -> bool {
-        let Claim { kind, start, end, .. } = *claim;
+    fn excludes(&self, owner: LockOwner, claim: &LockRequest<K>) -> bool {
+        let LockRequest { kind, start, end, .. } = *claim;
         let ranges = self.held.ranges(claim.space(), owner);
         ranges.is_some_and(|ranges| ranges.first_conflict(start, end, kind).is_some())
     }
 
     /// Whether a holder that a request would wait for waits, directly or transitively, for the request's owner. A
     /// search that takes too long counts as a deadlock.
-    fn is_deadlock(&self, claim: &Claim<K>) -> bool {
+    fn is_deadlock(&self, claim: &LockRequest<K>) -> bool {
         let mut seen = BTreeSet::new();
         let mut ahead = Vec::new();
         let mut left = MAX_SEARCH;

@@ -2,10 +2,10 @@
 
 use crate::ProtocolError;
 use crate::call::payload_bytes;
-use crate::frame::{self, AGAIN, Frame, FrameType, LAST};
+use crate::frame::{self, Frame, FrameType, LAST, RESENT};
 use crate::handshake::{Hello, Refused, Welcome};
-use crate::push;
 use crate::reply::{ENTRY_BYTES, put_response, size_hint, take_response};
+use crate::update;
 use crate::values::{put_recall, take_recall};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{
@@ -13,7 +13,7 @@ use nigh_types::{
 };
 
 /// The most grants returned in one message.
-pub(crate) const MOST_RETURNED: u32 = 65_536;
+pub(crate) const MAX_RETURNED: u32 = 65_536;
 
 /// A message of either side.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,7 +23,7 @@ pub enum Message {
     Refused(Refused),
     Request(CallId, Request),
     /// A request sent before, in a session that the server has forgotten.
-    Again(CallId, Request),
+    Resent(CallId, Request),
     Response(CallId, Response),
     Cancel(CallId),
     Acknowledge(RecallId),
@@ -56,9 +56,9 @@ impl Message {
             Message::Welcome(welcome) => encode(FrameType::Welcome, 0, |w| welcome.put(w)),
             Message::Refused(refused) => encode(FrameType::Refused, 0, |w| refused.put(w)),
             Message::Request(call, request) => encode_request(*call, request),
-            Message::Again(call, request) => {
+            Message::Resent(call, request) => {
                 let mut bytes = encode_request(*call, request);
-                bytes[5] |= AGAIN;
+                bytes[5] |= RESENT;
                 bytes
             }
             Message::Response(call, response) => encode_response(*call, response),
@@ -68,9 +68,9 @@ impl Message {
                 encode(FrameType::Return, 0, |w| w.sequence(grants, |w, grant| w.u64(grant.0)))
             }
             Message::Recall(recall) => encode(FrameType::Recall, recall.id.0, |w| put_recall(w, recall)),
-            Message::Hold(hold) => encode(FrameType::Hold, hold.id.0, |w| push::put_hold(w, hold)),
+            Message::Hold(hold) => encode(FrameType::Prepare, hold.id.0, |w| update::put_prepare(w, hold)),
             Message::Commit(commit) => {
-                encode(FrameType::Commit, commit.id.0, |w| push::put_commit(w, commit))
+                encode(FrameType::Commit, commit.id.0, |w| update::put_commit(w, commit))
             }
             Message::Ping(number, count) => encode(FrameType::Ping, *number, |w| w.u64(*count)),
             Message::Pong(number, count) => encode(FrameType::Pong, *number, |w| w.u64(*count)),
@@ -90,8 +90,8 @@ impl Message {
             FrameType::Hello => Message::Hello(Hello::parse(r)?),
             FrameType::Welcome => Message::Welcome(Welcome::parse(r)?),
             FrameType::Refused => Message::Refused(Refused::parse(r)?),
-            FrameType::Request if frame.flags & AGAIN != 0 => {
-                Message::Again(CallId(frame.id), Request::parse(r)?)
+            FrameType::Request if frame.flags & RESENT != 0 => {
+                Message::Resent(CallId(frame.id), Request::parse(r)?)
             }
             FrameType::Request => Message::Request(CallId(frame.id), Request::parse(r)?),
             FrameType::Response => {
@@ -99,10 +99,10 @@ impl Message {
             }
             FrameType::Cancel => Message::Cancel(CallId(frame.id)),
             FrameType::Acknowledge => Message::Acknowledge(RecallId(frame.id)),
-            FrameType::Return => Message::Return(r.bounded((8, MOST_RETURNED), |r| r.u64().map(GrantId))?),
+            FrameType::Return => Message::Return(r.bounded((8, MAX_RETURNED), |r| r.u64().map(GrantId))?),
             FrameType::Recall => Message::Recall(take_recall(RecallId(frame.id), r)?),
-            FrameType::Hold => Message::Hold(push::take_hold(RecallId(frame.id), r)?),
-            FrameType::Commit => Message::Commit(push::take_commit(RecallId(frame.id), r)?),
+            FrameType::Prepare => Message::Hold(update::take_prepare(RecallId(frame.id), r)?),
+            FrameType::Commit => Message::Commit(update::take_commit(RecallId(frame.id), r)?),
             FrameType::Ping => Message::Ping(frame.id, r.u64()?),
             FrameType::Pong => Message::Pong(frame.id, r.u64()?),
             FrameType::Received => Message::Received(r.u64()?),

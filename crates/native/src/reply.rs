@@ -2,7 +2,7 @@
 
 use crate::ProtocolError;
 use crate::call::{check_range, check_target, check_xattr};
-use crate::dirents::{put_dirents, take_dirents};
+use crate::names_only_listing::{put_dirents, take_dirents};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_types::{
     Attr, Entries, Entry, Errno, Grant, Handle, LockInfo, LockKind, Name, NodeId, PrefetchedDir, Reply,
@@ -97,7 +97,7 @@ fn tag(reply: &Reply) -> u8 {
         Reply::Renamed { .. } => 14,
         Reply::Written { .. } => 15,
         Reply::Done => 16,
-        Reply::Locked(_) => 17,
+        Reply::LockConflict(_) => 17,
     }
 }
 
@@ -108,7 +108,7 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
             node.put(w);
             attr.put(w);
         }
-        Reply::Found { node, attr, home } => {
+        Reply::Found { node, attr, parent_entry: home } => {
             node.put(w);
             attr.put(w);
             home.is_some().put(w);
@@ -139,11 +139,11 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
             handle.put(w);
             existed.put(w);
         }
-        Reply::Removed { node, kept } => {
+        Reply::Removed { node, pinned: kept } => {
             node.put(w);
             kept.put(w);
         }
-        Reply::Renamed { moved, replaced, kept, whiteout } => {
+        Reply::Renamed { moved, replaced, pinned: kept, whiteout } => {
             moved.put(w);
             replaced.put(w);
             kept.put(w);
@@ -157,7 +157,7 @@ fn put_fields(w: &mut Writer, reply: &Reply) {
             count.put(w);
         }
         Reply::Done => {}
-        Reply::Locked(info) => info.put(w),
+        Reply::LockConflict(info) => info.put(w),
     }
 }
 
@@ -175,22 +175,22 @@ fn take_fields(tag: u8, r: &mut Reader<'_>) -> Result<Reply, ProtocolError> {
         10 => Reply::Offset(r.u64()?),
         11 => Reply::Flags(r.u32()?),
         12 => Reply::Created { entry: Entry::parse(r)?, handle: Option::parse(r)?, existed: bool::parse(r)? },
-        13 => Reply::Removed { node: NodeId::parse(r)?, kept: Option::parse(r)? },
+        13 => Reply::Removed { node: NodeId::parse(r)?, pinned: Option::parse(r)? },
         14 => Reply::Renamed {
             moved: NodeId::parse(r)?,
             replaced: Option::parse(r)?,
-            kept: Option::parse(r)?,
+            pinned: Option::parse(r)?,
             whiteout: if r.is_empty() { None } else { Some(NodeId::parse(r)?) },
         },
         15 => Reply::Written { offset: r.u64()?, count: r.u64()? },
         16 => Reply::Done,
-        17 => Reply::Locked(Option::parse(r)?),
+        17 => Reply::LockConflict(Option::parse(r)?),
         18 => Reply::Prefetched(r.sequence(17, PrefetchedDir::parse)?),
         19 => Reply::Dirents(take_dirents(r)?),
         20 => Reply::Found {
             node: NodeId::parse(r)?,
             attr: Attr::parse(r)?,
-            home: bool::parse(r)?.then(|| Ok((NodeId::parse(r)?, Name::parse(r)?))).transpose()?,
+            parent_entry: bool::parse(r)?.then(|| Ok((NodeId::parse(r)?, Name::parse(r)?))).transpose()?,
         },
         _ => return Err(ProtocolError::Malformed("unknown reply")),
     })

@@ -1,16 +1,16 @@
 //! Validation of replies at the client; a server cannot mislead it (invariant 9).
 
 use crate::ProtocolError;
-use crate::ahead::Walk;
 use crate::call::CallType;
-use crate::order::ListingOrder;
+use crate::listing_order::ListingOrder;
+use crate::prefetch::PrefetchValidator;
 use nigh_types::{
     Call, CallId, Cookie, CookieKey, Entry, Handle, Kind, NodeId, NodeRef, Reply, Response, Time,
 };
 
 /// What the reply to an outstanding call may be.
 #[derive(Clone, Debug)]
-pub(crate) struct Expected {
+pub(crate) struct ReplyValidator {
     pub(crate) sent: Time,
     /// It waits for a lock.
     pub(crate) lock_wait: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Expected {
     /// Type of the inode that the call creates.
     kind: Option<Kind>,
     /// Whether the reply may carry the handle of a file that is kept open.
-    keep: bool,
+    pin: bool,
     /// Whether it may name a whiteout.
     whiteout: bool,
     /// Position of a listing.
@@ -37,11 +37,11 @@ pub(crate) struct Expected {
     /// Of a listing that restarted: the cookie up to which entries were passed on before.
     seen: Option<Cookie>,
     /// Of a prefetch.
-    walk: Option<Box<Walk>>,
+    prefetch: Option<Box<PrefetchValidator>>,
 }
 
-impl Expected {
-    pub(crate) fn of(call: &Call, sent: Time) -> Expected {
+impl ReplyValidator {
+    pub(crate) fn of(call: &Call, sent: Time) -> ReplyValidator {
         let node = match call {
             Call::GetAttr { node }
             | Call::SetAttr { node, .. }
@@ -64,7 +64,7 @@ impl Expected {
             Call::Symlink { .. } => Some(Kind::Symlink),
             _ => None,
         };
-        let keep = match call {
+        let pin = match call {
             Call::Unlink { keep, .. } | Call::Rename { keep, .. } => keep.is_some(),
             _ => false,
         };
@@ -78,9 +78,9 @@ impl Expected {
             _ => None,
         };
         let (lock_wait, call_type) = (call.waits_for_lock(), CallType::of(call));
-        let renews = !call.is_flush();
-        let walk = match call {
-            Call::Prefetch { roots, credit, .. } => Some(Box::new(Walk::new(roots, *credit))),
+        let renews = !call.is_write_back();
+        let prefetch = match call {
+            Call::Prefetch { roots, credit, .. } => Some(Box::new(PrefetchValidator::new(roots, *credit))),
             _ => None,
         };
         let behind = match call {
@@ -88,7 +88,7 @@ impl Expected {
             _ => ListingOrder::default(),
         };
         let seen = None;
-        Expected {
+        ReplyValidator {
             sent,
             lock_wait,
             renews,
@@ -98,39 +98,39 @@ impl Expected {
             handle,
             count,
             kind,
-            keep,
+            pin,
             whiteout,
             behind,
             seen,
-            walk,
+            prefetch,
         }
     }
 
     /// Extends a prefetch.
-    pub(crate) fn steer(&mut self, credit: u32, want: Option<&NodeRef>) {
-        if let Some(walk) = &mut self.walk {
-            walk.steer(credit, want);
+    pub(crate) fn add_credit(&mut self, credit: u32, want: Option<&NodeRef>) {
+        if let Some(walk) = &mut self.prefetch {
+            walk.add_credit(credit, want);
         }
     }
 
     /// Whether the call ends with its session: a prefetch, or a names-only listing.
     pub(crate) fn ends_with_session(&self) -> bool {
-        self.walk.is_some() || self.call_type == CallType::ListNames
+        self.prefetch.is_some() || self.call_type == CallType::ListNames
     }
 
     /// Whether it looks up an inode by its number, which not every server supports.
-    pub(crate) fn finds_number(&self) -> bool {
+    pub(crate) fn looks_up_number(&self) -> bool {
         self.number.is_some()
     }
 
     /// Restarts the call, which is sent again and answered from the beginning.
-    pub(crate) fn begin_again(&mut self, sent: Time) {
+    pub(crate) fn restart(&mut self, sent: Time) {
         self.sent = sent;
-        self.seen = self.behind.begin_again().max(self.seen);
+        self.seen = self.behind.restart().max(self.seen);
     }
 
     /// Removes entries that were passed on before from a chunk of a listing: a scan goes on where it was (S7).
-    pub(crate) fn leave_out_seen(&self, response: &mut Response, key: CookieKey) {
+    pub(crate) fn drop_seen(&self, response: &mut Response, key: CookieKey) {
         if let (Some(seen), Ok(Reply::Listed(listed))) = (self.seen, &mut response.result) {
             listed.entries.retain(|(name, _)| key.cookie(name.as_bytes()) > seen);
         }
@@ -156,7 +156,7 @@ impl Expected {
             Ok(Reply::Dirents(dirents)) if self.call_type == CallType::ListNames => {
                 self.behind.take(call, dirents.iter().map(|dirent| &dirent.name), key)
             }
-            Ok(Reply::Prefetched(steps)) => match &mut self.walk {
+            Ok(Reply::Prefetched(steps)) => match &mut self.prefetch {
                 Some(walk) => walk.check(call, steps, key),
                 None => wrong("another kind of reply"),
             },
@@ -191,7 +191,7 @@ impl Expected {
             Reply::Renamed { .. } => self.call_type == C::Rename,
             Reply::Written { .. } => matches!(self.call_type, C::Write | C::CopyRange),
             Reply::Done => matches!(self.call_type, C::ResolvePath | C::Fsync | C::Lock | C::Unlock),
-            Reply::Locked(_) => self.call_type == C::GetLock,
+            Reply::LockConflict(_) => self.call_type == C::GetLock,
         }
     }
 
@@ -206,7 +206,9 @@ impl Expected {
             Reply::Data(data) => counted(data.len() as u64),
             Reply::Written { count, .. } => counted(*count),
             Reply::Created { entry, handle, .. } => self.check_made(entry, handle.is_some()),
-            Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } if kept.is_some() && !self.keep => {
+            Reply::Removed { pinned: kept, .. } | Reply::Renamed { pinned: kept, .. }
+                if kept.is_some() && !self.pin =>
+            {
                 Err("a handle that was not asked for")
             }
             Reply::Renamed { whiteout: Some(_), .. } if !self.whiteout => {

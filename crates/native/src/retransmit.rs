@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 /// The window: the most bytes sent on a connection and not confirmed.
 pub const WINDOW_BYTES: u64 = 8 << 20;
 /// Frames and bytes that arrive before they are confirmed to the peer.
-const FRAMES_UNSAID: u64 = 64;
-const BYTES_UNSAID: u64 = 1 << 20;
+const FRAMES_PER_CONFIRMATION: u64 = 64;
+const BYTES_PER_CONFIRMATION: u64 = 1 << 20;
 
 /// Frames for the peer, kept until it has confirmed them.
 #[derive(Clone, Debug, Default)]
@@ -17,7 +17,7 @@ pub(crate) struct Outgoing {
     /// The number that the peer has confirmed.
     confirmed: u64,
     /// The frames after those, in order.
-    frames: VecDeque<Kept>,
+    frames: VecDeque<KeptFrame>,
     /// How many of `frames` were sent on this connection, and their bytes.
     put: u64,
     put_bytes: u64,
@@ -27,21 +27,21 @@ pub(crate) struct Outgoing {
 }
 
 #[derive(Clone, Debug)]
-struct Kept {
+struct KeptFrame {
     frame: FrameBytes,
     /// The sequence of the named operation that it replies to.
-    answers: Option<u64>,
+    replies_to: Option<u64>,
 }
 
 impl Outgoing {
     pub(crate) fn push(&mut self, frame: FrameBytes) {
-        self.push_answer(frame, None);
+        self.push_reply(frame, None);
     }
 
     /// Adds the reply to the named operation of that sequence.
-    pub(crate) fn push_answer(&mut self, frame: FrameBytes, answers: Option<u64>) {
+    pub(crate) fn push_reply(&mut self, frame: FrameBytes, answers: Option<u64>) {
         self.bytes += frame.len() as u64;
-        self.frames.push_back(Kept { frame, answers });
+        self.frames.push_back(KeptFrame { frame, replies_to: answers });
     }
 
     /// Returns the next frame for this connection, if there is one and the window has room.
@@ -49,7 +49,7 @@ impl Outgoing {
         if self.put_bytes >= WINDOW_BYTES {
             return None;
         }
-        let Kept { frame, .. } = self.frames.get(usize::try_from(self.put).ok()?)?;
+        let KeptFrame { frame, .. } = self.frames.get(usize::try_from(self.put).ok()?)?;
         self.put += 1;
         self.put_bytes += frame.len() as u64;
         self.sent = self.sent.max(self.put);
@@ -89,8 +89,8 @@ impl Outgoing {
     }
 
     /// Replies to named operations that the peer is not known to have received, by their sequence.
-    pub(crate) fn answers(&self) -> impl Iterator<Item = (u64, &FrameBytes)> {
-        self.frames.iter().filter_map(|kept| Some((kept.answers?, &kept.frame)))
+    pub(crate) fn unconfirmed_replies(&self) -> impl Iterator<Item = (u64, &FrameBytes)> {
+        self.frames.iter().filter_map(|kept| Some((kept.replies_to?, &kept.frame)))
     }
 
     fn arrived(&self, count: u64, most: u64) -> Result<u64, ProtocolError> {
@@ -117,26 +117,26 @@ impl Outgoing {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Incoming {
     count: u64,
-    frames_unsaid: u64,
-    bytes_unsaid: u64,
+    unconfirmed_frames: u64,
+    unconfirmed_bytes: u64,
 }
 
 impl Incoming {
     /// Counts one frame.
     pub(crate) fn take(&mut self, bytes: u64) {
         self.count += 1;
-        self.frames_unsaid += 1;
-        self.bytes_unsaid += bytes;
+        self.unconfirmed_frames += 1;
+        self.unconfirmed_bytes += bytes;
     }
 
     /// Whether the count is to be sent now.
     pub(crate) fn is_due(&self) -> bool {
-        self.frames_unsaid >= FRAMES_UNSAID || self.bytes_unsaid >= BYTES_UNSAID
+        self.unconfirmed_frames >= FRAMES_PER_CONFIRMATION || self.unconfirmed_bytes >= BYTES_PER_CONFIRMATION
     }
 
     /// Returns the count, to be sent to the peer.
-    pub(crate) fn say(&mut self) -> u64 {
-        (self.frames_unsaid, self.bytes_unsaid) = (0, 0);
+    pub(crate) fn take_count(&mut self) -> u64 {
+        (self.unconfirmed_frames, self.unconfirmed_bytes) = (0, 0);
         self.count
     }
 }
@@ -207,10 +207,10 @@ mod tests {
         assert!(!incoming.is_due());
         incoming.take(10);
         assert!(incoming.is_due());
-        assert_eq!(incoming.say(), 64);
+        assert_eq!(incoming.take_count(), 64);
         assert!(!incoming.is_due());
         incoming.take(1 << 20);
         assert!(incoming.is_due());
-        assert_eq!(incoming.say(), 65);
+        assert_eq!(incoming.take_count(), 65);
     }
 }

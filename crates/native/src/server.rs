@@ -3,12 +3,12 @@
 mod input;
 
 use crate::ProtocolError;
-use crate::flow_limit::Load;
+use crate::flow_limit::OutstandingLoad;
 use crate::frame::{self, FrameBytes, FrameReader, MAX_BODY};
 use crate::handshake::{COMPRESSED, Limits, Refused, Resume, Resumed, SESSION_TERM, Welcome};
 use crate::message::{Message, encode_response};
 use crate::retransmit::{Incoming, Outgoing};
-use nigh_remote::Session;
+use nigh_remote::SessionParams;
 use nigh_types::{
     CallId, Errno, GrantId, Recall, RecallId, Request, Response, Span, Term, Time, UpdateCommit,
     UpdatePrepare,
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// The most bytes of a body from a peer that has not sent hello.
-const STRANGER_BODY: u32 = 16 << 10;
+const MAX_BODY_BEFORE_HELLO: u32 = 16 << 10;
 
 /// A server's settings for one session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,8 +38,8 @@ impl Default for ServerConfig {
 /// A client's message, for the server's driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ServerEvent {
-    /// The first event; answered with [`ServerConnection::accept`] or [`ServerConnection::refuse`], or by resuming the
-    /// session that it names over this connection ([`ServerConnection::resume`]).
+    /// The first event; answered with [`ServerSession::accept`] or [`ServerSession::refuse`], or by resuming the
+    /// session that it names over this connection ([`ServerSession::resume`]).
     Attach {
         client: u64,
         incarnation: u64,
@@ -52,12 +52,12 @@ pub enum ServerEvent {
         moment: u64,
         resume: Option<Resume>,
     },
-    /// Answered with [`ServerConnection::respond`], if the call has a reply ([`Call::is_answered`]).
+    /// Answered with [`ServerSession::respond`], if the call has a reply ([`Call::is_answered`]).
     Request {
         call: CallId,
         request: Request,
         /// It was sent before, in a session that the server has forgotten.
-        again: bool,
+        resent: bool,
     },
     /// The caller has given up this call. It gets a reply all the same: `EINTR` if it had no effect.
     Cancel(CallId),
@@ -84,15 +84,15 @@ enum State {
 
 /// The server's end of one session.
 ///
-/// **Contract.** After each input drain `poll_event`. The bytes that [`ServerConnection::handle_some`] leaves are the
+/// **Contract.** After each input drain `poll_event`. The bytes that [`ServerSession::handle_some`] leaves are the
 /// next input: so no more of a peer's compressed data is in memory than a frame and a MiB. After each output (from an
 /// input, or from `accept`, `refuse`, `respond`, `transmit_encoded`, `recall`, `end`) drain `poll_transmit`, and send
 /// its frames in that order. After an error or [`ServerEvent::Bye`], transmit the remaining frames and close the
 /// connection; later replies are dropped here.
 ///
-/// **Connections.** When the connection has ended, call [`ServerConnection::cut`]. Counted frames are kept until the
+/// **Connections.** When the connection has ended, call [`ServerSession::disconnected`]. Counted frames are kept until the
 /// client has confirmed them, and are sent on the connection with which the session is resumed. Meanwhile they
-/// accumulate, and the owner of the session bounds them by [`ServerConnection::kept_bytes`].
+/// accumulate, and the owner of the session bounds them by [`ServerSession::kept_bytes`].
 ///
 /// **Muted** (a session that has owed acknowledgements for too long): pings and calls that arrive are kept without a
 /// reply until the session is unmuted, and renew nothing. Earlier calls still get replies, and acknowledgements,
@@ -102,7 +102,7 @@ enum State {
 /// bytes of outstanding calls; operation names on mutations and on no other call; acknowledgements only of recalls that
 /// were sent.
 #[derive(Clone, Debug)]
-pub struct ServerConnection {
+pub struct ServerSession {
     config: ServerConfig,
     state: State,
     /// The agreed version and features.
@@ -113,18 +113,18 @@ pub struct ServerConnection {
     /// Uncounted frames, which go before counted ones.
     transmit: VecDeque<FrameBytes>,
     /// There is a connection.
-    linked: bool,
+    connected: bool,
     outgoing: Outgoing,
     incoming: Incoming,
-    outstanding: BTreeMap<CallId, Outstanding>,
-    load: Load,
+    outstanding: BTreeMap<CallId, OutstandingCall>,
+    load: OutstandingLoad,
     /// Memory of `outstanding` beyond the bytes in `load`.
     beyond: u64,
     /// Calls that wait for a lock: they do not count among the others.
-    lock_waits: BTreeMap<CallId, Outstanding>,
-    lock_load: Load,
+    lock_waits: BTreeMap<CallId, OutstandingCall>,
+    lock_load: OutstandingLoad,
     recalls: BTreeSet<RecallId>,
-    heard: Time,
+    last_renewed: Time,
     pings: u64,
     muted: bool,
     /// Events that arrived while muted: calls and their cancellations in order. The latest ping is in `kept_ping`.
@@ -132,13 +132,13 @@ pub struct ServerConnection {
     /// The calls in `kept` that have a reply.
     kept_calls: BTreeSet<CallId>,
     /// Load of the calls in `kept` that have no reply.
-    kept_load: Load,
+    kept_load: OutstandingLoad,
     kept_ping: Option<u64>,
 }
 
 /// An outstanding call.
 #[derive(Clone, Copy, Debug)]
-struct Outstanding {
+struct OutstandingCall {
     bytes: u64,
     /// Its memory beyond the bytes that arrived.
     beyond: u64,
@@ -148,32 +148,32 @@ struct Outstanding {
     cancelled: bool,
 }
 
-impl ServerConnection {
+impl ServerSession {
     #[must_use]
-    pub fn new(now: Time, config: ServerConfig) -> ServerConnection {
-        ServerConnection {
+    pub fn new(now: Time, config: ServerConfig) -> ServerSession {
+        ServerSession {
             config,
             state: State::Listening,
             version: 0,
             features: 0,
-            frames: FrameReader::new(STRANGER_BODY),
+            frames: FrameReader::new(MAX_BODY_BEFORE_HELLO),
             events: VecDeque::new(),
             transmit: VecDeque::new(),
-            linked: true,
+            connected: true,
             outgoing: Outgoing::default(),
             incoming: Incoming::default(),
             outstanding: BTreeMap::new(),
-            load: Load::default(),
+            load: OutstandingLoad::default(),
             beyond: 0,
             lock_waits: BTreeMap::new(),
-            lock_load: Load::default(),
+            lock_load: OutstandingLoad::default(),
             recalls: BTreeSet::new(),
-            heard: now,
+            last_renewed: now,
             pings: 0,
             muted: false,
             kept: VecDeque::new(),
             kept_calls: BTreeSet::new(),
-            kept_load: Load::default(),
+            kept_load: OutstandingLoad::default(),
             kept_ping: None,
         }
     }
@@ -198,16 +198,16 @@ impl ServerConnection {
         }
     }
 
-    /// Takes in bytes as [`ServerConnection::handle_input`], up to one round; removes them from `bytes`.
+    /// Takes in bytes as [`ServerSession::handle_input`], up to one round; removes them from `bytes`.
     ///
     /// # Errors
-    /// As for [`ServerConnection::handle_input`].
+    /// As for [`ServerSession::handle_input`].
     pub fn handle_some(&mut self, now: Time, bytes: &mut &[u8]) -> Result<(), ProtocolError> {
         if self.state == State::Ended {
             return Err(ProtocolError::Ended);
         }
         if !self.muted {
-            self.heard = self.heard.max(now);
+            self.last_renewed = self.last_renewed.max(now);
         }
         let taken = self.take_frames(bytes);
         if let Err(error) = taken {
@@ -222,7 +222,7 @@ impl ServerConnection {
 
     /// Returns the next frame for the transport, in this order.
     pub fn poll_transmit(&mut self) -> Option<FrameBytes> {
-        if !self.linked {
+        if !self.connected {
             return None;
         }
         let plain = self.transmit.pop_front();
@@ -238,7 +238,7 @@ impl ServerConnection {
     /// The part of these that was not sent, for want of a connection or of window.
     #[must_use]
     pub fn waiting_bytes(&self) -> u64 {
-        if self.linked { self.outgoing.waiting_bytes() } else { self.outgoing.bytes() }
+        if self.connected { self.outgoing.waiting_bytes() } else { self.outgoing.bytes() }
     }
 
     /// Bytes kept for this session altogether: unconfirmed frames, unanswered requests, and the part of a frame that
@@ -251,7 +251,7 @@ impl ServerConnection {
 
     /// Replies to named operations that the client is not known to have received, by the sequence of the name.
     #[must_use]
-    pub fn unheard_answers(&self) -> Vec<(u64, Response)> {
+    pub fn unconfirmed_replies(&self) -> Vec<(u64, Response)> {
         let answer = |(sequence, bytes): (u64, &FrameBytes)| {
             let mut reader = FrameReader::new(MAX_BODY);
             let frame = reader.next(&mut &bytes[..]).ok()??;
@@ -260,14 +260,14 @@ impl ServerConnection {
                 _ => None,
             }
         };
-        self.outgoing.answers().filter_map(answer).collect()
+        self.outgoing.unconfirmed_replies().filter_map(answer).collect()
     }
 
     /// Notes that the connection has ended. A partly received frame is dropped; the client sends it again.
-    pub fn cut(&mut self) {
+    pub fn handle_disconnect(&mut self) {
         if self.state == State::Attached {
-            self.linked = false;
-            self.frames = FrameReader::new(STRANGER_BODY);
+            self.connected = false;
+            self.frames = FrameReader::new(MAX_BODY_BEFORE_HELLO);
             self.transmit.clear();
             self.kept_ping = None;
         }
@@ -283,35 +283,35 @@ impl ServerConnection {
         now: Time,
         received: u64,
         lapsed: bool,
-        session: Session,
+        session: SessionParams,
     ) -> Result<(), ProtocolError> {
         if self.state != State::Attached {
             return Err(ProtocolError::Ended);
         }
         self.transmit.clear();
         self.kept_ping = None;
-        self.linked = true;
+        self.connected = true;
         self.frames = FrameReader::new(MAX_BODY);
-        self.frames.allow_packed(self.packs());
+        self.frames.allow_compressed(self.compresses());
         if let Err(error) = self.outgoing.resume(received) {
             self.finish(&Message::Bye(format!("protocol error: {error}")));
             return Err(error);
         }
         if !self.muted {
-            self.heard = self.heard.max(now);
+            self.last_renewed = self.last_renewed.max(now);
         }
-        let resumed = Resumed { received: self.incoming.say(), lapsed };
+        let resumed = Resumed { received: self.incoming.take_count(), lapsed };
         self.welcome(session, Some(resumed));
         Ok(())
     }
 
     /// Whether frames may have compressed bodies ([`crate::compress`]): agreed with the hello of the session.
     #[must_use]
-    pub fn packs(&self) -> bool {
+    pub fn compresses(&self) -> bool {
         self.features & COMPRESSED != 0
     }
 
-    fn welcome(&mut self, session: Session, resumed: Option<Resumed>) {
+    fn welcome(&mut self, session: SessionParams, resumed: Option<Resumed>) {
         let ServerConfig { session_id, session_term, limits } = self.config;
         let (version, features) = (self.version, self.features);
         let welcome = Welcome { version, features, session_id, session_term, limits, session, resumed };
@@ -335,21 +335,21 @@ impl ServerConnection {
         }
         self.events.append(&mut self.kept);
         self.kept_calls.clear();
-        self.kept_load = Load::default();
+        self.kept_load = OutstandingLoad::default();
     }
 
     /// Accepts the session.
     ///
     /// # Panics
     /// Unless [`ServerEvent::Attach`] is the latest thing that happened to this session.
-    pub fn accept(&mut self, session: Session) {
+    pub fn accept(&mut self, session: SessionParams) {
         if self.state == State::Ended {
             return;
         }
         assert_eq!(self.state, State::Greeted, "a session is accepted once, after its hello");
         self.state = State::Attached;
         self.frames.allow(MAX_BODY);
-        self.frames.allow_packed(self.packs());
+        self.frames.allow_compressed(self.compresses());
         self.welcome(session, None);
     }
 
@@ -380,14 +380,14 @@ impl ServerConnection {
         assert!(self.is_outstanding(call), "call {} is answered but not outstanding", call.0);
         let mut answers = None;
         if last {
-            if let Some(Outstanding { bytes, beyond, sequence, .. }) = self.outstanding.remove(&call) {
+            if let Some(OutstandingCall { bytes, beyond, sequence, .. }) = self.outstanding.remove(&call) {
                 self.load.remove(bytes);
                 self.beyond -= beyond;
                 answers = sequence;
             }
             self.lock_waits.remove(&call).into_iter().for_each(|call| self.lock_load.remove(call.bytes));
         }
-        self.outgoing.push_answer(Arc::new(bytes), answers);
+        self.outgoing.push_reply(Arc::new(bytes), answers);
     }
 
     /// Recalls facts; [`ServerEvent::Acknowledge`] answers.
@@ -406,7 +406,7 @@ impl ServerConnection {
     ///
     /// # Panics
     /// If a recall or prepare of this id is outstanding.
-    pub fn hold(&mut self, hold: UpdatePrepare) {
+    pub fn prepare(&mut self, hold: UpdatePrepare) {
         if self.state != State::Attached {
             return;
         }
@@ -425,7 +425,7 @@ impl ServerConnection {
     pub fn probe(&mut self) {
         if self.state == State::Attached {
             self.pings += 1;
-            let count = self.incoming.say();
+            let count = self.incoming.take_count();
             self.say(&Message::Ping(self.pings, count));
         }
     }
@@ -447,7 +447,7 @@ impl ServerConnection {
     #[must_use]
     pub fn lapses(&self) -> Time {
         let Span(term) = self.config.session_term;
-        self.heard.after(Span(term.saturating_add(term / 10)))
+        self.last_renewed.after(Span(term.saturating_add(term / 10)))
     }
 
     #[must_use]
@@ -485,7 +485,7 @@ impl ServerConnection {
 
     /// Transmits what fits in the client's window, then the last message.
     fn finish(&mut self, last: &Message) {
-        while self.linked
+        while self.connected
             && let Some(frame) = self.outgoing.poll()
         {
             self.transmit.push_back(frame);
@@ -498,11 +498,12 @@ impl ServerConnection {
         self.state = State::Ended;
         self.outstanding.clear();
         self.lock_waits.clear();
-        (self.load, self.lock_load, self.beyond) = (Load::default(), Load::default(), 0);
+        (self.load, self.lock_load, self.beyond) =
+            (OutstandingLoad::default(), OutstandingLoad::default(), 0);
         self.recalls.clear();
         self.kept.clear();
         self.kept_calls.clear();
-        self.kept_load = Load::default();
-        self.frames = FrameReader::new(STRANGER_BODY);
+        self.kept_load = OutstandingLoad::default();
+        self.frames = FrameReader::new(MAX_BODY_BEFORE_HELLO);
     }
 }

@@ -183,7 +183,7 @@ impl Wire for Access {
 
 impl Wire for WriteFlags {
     fn put(&self, w: &mut Writer) {
-        w.u8(bits(&[self.append, self.kill_suidgid, self.sync, self.flush, self.since.is_some()]));
+        w.u8(bits(&[self.append, self.kill_suidgid, self.sync, self.write_back, self.since.is_some()]));
         if let Some(since) = &self.since {
             since.put(w);
         }
@@ -192,7 +192,7 @@ impl Wire for WriteFlags {
     fn parse(r: &mut Reader<'_>) -> Result<WriteFlags, ProtocolError> {
         let [append, kill_suidgid, sync, flush, conditional] = flags(r.u8()?)?;
         let since = if conditional { Some(WriteBackPrecondition::parse(r)?) } else { None };
-        Ok(WriteFlags { append, kill_suidgid, sync, flush, since })
+        Ok(WriteFlags { append, kill_suidgid, sync, write_back: flush, since })
     }
 }
 

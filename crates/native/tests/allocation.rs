@@ -3,7 +3,7 @@
 mod common;
 
 use common::{decode, samples};
-use nigh_native::{FrameReader, HEADER_BYTES, MAX_BODY, Message, ProtocolError, encode_request, pack};
+use nigh_native::{FrameReader, HEADER_BYTES, MAX_BODY, Message, ProtocolError, compress, encode_request};
 use nigh_types::{Call, CallId, GrantId};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
@@ -110,16 +110,16 @@ fn compressed_frame_memory_is_bounded_and_released() {
         walk[at..at + 4].copy_from_slice(&length.to_le_bytes());
     }
     let whole = walk.len();
-    let walk = pack(&walk).unwrap();
+    let walk = compress(&walk).unwrap();
     let mut frames = FrameReader::new(MAX_BODY);
-    frames.allow_packed(true);
+    frames.allow_compressed(true);
     let before = HELD.load(Ordering::Relaxed);
     LARGEST.store(0, Ordering::Relaxed);
     let frame = frames.next(&mut &walk[..]).unwrap().unwrap();
     assert!(matches!(Message::decode(&frame), Err(ProtocolError::Malformed(_))));
     let largest = LARGEST.load(Ordering::Relaxed);
     assert!(largest <= whole, "{largest} bytes at once for {whole}");
-    let grants = pack(&Message::Return(vec![GrantId(1); 65_536]).encode()).unwrap();
+    let grants = compress(&Message::Return(vec![GrantId(1); 65_536]).encode()).unwrap();
     let frame = frames.next(&mut &grants[..]).unwrap().unwrap();
     assert!(Message::decode(&frame).is_ok());
     assert_eq!(frames.next(&mut &[][..]), Ok(None));

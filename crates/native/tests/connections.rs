@@ -155,7 +155,7 @@ fn lapsed_client_reconnects_and_drops_earlier_grants() {
     client.handle_connect(later(2_000));
     client.handle_timeout(later(13_500));
     let (messages, events, _) = drain(&mut client);
-    assert!(messages.is_empty() && matches!(events[..], [Event::Lapsed { .. }]), "{messages:?} {events:?}");
+    assert!(messages.is_empty() && matches!(events[..], [Event::Expired { .. }]), "{messages:?} {events:?}");
     client.handle_connect(later(14_000));
     let (messages, ..) = drain(&mut client);
     let resume = Some(Resume { session_id: 9, received: 0 });
@@ -217,7 +217,7 @@ fn calls_are_resent_to_forgetful_server_only_after_reclaim() {
     client.handle_reclaimed(later(4));
     client.handle_reclaimed(later(4));
     let (messages, ..) = drain(&mut client);
-    let again = Message::Again(CallId(1), samples::request(mkdir));
+    let again = Message::Resent(CallId(1), samples::request(mkdir));
     assert_eq!(messages[..2], [Message::Reclaimed, again]);
     assert!(matches!(messages[2..], [Message::Request(CallId(3), _)]));
     // Ids of both sessions differ.
@@ -288,12 +288,12 @@ fn lookup_by_number_is_resent_only_to_supporting_server() {
         client.handle_disconnect(T0, "cut");
         client.handle_call(T0, CallId(2), samples::request(Call::LookupNumber { ino: 8 }));
         client.handle_connect(T0);
-        let session = Session { finds_numbers, ..samples::session() };
+        let session = SessionParams { supports_lookup_number: finds_numbers, ..samples::session() };
         let anew = Message::Welcome(Welcome { session_id: 4, session, ..samples::welcome() });
         client.handle_input(T0, &anew.encode());
         client.handle_reclaimed(T0);
         let (messages, events, _) = drain(&mut client);
-        let is_request = |message: &&Message| matches!(message, Message::Request(..) | Message::Again(..));
+        let is_request = |message: &&Message| matches!(message, Message::Request(..) | Message::Resent(..));
         assert_eq!(
             messages.iter().filter(is_request).count(),
             if finds_numbers { 2 } else { 0 },

@@ -9,7 +9,7 @@ use nigh_native::*;
 use nigh_remote::{Event, Remote};
 use nigh_types::*;
 
-fn welcome(client: &mut ClientSession, session_id: u64, session: Session) {
+fn welcome(client: &mut ClientSession, session_id: u64, session: SessionParams) {
     let (version, features, session_term, limits) = (MAX_VERSION, 0, SESSION_TERM, Limits::default());
     let welcome = Welcome { version, features, session_id, session_term, limits, session, resumed: None };
     client.handle_input(T0, &Message::Welcome(welcome).encode());
@@ -72,7 +72,7 @@ fn sent(messages: &[Message]) -> (Vec<u64>, Vec<u64>) {
     for message in messages {
         match message {
             Message::Request(call, _) => new.push(call.0),
-            Message::Again(call, _) => again.push(call.0),
+            Message::Resent(call, _) => again.push(call.0),
             Message::Reclaimed => {}
             other => panic!("{other:?}"),
         }
@@ -145,7 +145,7 @@ fn calls_fail_when_server_changed_its_id_key() {
     ask(&mut client, 5, mkdir("b"));
     client.handle_connect(T0);
     drain(&mut client);
-    let session = Session { cookie_key: CookieKey([9; 16]), ..samples::session() };
+    let session = SessionParams { cookie_key: CookieKey([9; 16]), ..samples::session() };
     assert_ne!(session.cookie_key, samples::session().cookie_key);
     welcome(&mut client, 11, session.clone());
     let (messages, mut events, _) = drain(&mut client);

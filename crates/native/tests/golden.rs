@@ -6,7 +6,7 @@
 mod common;
 
 use common::{decode, samples};
-use nigh_native::{FrameReader, MAX_BODY, Message, encode_response, pack};
+use nigh_native::{FrameReader, MAX_BODY, Message, compress, encode_response};
 use nigh_types::{CallId, Reply, Response};
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -57,14 +57,14 @@ fn golden_compressed_frame_still_decodes() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden/packed.hex");
     let response = Response::plain(Ok(Reply::Data(b"every file and directory ".repeat(40))));
     if std::env::var_os("NIGH_REWRITE_GOLDEN").is_some() && !path.exists() {
-        let packed = pack(&encode_response(CallId(5), &response)).unwrap();
+        let packed = compress(&encode_response(CallId(5), &response)).unwrap();
         std::fs::write(&path, format!("# packed response\n{}", hex(&packed))).unwrap();
     }
     let golden = std::fs::read_to_string(&path).unwrap();
     let bytes = bytes(golden.split_once('\n').unwrap().1);
     assert!(bytes.len() < 200 && bytes[5] & 8 != 0, "its body is packed");
     let mut reader = FrameReader::new(MAX_BODY);
-    reader.allow_packed(true);
+    reader.allow_compressed(true);
     let frame = reader.next(&mut &bytes[..]).unwrap().unwrap();
     assert_eq!(Message::decode(&frame), Ok(Message::Response(CallId(5), response)));
 }

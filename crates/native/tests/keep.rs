@@ -58,7 +58,7 @@ fn open_pin_is_sent_before_queued_calls() {
 
 #[test]
 fn open_pin_of_muted_session_is_handled_without_renewal() {
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
+    let mut server = ServerSession::new(T0, ServerConfig::default());
     server.handle_input(T0, &Message::Hello(samples::hello()).encode()).unwrap();
     server.poll_event();
     server.accept(samples::session());

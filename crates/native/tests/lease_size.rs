@@ -74,7 +74,7 @@ fn a_directory_grant_costs_at_most_256_bytes_and_leaves_nothing() {
         // Changes, recalls and returns leave only live grants.
         let with_two = used();
         for nth in 0..GRANTS / 2 {
-            let change = Change { key: key(order(nth)), names: Vec::new(), writes: false, told: false };
+            let change = Change { key: key(order(nth)), names: Vec::new(), writes: false, can_update: false };
             let id = table.handle_change(T0, Some(one), &[change]);
             while let LeaseOutput::Recall { holder, recall } = table.poll_output() {
                 table.handle_acknowledge(T0, holder, recall.id);
@@ -86,8 +86,8 @@ fn a_directory_grant_costs_at_most_256_bytes_and_leaves_nothing() {
         let late = T0.after(Span::from_secs(12));
         table.handle_timeout(late);
         assert!(used() < with_two, "what was recalled is forgotten");
-        table.handle_gone(late, one);
-        table.handle_gone(late, other);
+        table.handle_goodbye(late, one);
+        table.handle_goodbye(late, other);
         // The test harness allocates too, now and then.
         let left = used();
         assert!(left < GRANTS / 4, "{left} bytes are left of nothing");

@@ -1,6 +1,6 @@
 //! Time of lock calls with very many locks.
 
-use nigh_native::{Claim, LockOwner, LockTable, Tried};
+use nigh_native::{LockOwner, LockRequest, LockResult, LockTable};
 use nigh_types::{Errno, LockKind};
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 const MOST: u64 = 65_536;
 
 /// A shared flock of one object.
-fn shared(session: u64, owner: u64) -> Claim<u64> {
+fn shared(session: u64, owner: u64) -> LockRequest<u64> {
     let owner = LockOwner { session, flock: true, owner };
-    Claim { object: 1, owner, kind: LockKind::Read, start: 0, end: u64::MAX, pid: 1 }
+    LockRequest { object: 1, owner, kind: LockKind::Read, start: 0, end: u64::MAX, pid: 1 }
 }
 
 #[test]
@@ -19,16 +19,16 @@ fn reclaimable_locks_of_many_sessions_do_not_slow_other_calls() {
     let begun = Instant::now();
     for session in [1, 2] {
         for number in 0..MOST {
-            assert_eq!(table.handle_lock(shared(session, number), None), Tried::Granted);
+            assert_eq!(table.handle_lock(shared(session, number), None), LockResult::Granted);
         }
-        assert_eq!(table.handle_lock(shared(session, MOST), None), Tried::Refused(Errno::NOLCK));
+        assert_eq!(table.handle_lock(shared(session, MOST), None), LockResult::Refused(Errno::NOLCK));
         table.handle_forgotten(session);
     }
     for number in 0..MOST {
-        assert_eq!(table.handle_lock(shared(3, number), None), Tried::Granted);
+        assert_eq!(table.handle_lock(shared(3, number), None), LockResult::Granted);
     }
-    assert_eq!([1, 2].map(|session| table.claimable_by(session)), [MOST; 2], "readers share");
-    let alone = Claim { kind: LockKind::Write, ..shared(4, 1) };
-    assert_eq!(table.handle_lock(alone, None), Tried::Refused(Errno::AGAIN));
+    assert_eq!([1, 2].map(|session| table.reclaimable_by(session)), [MOST; 2], "readers share");
+    let alone = LockRequest { kind: LockKind::Write, ..shared(4, 1) };
+    assert_eq!(table.handle_lock(alone, None), LockResult::Refused(Errno::AGAIN));
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }

@@ -5,7 +5,7 @@ mod common;
 use common::pair::{T0, client};
 use common::{decode, samples};
 use nigh_native::{
-    FrameReader, HEADER_BYTES, MAX_BODY, Message, ProtocolError, ServerConfig, ServerConnection,
+    FrameReader, HEADER_BYTES, MAX_BODY, Message, ProtocolError, ServerConfig, ServerSession,
     encode_response, listed_bytes,
 };
 use nigh_remote::{Output, Remote};
@@ -145,7 +145,7 @@ fn messages() -> impl Strategy<Value = Message> {
         let privileges = (id % 2 == 0).then(|| Box::new(privileged));
         let credentials = Credentials { uid: 1, gid: 2, groups, privileges };
         let name = call.is_mutation().then_some(MutationId { client, incarnation, sequence });
-        Message::Request(CallId(id), Request { credentials, name, call })
+        Message::Request(CallId(id), Request { credentials, mutation_id: name, call })
     });
     let after = prop::collection::vec((ids(), attrs()), 0..4);
     let grants = prop::collection::vec(grants(), 0..4);
@@ -247,7 +247,7 @@ proptest! {
         let mut session = client(T0);
         session.handle_call(T0, CallId(5), samples::request(samples::queries().remove(3)));
         session.handle_input(T0, &sample("welcome"));
-        let mut server = ServerConnection::new(T0, ServerConfig::default());
+        let mut server = ServerSession::new(T0, ServerConfig::default());
         server.handle_input(T0, &sample("hello")).unwrap();
         server.accept(samples::session());
         for piece in [first, second] {
@@ -287,7 +287,7 @@ fn malformed_attributes_names_and_targets_are_refused() {
     assert!(refused(target(b"a\0b")).contains("target"));
     assert!(refused(target(&[b'x'; 4096])).contains("target"));
     let zero = NodeId { ino: 0, generation: 0 };
-    let getattr = Call::GetAttr { node: NodeRef::bare(zero) };
+    let getattr = Call::GetAttr { node: NodeRef::without_hint(zero) };
     assert!(refused(Message::Request(CallId(1), samples::request(getattr))).contains("inode number"));
     let dots = [&b"."[..], b"..", b"a/b", b"\0"];
     let lookup = Message::Request(
@@ -312,7 +312,7 @@ fn malformed_attributes_names_and_targets_are_refused() {
 fn operation_name_is_required_on_mutations_and_refused_elsewhere() {
     for call in samples::calls() {
         let mut request = samples::request(call);
-        request.name = match request.name {
+        request.mutation_id = match request.mutation_id {
             None => Some(MutationId { client: 1, incarnation: 1, sequence: 1 }),
             Some(_) => None,
         };
@@ -328,7 +328,7 @@ fn append_open_adds_one_field_and_other_opens_are_unchanged() {
         let name = Name::new(b"x").unwrap();
         let call = Call::Create { dir: samples::dir(), name, mode: 0, umask: 0, exclusive: true, access };
         let name = Some(MutationId { client: 1, incarnation: 2, sequence: 3 });
-        Request { credentials: Credentials::default(), name, call }
+        Request { credentials: Credentials::default(), mutation_id: name, call }
     };
     let [plain, appends] =
         [false, true].map(|append| nigh_native::encode_request(CallId(7), &request(append)));
@@ -346,7 +346,7 @@ fn older_server_takes_a_rename_that_leaves_a_whiteout_for_one_with_both_flags() 
         let new_name = name.clone();
         let call = Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep: None };
         let name = Some(MutationId { client: 1, incarnation: 2, sequence: 3 });
-        Request { credentials: Credentials::default(), name, call }
+        Request { credentials: Credentials::default(), mutation_id: name, call }
     };
     let encode = |flags| nigh_native::encode_request(CallId(7), &request(flags));
     let both = encode((true, true, false));

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::ends::{drain, later, lock, lookup, told, welcome};
+use common::ends::{drain, later, lock, lookup, server_after, welcome};
 use common::pair::T0;
 use common::samples;
 use nigh_native::*;
@@ -11,14 +11,14 @@ use nigh_types::*;
 use std::time::{Duration, Instant};
 
 /// Frames that a server has for its transport.
-fn transmitted(server: &mut ServerConnection) -> Vec<Message> {
+fn transmitted(server: &mut ServerSession) -> Vec<Message> {
     let frames = std::iter::from_fn(|| server.poll_transmit());
     frames.map(|bytes| common::decode(&bytes).unwrap().unwrap()).collect()
 }
 
 #[test]
 fn muted_session_defers_later_messages_until_unmuted() {
-    let (mut server, result) = told(Limits::default(), &[lookup(1)]);
+    let (mut server, result) = server_after(Limits::default(), &[lookup(1)]);
     assert_eq!(result, Ok(()));
     assert!(matches!(server.poll_event(), Some(ServerEvent::Request { call: CallId(1), .. })));
     let recall =
@@ -55,7 +55,7 @@ fn muted_session_defers_later_messages_until_unmuted() {
 #[test]
 fn muted_session_bounds_unanswered_messages() {
     // A client that closes many files breaks no rule.
-    let (mut server, _) = told(Limits { max_calls: 2, ..Limits::default() }, &[]);
+    let (mut server, _) = server_after(Limits { max_calls: 2, ..Limits::default() }, &[]);
     server.mute(true);
     let release = |n| {
         Message::Request(CallId(n), samples::request(Call::Release { handles: vec![Handle(n)] })).encode()
@@ -67,7 +67,7 @@ fn muted_session_bounds_unanswered_messages() {
     let Some(ServerEvent::Request { request, .. }) = server.poll_event() else { panic!() };
     assert_eq!(request.call, Call::Release { handles: (0..10_000).map(Handle).collect() });
     assert_eq!(server.poll_event(), None);
-    let (mut server, _) = told(Limits::default(), &[]);
+    let (mut server, _) = server_after(Limits::default(), &[]);
     server.mute(true);
     let release = Call::Release { handles: vec![Handle(1); 1 << 16] };
     let frame = Message::Request(CallId(9), samples::request(release)).encode();
@@ -80,7 +80,7 @@ fn cancel_cost_is_constant_and_repeated_cancel_is_ignored() {
     let wait = |n| Message::Request(CallId(n), samples::request(lock(true))).encode();
     // Waiting lock calls, kept by a muted session, and each cancelled so often.
     let took = |locks: u64, times: u64, muted: bool| {
-        let (mut server, _) = told(Limits::default(), &[]);
+        let (mut server, _) = server_after(Limits::default(), &[]);
         server.mute(muted);
         (0..locks).for_each(|n| server.handle_input(T0, &wait(n)).unwrap());
         let cancels = |n| Message::Cancel(CallId(n)).encode();
@@ -107,13 +107,13 @@ fn cancel_cost_is_constant_and_repeated_cancel_is_ignored() {
 
 #[test]
 fn large_decompressed_input_is_handled_in_rounds() {
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
+    let mut server = ServerSession::new(T0, ServerConfig::default());
     let hello = Hello { features: COMPRESSED, ..samples::hello() };
     server.handle_input(T0, &Message::Hello(hello).encode()).unwrap();
     server.poll_event();
     server.accept(samples::session());
     let grants = vec![GrantId(7); 1 << 16];
-    let frame = pack(&Message::Return(grants.clone()).encode()).unwrap();
+    let frame = compress(&Message::Return(grants.clone()).encode()).unwrap();
     let said = frame.repeat(20);
     let (mut rest, mut rounds, mut returned) = (&said[..], 0, 0);
     while !rest.is_empty() {
@@ -143,10 +143,10 @@ fn lists_are_bounded_and_server_only_messages_are_refused() {
     let may_not = [asked(walk(most.0 + 1)), asked(keep(most.0 + 1)), asked(release(most.1 + 1))];
     let grants = |count| Message::Return(vec![GrantId(1); count]);
     for message in may.into_iter().chain([grants(65_536)]) {
-        assert_eq!(told(Limits::default(), &[message]).1, Ok(()));
+        assert_eq!(server_after(Limits::default(), &[message]).1, Ok(()));
     }
     for message in may_not.into_iter().chain([grants(65_537)]) {
-        let broken = told(Limits::default(), &[message]).1;
+        let broken = server_after(Limits::default(), &[message]).1;
         assert!(
             matches!(broken, Err(ProtocolError::Malformed(why)) if why.contains("more names")),
             "{broken:?}"
@@ -160,14 +160,14 @@ fn lists_are_bounded_and_server_only_messages_are_refused() {
     assert_eq!((&said[..], &events[..]), (&[][..], &[refused][..]));
     let recall =
         Recall { id: RecallId(3), node: samples::id(1), covers: LeaseScope::Directory, names: names(9) };
-    let broken = told(Limits::default(), &[Message::Recall(recall)]).1;
+    let broken = server_after(Limits::default(), &[Message::Recall(recall)]).1;
     assert_eq!(broken, Err(ProtocolError::Unexpected(9)));
 }
 
 #[test]
 fn queued_path_names_count_with_their_memory_cost() {
     let walk = Call::ResolvePath { node: samples::id(7), names: vec![samples::name("a"); 4_096] };
-    let (mut server, _) = told(Limits::default(), &[]);
+    let (mut server, _) = server_after(Limits::default(), &[]);
     let before = server.held_bytes();
     server.handle_input(T0, &Message::Request(CallId(1), samples::request(walk)).encode()).unwrap();
     assert!(server.held_bytes() - before > 4_096 * 48);
@@ -181,11 +181,11 @@ fn queued_path_names_count_with_their_memory_cost() {
 #[test]
 fn write_back_of_suspect_is_executed_without_renewal() {
     let write = |flush| {
-        let flags = WriteFlags { flush, ..WriteFlags::default() };
+        let flags = WriteFlags { write_back: flush, ..WriteFlags::default() };
         let data = b"page".to_vec();
         samples::request(Call::Write { node: samples::place(), handle: None, offset: 0, data, flags })
     };
-    let (mut server, _) = told(Limits::default(), &[]);
+    let (mut server, _) = server_after(Limits::default(), &[]);
     server.mute(true);
     let lapses = server.lapses();
     for (call, flush) in [(1, false), (2, true)] {
@@ -199,7 +199,7 @@ fn write_back_of_suspect_is_executed_without_renewal() {
         client.handle_input(T0, &welcome(Limits::default()).encode());
         let has_lapsed = |client: &mut ClientSession, ms| {
             client.handle_timeout(later(ms));
-            drain(client).1.iter().any(|event| matches!(event, Event::Lapsed { .. }))
+            drain(client).1.iter().any(|event| matches!(event, Event::Expired { .. }))
         };
         client.handle_call(later(5_000), CallId(1), write(flush));
         let written = Response::plain(Ok(Reply::Written { offset: 0, count: 4 }));
@@ -211,7 +211,7 @@ fn write_back_of_suspect_is_executed_without_renewal() {
 
 #[test]
 fn features_known_to_both_sides_are_negotiated() {
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
+    let mut server = ServerSession::new(T0, ServerConfig::default());
     let hello = Hello { features: EXCLUSIVE_DIR_LEASES | 1 << 40, ..samples::hello() };
     server.handle_input(T0, &Message::Hello(hello).encode()).unwrap();
     assert!(matches!(server.poll_event(), Some(ServerEvent::Attach { features: EXCLUSIVE_DIR_LEASES, .. })));
@@ -222,24 +222,24 @@ fn features_known_to_both_sides_are_negotiated() {
 
 #[test]
 fn server_accepts_hello_only_first_and_once() {
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
+    let mut server = ServerSession::new(T0, ServerConfig::default());
     assert_eq!(server.handle_input(T0, &lookup(1).encode()), Err(ProtocolError::Unexpected(4)));
     assert_eq!(server.handle_input(T0, &lookup(1).encode()), Err(ProtocolError::Ended));
-    let (_, result) = told(Limits::default(), &[Message::Hello(samples::hello())]);
+    let (_, result) = server_after(Limits::default(), &[Message::Hello(samples::hello())]);
     assert_eq!(result, Err(ProtocolError::Unexpected(1)));
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
+    let mut server = ServerSession::new(T0, ServerConfig::default());
     let mut long = samples::hello();
     long.attach = vec![b'x'; 20_000];
     let result = server.handle_input(T0, &Message::Hello(long).encode());
     assert!(matches!(result, Err(ProtocolError::FrameTooLong { limit: 16_384, .. })), "{result:?}");
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
+    let mut server = ServerSession::new(T0, ServerConfig::default());
     let get = b"\x10\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0GET / HTTP/1.1\r\n";
     assert_eq!(server.handle_input(T0, get), Err(ProtocolError::NotNigh));
 }
 
 #[test]
 fn a_server_of_another_version_says_which_side_to_update() {
-    let mut server = ServerConnection::new(T0, ServerConfig::default());
+    let mut server = ServerSession::new(T0, ServerConfig::default());
     let hello = Hello { min_version: 7, max_version: 9, ..samples::hello() };
     server.handle_input(T0, &Message::Hello(hello).encode()).unwrap();
     assert!(matches!(server.poll_event(), Some(ServerEvent::Bye { .. })));
@@ -251,14 +251,17 @@ fn a_server_of_another_version_says_which_side_to_update() {
 
 #[test]
 fn a_server_enforces_ids_counts_sizes_and_acknowledgements() {
-    assert_eq!(told(Limits::default(), &[lookup(1), lookup(1)]).1, Err(ProtocolError::CallInUse(CallId(1))));
+    assert_eq!(
+        server_after(Limits::default(), &[lookup(1), lookup(1)]).1,
+        Err(ProtocolError::CallInUse(CallId(1)))
+    );
     let few = Limits { max_calls: 2, ..Limits::default() };
-    assert_eq!(told(few, &[lookup(1), lookup(2), lookup(3)]).1, Err(ProtocolError::TooManyCalls(2)));
+    assert_eq!(server_after(few, &[lookup(1), lookup(2), lookup(3)]).1, Err(ProtocolError::TooManyCalls(2)));
     let acknowledged = Message::Acknowledge(RecallId(4));
-    assert_eq!(told(few, &[acknowledged]).1, Err(ProtocolError::UnknownRecall(RecallId(4))));
+    assert_eq!(server_after(few, &[acknowledged]).1, Err(ProtocolError::UnknownRecall(RecallId(4))));
     let read = Call::Read { node: samples::place(), handle: None, offset: 0, length: 101 };
     let small = Limits { max_data: 100, ..Limits::default() };
-    let (mut server, result) = told(small, &[Message::Request(CallId(1), samples::request(read))]);
+    let (mut server, result) = server_after(small, &[Message::Request(CallId(1), samples::request(read))]);
     assert!(matches!(result, Err(ProtocolError::Malformed(_))));
     let farewell = common::decode(&server.poll_transmit().unwrap()).unwrap();
     assert!(matches!(farewell, Some(Message::Bye(why)) if why.starts_with("protocol error: ")));
@@ -273,7 +276,7 @@ fn server_emits_event_for_each_valid_message() {
         Message::Cancel(CallId(8)),
         Message::Return(vec![GrantId(2)]),
     ];
-    let (mut server, result) = told(Limits::default(), &messages);
+    let (mut server, result) = server_after(Limits::default(), &messages);
     assert_eq!(result, Ok(()));
     server.handle_input(T0, &Message::Request(CallId(2), samples::request(release)).encode()).unwrap();
     server.handle_input(T0, &Message::Ping(6, 0).encode()).unwrap();
@@ -302,20 +305,20 @@ fn server_limits_waiting_lock_calls_separately() {
     let few = Limits { max_calls: 1, ..Limits::default() };
     let request = |id, wait| Message::Request(CallId(id), samples::request(lock(wait)));
     let waits: Vec<Message> = (1..=u64::from(MAX_LOCK_WAITS)).map(|id| request(id, true)).collect();
-    assert_eq!(told(few, &waits).1, Ok(()));
+    assert_eq!(server_after(few, &waits).1, Ok(()));
     let more = [waits.clone(), vec![request(100_000, true)]].concat();
-    assert_eq!(told(few, &more).1, Err(ProtocolError::TooManyCalls(MAX_LOCK_WAITS)));
+    assert_eq!(server_after(few, &more).1, Err(ProtocolError::TooManyCalls(MAX_LOCK_WAITS)));
     let one = [waits.clone(), vec![request(100_000, false)]].concat();
-    assert_eq!(told(few, &one).1, Ok(()));
+    assert_eq!(server_after(few, &one).1, Ok(()));
     let two = [one, vec![request(100_001, false)]].concat();
-    assert_eq!(told(few, &two).1, Err(ProtocolError::TooManyCalls(1)));
+    assert_eq!(server_after(few, &two).1, Err(ProtocolError::TooManyCalls(1)));
     let twice = [request(1, true), request(1, false)];
-    assert_eq!(told(few, &twice).1, Err(ProtocolError::CallInUse(CallId(1))));
+    assert_eq!(server_after(few, &twice).1, Err(ProtocolError::CallInUse(CallId(1))));
 }
 
 #[test]
 fn only_keepalives_and_acknowledgements_count_as_asking_nothing() {
-    let (mut server, _) = told(Limits::default(), &[lookup(1)]);
+    let (mut server, _) = server_after(Limits::default(), &[lookup(1)]);
     assert!(matches!(server.poll_event(), Some(ServerEvent::Request { .. })));
     let all = [
         (Message::Acknowledge(RecallId(1)), true),

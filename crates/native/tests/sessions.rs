@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::ends::{attached, drain, later, lock, ok, told, welcome};
+use common::ends::{attached, drain, later, lock, ok, server_after, welcome};
 use common::pair::{Server, T0, client};
 use common::samples;
 use nigh_native::*;
@@ -18,7 +18,7 @@ fn lost(events: &[Event]) -> &str {
 
 fn lapsed(events: &[Event]) -> &str {
     match events {
-        [Event::Lapsed { why }] => why,
+        [Event::Expired { why }] => why,
         other => panic!("not lapsed: {other:?}"),
     }
 }
@@ -37,7 +37,7 @@ fn answered(call: Call, responses: &[Response]) -> Vec<Event> {
 fn reply_of_wrong_kind_loses_session() {
     let calls = samples::calls();
     let mut fits = 0;
-    for call in calls.into_iter().filter(Call::is_answered) {
+    for call in calls.into_iter().filter(Call::has_reply) {
         let mut fitting = 0;
         for reply in samples::replies() {
             let events = answered(call.clone(), &[ok(reply)]);
@@ -58,7 +58,7 @@ fn reply_about_another_node_loses_session() {
     let wrong = |call: Call, reply| assert!(lost(&answered(call, &[ok(reply)])).contains("wrong answer"));
     let attr = samples::attr(0o100_644);
     wrong(Call::GetAttr { node: place.clone() }, Reply::Attr(samples::id(8), attr));
-    let found = Reply::Found { node: samples::id(8), attr, home: None };
+    let found = Reply::Found { node: samples::id(8), attr, parent_entry: None };
     wrong(Call::LookupNumber { ino: samples::id(7).ino }, found);
     let read = Call::Read { node: place.clone(), handle: None, offset: 0, length: 3 };
     wrong(read.clone(), Reply::Data(vec![0; 4]));
@@ -69,7 +69,7 @@ fn reply_about_another_node_loses_session() {
     wrong(mkdir.clone(), made(0o040_755, Some(Handle(1))));
     assert!(matches!(answered(mkdir, &[ok(made(0o040_755, None))])[..], [Event::Response { .. }]));
     let unlink = Call::Unlink { dir: samples::dir(), name: samples::name("x"), keep: None };
-    wrong(unlink, Reply::Removed { node: samples::id(7), kept: Some(Handle(1)) });
+    wrong(unlink, Reply::Removed { node: samples::id(7), pinned: Some(Handle(1)) });
 }
 
 fn part(names: &[&str], last: bool) -> Response {
@@ -246,18 +246,18 @@ fn counters_match_sent_messages() {
     let mut server = Server::new(T0, u32::MAX);
     let mut client = client(T0);
     let mut now = T0;
-    server.carry(now, &mut client);
+    server.exchange(now, &mut client);
     assert_eq!(client.counters().requests, 0);
-    let root = NodeRef::bare(server.tree.root());
+    let root = NodeRef::without_hint(server.tree.root());
     let lookup = Call::Lookup { dir: root.clone(), name: samples::name("x") };
     client.handle_call(now, CallId(1), samples::request(lookup));
     client.handle_call(now, CallId(2), samples::request(Call::List { dir: root }));
     client.handle_call(now, CallId(3), samples::request(Call::Release { handles: vec![Handle(1)] }));
     client.handle_return(now, vec![GrantId(1)]);
-    assert_eq!(server.carry(now, &mut client).len(), 2);
+    assert_eq!(server.exchange(now, &mut client).len(), 2);
     now = later(5_000);
     client.handle_timeout(now);
-    server.carry(now, &mut client);
+    server.exchange(now, &mut client);
     let counters = client.counters();
     assert_eq!((counters.requests, counters.renewals), (2, 1));
     let by_type: Vec<_> = counters.by_type.iter().map(|(name, count)| (*name, *count)).collect();
@@ -380,7 +380,7 @@ fn unanswered_byte_limit_queues_at_client_and_is_enforced_by_server() {
     let answer = ok(Reply::Written { offset: 0, count: 4 << 20 });
     client.handle_input(T0, &encode_response(CallId(3), &answer));
     assert_eq!(drain(&mut client).0.len(), 1);
-    let (mut server, mut result) = told(Limits::default(), &sent);
+    let (mut server, mut result) = server_after(Limits::default(), &sent);
     for id in 100..103 {
         result =
             result.and_then(|()| server.handle_input(T0, &Message::Request(CallId(id), write()).encode()));

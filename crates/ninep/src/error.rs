@@ -18,7 +18,7 @@ pub enum ProtocolError {
     #[error("R{} speaks of more than was asked for", .0.to_lowercase())]
     TooMuch(&'static str),
     #[error("it does not speak 9P2000.L: its version is {0}")]
-    Version(Spoken),
+    Version(VersionText),
     #[error(
         "it wants messages of {0} bytes at the most, which is less than {LEAST_MSIZE} or more than was asked for"
     )]
@@ -30,28 +30,28 @@ pub const LEAST_MSIZE: u32 = 8_192;
 
 /// The version string of a server, as far as it can be shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Spoken {
+pub struct VersionText {
     bytes: [u8; 16],
     length: usize,
 }
 
-impl Spoken {
+impl VersionText {
     #[must_use]
-    pub fn of(version: &[u8]) -> Spoken {
+    pub fn of(version: &[u8]) -> VersionText {
         let length = version.len().min(16);
         let mut bytes = [0; 16];
         bytes[..length].copy_from_slice(&version[..length]);
-        Spoken { bytes, length }
+        VersionText { bytes, length }
     }
 }
 
-impl std::fmt::Display for Spoken {
+impl std::fmt::Display for VersionText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "\"{}\"", self.bytes[..self.length].escape_ascii())
     }
 }
 
-impl std::fmt::Debug for Spoken {
+impl std::fmt::Debug for VersionText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, f)
     }

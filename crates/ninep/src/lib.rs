@@ -16,13 +16,13 @@ mod session;
 mod values;
 mod wire;
 
-pub use error::{LEAST_MSIZE, ProtocolError, Spoken};
+pub use error::{LEAST_MSIZE, ProtocolError, VersionText};
 pub use frame::{Frame, FrameReader, HEADER_BYTES};
 pub use listing::{Dirent, dirents};
 pub use message::{Rmessage, Tmessage};
 pub use session::{Config, Session, Times, sessions};
 pub use values::{Attributes, Lock, LockStatus, Qid, QidKind, Space, flags, mask};
-pub use wire::{Data, Few};
+pub use wire::{Data, ShortSequence};
 
 /// The protocol version of this client.
 pub const VERSION: &[u8] = b"9P2000.L";

@@ -2,7 +2,7 @@
 
 use crate::ProtocolError;
 use crate::values::{Attributes, Lock, LockStatus, Qid, Space};
-use crate::wire::{Data, Few, Reader, Text, Wire};
+use crate::wire::{Data, Reader, ShortSequence, Text, Wire};
 
 /// Declares one direction: names, types and fields in their order on the wire.
 macro_rules! messages {
@@ -101,7 +101,7 @@ messages! {
         Auth = 102 { fid: u32, user: Text, tree: Text, uid: u32 }
         Attach = 104 { fid: u32, auth: u32, user: Text, tree: Text, uid: u32 }
         Flush = 108 { tag: u16 }
-        Walk = 110 { fid: u32, new: u32, names: Few<Text> }
+        Walk = 110 { fid: u32, new: u32, names: ShortSequence<Text> }
         Read = 116 { fid: u32, offset: u64, count: u32 }
         Write = 118 { fid: u32, offset: u64, data: Data }
         Clunk = 120 { fid: u32 }
@@ -140,7 +140,7 @@ messages! {
         Attach = 105 { qid: Qid }
         Flush = 109 {}
         /// The qids of the names that exist; if fewer than requested, no new fid was made.
-        Walk = 111 { qids: Few<Qid> }
+        Walk = 111 { qids: ShortSequence<Qid> }
         Read = 117 { data: Data }
         Write = 119 { count: u32 }
         Clunk = 121 {}

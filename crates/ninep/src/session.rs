@@ -1,12 +1,12 @@
 //! A client's session with a 9P2000.L server.
 
-mod answers;
 mod calls;
 mod executor;
 mod fids;
 mod files;
 mod handshake;
 mod nodes;
+mod reply;
 mod resolve;
 mod users;
 
@@ -15,7 +15,7 @@ use crate::{ProtocolError, Rmessage};
 use executor::CallContext;
 use nigh_remote::{Counters, Event, Output, Reason, Remote, ResumableRemote};
 use nigh_types::{Call, CallId, CookieKey, Errno, GrantId, RecallId, Request, Response, Span, Term, Time};
-use nodes::Numbers;
+use nodes::InodeNumbers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
@@ -90,18 +90,18 @@ pub(crate) struct TaskId(pub u64);
 const MOST_TASKS: usize = 512;
 const MOST_LOCK_WAITS: usize = 4_096;
 /// How long a server may be silent at the beginning.
-const GREETING: Span = Span::from_secs(15);
+const HANDSHAKE_TIMEOUT: Span = Span::from_secs(15);
 /// After this silence with a request outstanding, the server is probed,
-const SILENCE: Span = Span::from_secs(20);
+const PROBE_AFTER: Span = Span::from_secs(20);
 /// and after this silence it counts as dead.
-const DEAD: Span = Span::from_secs(60);
+const DEAD_AFTER: Span = Span::from_secs(60);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     /// Version, attach and the root's attributes are being requested.
     Greeting,
-    Linked,
-    Unlinked,
+    Connected,
+    Disconnected,
     Lost,
 }
 
@@ -138,7 +138,7 @@ pub struct Session {
     /// A new connection replaces one that was lost, and the reclaim has not ended.
     reclaiming: bool,
     /// While reclaiming: calls made before the connection existed.
-    again: BTreeSet<CallId>,
+    resend: BTreeSet<CallId>,
     why: String,
     /// The loss of the connection was reported, and its replacement was not.
     lapsed: bool,
@@ -151,7 +151,7 @@ pub struct Session {
 /// Returns a factory for one mount's sessions; the loss of an earlier session makes no difference to a server.
 #[must_use]
 pub fn sessions(config: Config) -> Box<dyn Fn(Time, bool) -> Box<dyn ResumableRemote> + Send> {
-    let numbers = Numbers::default();
+    let numbers = InodeNumbers::default();
     Box::new(move |now, _| Box::new(Session::with(now, config.clone(), numbers.clone())))
 }
 
@@ -159,14 +159,14 @@ impl Session {
     /// Creates a session and sends its first message at once.
     #[must_use]
     pub fn new(now: Time, config: Config) -> Session {
-        Session::with(now, config, Numbers::default())
+        Session::with(now, config, InodeNumbers::default())
     }
 
-    fn with(now: Time, config: Config, numbers: Numbers) -> Session {
+    fn with(now: Time, config: Config, numbers: InodeNumbers) -> Session {
         let msize = config.msize;
         let mut session = Session {
             desk: CallContext::new(config, now, numbers),
-            state: State::Unlinked,
+            state: State::Disconnected,
             frames: FrameReader::new(msize),
             tasks: BTreeMap::new(),
             next_task: 0,
@@ -175,7 +175,7 @@ impl Session {
             waiting: VecDeque::new(),
             established: false,
             reclaiming: false,
-            again: BTreeSet::new(),
+            resend: BTreeSet::new(),
             why: String::new(),
             lapsed: false,
             refusal: None,
@@ -219,14 +219,14 @@ impl Session {
             if request.is_some_and(|request| request.call.waits_for_lock()) {
                 self.lock_tasks -= 1;
             }
-            self.desk.shared().given_up.remove(&call);
+            self.desk.shared().cancelled.remove(&call);
         }
     }
 
     /// Polls all coroutines that can go on, until none can.
     fn run(&mut self) {
         loop {
-            let gone = self.desk.grave.take();
+            let gone = self.desk.clunk_queue.take();
             let (ready, watching) = {
                 let mut shared = self.desk.shared();
                 shared.queue_clunk(gone);
@@ -237,19 +237,19 @@ impl Session {
             watching.into_iter().filter(|task| !ready.contains(task)).for_each(|task| self.poll(task));
             self.begin_waiting();
             let idle = ready.is_empty() && before == self.tasks.len();
-            if idle && self.desk.grave.is_empty() && !self.desk.shared().has_ready() {
+            if idle && self.desk.clunk_queue.is_empty() && !self.desk.shared().has_ready() {
                 break;
             }
         }
         self.take_greeting();
-        let broken = self.desk.shared().broken.take();
+        let broken = self.desk.shared().violation.take();
         if let Some(error) = broken {
-            self.break_off(&error);
+            self.abort(&error);
         }
     }
 
     fn begin_waiting(&mut self) {
-        while self.state == State::Linked
+        while self.state == State::Connected
             && self.tasks.len() - self.lock_tasks < MOST_TASKS
             && self.desk.shared().has_tags()
             && let Some(at) = self.next_waiting()
@@ -263,7 +263,7 @@ impl Session {
                 }
                 self.lock_tasks += 1;
             }
-            self.begin(Some(id), |desk| Box::pin(calls::carry_out(desk, id, request)));
+            self.begin(Some(id), |desk| Box::pin(calls::execute(desk, id, request)));
         }
     }
 
@@ -275,7 +275,8 @@ impl Session {
         }
         self.waiting.iter().position(|id| {
             let request = self.unanswered.get(id);
-            !self.again.contains(id) && request.is_none_or(|request| request.call.serves_claiming())
+            !self.resend.contains(id)
+                && request.is_none_or(|request| request.call.is_allowed_during_reclaim())
         })
     }
 
@@ -283,7 +284,7 @@ impl Session {
         self.unanswered.remove(&call);
         let response = Response::plain(Err(errno));
         let mut shared = self.desk.shared();
-        shared.given_up.remove(&call);
+        shared.cancelled.remove(&call);
         shared.out.push_back(Output::Event(Event::Response { call, response }));
     }
 
@@ -297,7 +298,7 @@ impl Session {
             let message = Rmessage::decode(frame.code, &frame.body)?;
             self.desk.shared().take_message(frame.tag, message)?;
             self.run();
-            if !matches!(self.state, State::Greeting | State::Linked) {
+            if !matches!(self.state, State::Greeting | State::Connected) {
                 break;
             }
             let msize = self.desk.shared().msize;
@@ -310,9 +311,9 @@ impl Session {
         let shared = self.desk.shared();
         let timer = (shared.next_timer(), Reason::Delay);
         let silence = match self.state {
-            State::Greeting => self.greeted.after(GREETING),
-            State::Linked if shared.is_waiting() && shared.probed => shared.heard.after(DEAD),
-            State::Linked if shared.is_waiting() => shared.heard.after(SILENCE),
+            State::Greeting => self.greeted.after(HANDSHAKE_TIMEOUT),
+            State::Connected if shared.is_waiting() && shared.probed => shared.last_heard.after(DEAD_AFTER),
+            State::Connected if shared.is_waiting() => shared.last_heard.after(PROBE_AFTER),
             _ => Time::FAR,
         };
         let (due, reason) = if silence < timer.0 { (silence, Reason::SessionEnd) } else { timer };
@@ -326,7 +327,7 @@ impl Remote for Session {
             return;
         }
         self.set_now(now);
-        if matches!(request.call, Call::Release { .. }) && self.state != State::Linked {
+        if matches!(request.call, Call::Release { .. }) && self.state != State::Connected {
             // The handle that it names was forgotten with the connection.
             return;
         }
@@ -337,24 +338,24 @@ impl Remote for Session {
     }
 
     /// Cancels a call. A mutation goes on, and gets its reply when it is done. A call that waits for a lock checks
-    /// `given_up` itself. The messages of all other calls are flushed.
+    /// `cancelled` itself. The messages of all other calls are flushed.
     fn handle_cancel(&mut self, now: Time, id: CallId) {
         self.set_now(now);
         let Some(request) = self.unanswered.get(&id) else { return };
-        self.desk.shared().given_up.insert(id);
+        self.desk.shared().cancelled.insert(id);
         if self.lapsed {
             // No reply is emitted while the connection is down.
             return;
         }
         let Some(&task) = self.by_call.get(&id) else {
-            if request.call.is_answered() {
+            if request.call.has_reply() {
                 self.waiting.retain(|other| *other != id);
-                self.again.remove(&id);
+                self.resend.remove(&id);
                 self.answer(id, Errno::INTR);
             }
             return;
         };
-        if !request.call.is_mutation() && request.call.is_answered() && !goes_on(&request.call) {
+        if !request.call.is_mutation() && request.call.has_reply() && !changes_session(&request.call) {
             self.end(task);
             self.answer(id, Errno::INTR);
         }
@@ -371,7 +372,7 @@ impl Remote for Session {
         self.set_now(now);
         if self.reclaiming {
             self.reclaiming = false;
-            self.again.clear();
+            self.resend.clear();
             self.begin_waiting();
             self.run();
         }
@@ -379,32 +380,32 @@ impl Remote for Session {
 
     fn handle_input(&mut self, now: Time, bytes: &[u8]) {
         self.set_now(now);
-        if !matches!(self.state, State::Greeting | State::Linked) {
+        if !matches!(self.state, State::Greeting | State::Connected) {
             return;
         }
         {
             let mut shared = self.desk.shared();
-            (shared.heard, shared.probed) = (now, false);
+            (shared.last_heard, shared.probed) = (now, false);
             shared.counters.bytes_received += bytes.len() as u64;
         }
         if let Err(error) = self.take_messages(bytes) {
-            self.break_off(&error);
+            self.abort(&error);
         }
     }
 
     fn handle_disconnect(&mut self, now: Time, why: &str) {
         self.set_now(now);
         match self.state {
-            State::Linked => self.unlink(why),
-            State::Greeting if self.established => self.unlink(why),
+            State::Connected => self.drop_connection(why),
+            State::Greeting if self.established => self.drop_connection(why),
             State::Greeting => self.lose(why.to_owned()),
-            State::Unlinked | State::Lost => {}
+            State::Disconnected | State::Lost => {}
         }
     }
 
     fn handle_timeout(&mut self, now: Time) {
         self.set_now(now);
-        self.look_at_silence(now);
+        self.check_silence(now);
         self.run();
     }
 
@@ -418,7 +419,7 @@ impl Remote for Session {
 }
 
 /// Whether a call changes state of this session: its reply is about a file that is open from then on, or about a lock.
-fn goes_on(call: &Call) -> bool {
+fn changes_session(call: &Call) -> bool {
     matches!(call, Call::Open { .. } | Call::Reopen { .. } | Call::Lock { .. } | Call::Unlock { .. })
 }
 
@@ -434,15 +435,15 @@ impl ResumableRemote for Session {
     }
 
     fn wants_connection(&self) -> Option<&str> {
-        (self.state == State::Unlinked).then_some(&self.why)
+        (self.state == State::Disconnected).then_some(&self.why)
     }
 
     fn is_lost(&self) -> bool {
         self.state == State::Lost
     }
 
-    fn is_linked(&self) -> bool {
-        self.state == State::Linked
+    fn is_connected(&self) -> bool {
+        self.state == State::Connected
     }
 
     fn refusal(&self) -> Option<&str> {

@@ -89,19 +89,19 @@ impl Wire for Data {
 
 /// A sequence with a two-byte count, no longer than a walk may be.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Few<T>(pub Vec<T>);
+pub struct ShortSequence<T>(pub Vec<T>);
 
-impl<T: Wire> Wire for Few<T> {
+impl<T: Wire> Wire for ShortSequence<T> {
     fn put(&self, to: &mut Vec<u8>) {
         u16::try_from(self.0.len()).expect("a walk of ours has few names").put(to);
         self.0.iter().for_each(|one| one.put(to));
     }
 
-    fn parse(from: &mut Reader<'_>) -> Result<Few<T>, ProtocolError> {
+    fn parse(from: &mut Reader<'_>) -> Result<ShortSequence<T>, ProtocolError> {
         let count = u16::parse(from)?;
         if usize::from(count) > crate::MOST_NAMES {
             return Err(ProtocolError::Malformed("a walk has more than 16 names"));
         }
-        (0..count).map(|_| T::parse(from)).collect::<Result<_, _>>().map(Few)
+        (0..count).map(|_| T::parse(from)).collect::<Result<_, _>>().map(ShortSequence)
     }
 }

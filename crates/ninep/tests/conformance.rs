@@ -5,7 +5,7 @@ mod common;
 use common::TreeServer;
 use nigh_ninep::{Config, FrameReader, Session, Times, Tmessage};
 use nigh_remote::conformance::{Harness, assert_conforms};
-use nigh_remote::model_fs::Tree;
+use nigh_remote::model_fs::ModelFs;
 use nigh_remote::{Event, Output, Remote};
 use nigh_types::{CookieKey, Span, Term, Time};
 use std::cell::RefCell;
@@ -26,7 +26,7 @@ pub fn config() -> Config {
 
 impl Harness for Served {
     fn attach(&mut self) -> Box<dyn Remote> {
-        let mut server = TreeServer::new(Tree::default());
+        let mut server = TreeServer::new(ModelFs::default());
         server.is_old = self.is_old;
         self.server = Rc::new(RefCell::new(server));
         self.frames = FrameReader::new(1 << 20);
@@ -80,7 +80,7 @@ impl Harness for Served {
 
 fn served(is_old: bool) -> Served {
     Served {
-        server: Rc::new(RefCell::new(TreeServer::new(Tree::default()))),
+        server: Rc::new(RefCell::new(TreeServer::new(ModelFs::default()))),
         frames: FrameReader::new(1 << 20),
         now: Time(1_000_000_000),
         is_old,

@@ -6,7 +6,7 @@
 #[path = "../../../fuzz/src/ninep/mod.rs"]
 mod ninep;
 
-use nigh_ninep::{Attributes, Data, Few, Qid, Rmessage, Tmessage, VERSION};
+use nigh_ninep::{Attributes, Data, Qid, Rmessage, ShortSequence, Tmessage, VERSION};
 use ninep::Reached;
 use std::path::{Path, PathBuf};
 
@@ -33,12 +33,12 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         Rmessage::Version { msize: 65_536, version: VERSION.to_vec() },
         Rmessage::Attach { qid: Qid { bits: 0x80, version: 1, path: 1 } },
         Rmessage::Getattr { attributes: Box::new(Attributes { mode: 0o040_755, ..Attributes::default() }) },
-        Rmessage::Walk { qids: Few(vec![Qid::default(); 3]) },
+        Rmessage::Walk { qids: ShortSequence(vec![Qid::default(); 3]) },
         Rmessage::Readdir { entries: entries() },
         Rmessage::Lerror { errno: 2 },
     ];
     let requests = [
-        Tmessage::Walk { fid: 1, new: 2, names: Few(vec![b"a".to_vec(), b"bc".to_vec()]) },
+        Tmessage::Walk { fid: 1, new: 2, names: ShortSequence(vec![b"a".to_vec(), b"bc".to_vec()]) },
         Tmessage::Write { fid: 3, offset: 9, data: Data(vec![7; 40]) },
         Tmessage::Clunk { fid: 3 },
     ];

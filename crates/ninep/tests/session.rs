@@ -31,7 +31,9 @@ fn every_fid_is_clunked() {
         stage.call(Call::Release { handles: vec![handle] });
         for (dir, leaf) in [(&dir, "file"), (&root, "link")] {
             let unlink = Call::Unlink { dir: dir.clone(), name: name(leaf), keep: Some(file.node) };
-            let Ok(Reply::Removed { kept, .. }) = stage.done(unlink).result else { panic!("not removed") };
+            let Ok(Reply::Removed { pinned: kept, .. }) = stage.done(unlink).result else {
+                panic!("not removed")
+            };
             stage.call(Call::Release { handles: kept.into_iter().collect() });
         }
         stage.done(Call::Rmdir { dir: root.clone(), name: name("dir") }).result.unwrap();
@@ -63,7 +65,7 @@ fn idle_server_is_not_counted_as_silent() {
     stage.later(Span::from_secs(100));
     let id = stage.call(Call::GetAttr { node: root });
     stage.later(Span::from_millis(5));
-    assert!(stage.events.is_empty() && stage.session.is_linked(), "{:?}", stage.events);
+    assert!(stage.events.is_empty() && stage.session.is_connected(), "{:?}", stage.events);
     assert_eq!(stage.asked.len(), 1, "and is not asked whether it is there: {:?}", stage.asked);
     stage.serve();
     assert!(stage.response(id).is_some());
@@ -79,7 +81,7 @@ fn silent_server_is_probed_and_then_disconnected() {
     stage.later(Span::from_secs(20));
     assert_eq!(stage.asked.len(), 2, "it is asked whether it is there");
     stage.later(Span::from_secs(40));
-    assert!(matches!(stage.events.pop_front(), Some(Event::Lapsed { .. })));
+    assert!(matches!(stage.events.pop_front(), Some(Event::Expired { .. })));
     assert!(stage.session.wants_connection().is_some());
     stage.asked.clear();
     stage.frames = FrameReader::new(1 << 20);
@@ -379,7 +381,7 @@ fn renamed_and_unlinked_open_file_keeps_attributes() {
     stage.done(rename).result.unwrap();
     let unlink = Call::Unlink { dir: root.clone(), name: name("g"), keep: None };
     stage.done(unlink).result.unwrap();
-    let bare = NodeRef::bare(file.node);
+    let bare = NodeRef::without_hint(file.node);
     let Ok(Reply::Attr(_, attr)) = stage.done(Call::GetAttr { node: bare.clone() }).result else {
         panic!("it is open")
     };

@@ -4,7 +4,7 @@ mod common;
 #[path = "common/stage.rs"]
 mod stage;
 
-use nigh_ninep::{Config, Data, Few, Qid, Rmessage, Tmessage, VERSION};
+use nigh_ninep::{Config, Data, Qid, Rmessage, ShortSequence, Tmessage, VERSION};
 use nigh_remote::{Event, Remote, ResumableRemote};
 use nigh_types::{Access, Call, Errno, Handle, LockKind, NodeId, NodeRef, Response, Span};
 use stage::{Stage, config, name, written};
@@ -88,7 +88,7 @@ fn ninep_reply_larger_than_request_ends_session() {
         ),
         (
             Call::Lookup { dir: root.clone(), name: name("f") },
-            Rmessage::Walk { qids: Few(vec![Qid::default(), Qid::default()]) },
+            Rmessage::Walk { qids: ShortSequence(vec![Qid::default(), Qid::default()]) },
         ),
     ] {
         let mut stage = Stage::attached();
@@ -188,7 +188,7 @@ fn ninep_server_failing_everything_yields_error_replies() {
             let fine = gone || response.result.is_err() || may.iter().any(|kind| text.starts_with(kind));
             assert!(fine, "{text}: {response:?}");
         }
-        assert!(stage.session.is_linked());
+        assert!(stage.session.is_connected());
     }
 }
 
@@ -231,5 +231,5 @@ fn ninep_listing_above_name_limit_fails() {
         assert_eq!(response.map(|response| response.result), Some(Err(Errno::OVERFLOW)));
         stage.check_fids();
     }
-    assert!(stage.session.is_linked());
+    assert!(stage.session.is_connected());
 }

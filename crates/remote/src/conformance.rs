@@ -3,14 +3,14 @@
 //! A kind supplies a [`Harness`]. The suite holds for a real Linux filesystem as well as for the in-memory
 //! [`crate::model_fs`]. A remote need not hand out grants; those that it hands out must concern the nodes of the call.
 
-mod ahead;
 mod caller;
 mod files;
 mod links;
 mod listing;
 mod locks;
 mod names;
-mod places;
+mod node_refs;
+mod prefetch;
 mod renames;
 mod xattrs;
 
@@ -57,9 +57,9 @@ pub fn cases() -> Vec<Case> {
         links::CASES,
         renames::CASES,
         listing::CASES,
-        ahead::CASES,
+        prefetch::CASES,
         xattrs::CASES,
-        places::CASES,
+        node_refs::CASES,
         locks::CASES,
     ];
     rooms.concat().into_iter().map(|(name, run)| Case { name, run }).collect()

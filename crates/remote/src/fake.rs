@@ -1,16 +1,16 @@
-//! A remote over an in-memory [`Tree`], with controls to inject every kind of failure.
+//! A remote over an in-memory [`ModelFs`], with controls to inject every kind of failure.
 //!
 //! Several [`Fake`]s of one [`FakeServer`] are several clients of one tree. Time is virtual: the inputs carry it.
 //! Another client's calls, or the test, may cause a recall or a reply of a fake that had no input. Poll all fakes
 //! after each step.
 
-mod ahead;
 mod core;
 mod disconnect;
 mod pending;
+mod prefetch;
 
-use crate::model_fs::{Tree, TreeConfig};
-use crate::{Event, Output, Reason, Remote, Session};
+use crate::model_fs::{ModelFs, ModelFsConfig};
+use crate::{Event, Output, Reason, Remote, SessionParams};
 use core::Core;
 use nigh_types::{CallId, Errno, GrantId, LeaseScope, Name, NodeId, RecallId, Request, Span, Time};
 use std::cell::RefCell;
@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 /// Delivery plan for a call and its reply. By default, execution and reply are immediate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Fate {
+pub struct CallPlan {
     /// Delay from sending to execution.
     pub arrives_after: Span,
     /// Delay from execution to the reply; later messages may overtake the reply.
@@ -32,14 +32,14 @@ pub struct Fate {
     /// The reply carries no grants.
     pub ungranted: bool,
     /// Delay between the chunks of a listing.
-    pub part_pause: Span,
+    pub chunk_pause: Span,
     /// Not executed; the reply is this error.
     pub refuse: Option<Errno>,
 }
 
 /// Selects the calls of a plan; the most specific plan counts, and among equals the latest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Which {
+pub enum CallFilter {
     Every,
     /// By `Call::type_name`.
     Type(&'static str),
@@ -54,7 +54,7 @@ pub struct FakeServer {
 
 impl FakeServer {
     #[must_use]
-    pub fn new(config: TreeConfig) -> FakeServer {
+    pub fn new(config: ModelFsConfig) -> FakeServer {
         FakeServer { core: Rc::new(RefCell::new(Core::new(config))) }
     }
 
@@ -67,7 +67,7 @@ impl FakeServer {
     }
 
     /// Reads or changes the tree as its host does, without recalls.
-    pub fn edit<R>(&self, edit: impl FnOnce(&mut Tree) -> R) -> R {
+    pub fn edit<R>(&self, edit: impl FnOnce(&mut ModelFs) -> R) -> R {
         edit(&mut self.core.borrow_mut().tree)
     }
 
@@ -113,7 +113,7 @@ pub struct Control {
 
 impl Control {
     /// Sets the delivery plan of later calls.
-    pub fn plan(&self, which: Which, fate: Fate) {
+    pub fn plan(&self, which: CallFilter, fate: CallPlan) {
         self.core.borrow_mut().client_mut(self.client).plans.push((which, fate));
     }
 
@@ -140,13 +140,13 @@ impl Control {
     ///
     /// # Panics
     /// If no reply to the call is held.
-    pub fn release_part(&self, call: CallId) {
-        self.core.borrow_mut().release_part(self.client, call);
+    pub fn release_chunk(&self, call: CallId) {
+        self.core.borrow_mut().release_chunk(self.client, call);
     }
 
     /// Sets whether changes by others arrive as updates instead of recalls, where possible. Initially off.
-    pub fn takes_pushes(&self, on: bool) {
-        self.core.borrow_mut().client_mut(self.client).takes_pushes = on;
+    pub fn takes_updates(&self, on: bool) {
+        self.core.borrow_mut().client_mut(self.client).takes_updates = on;
     }
 
     /// Recalls facts from this client. Earlier replies that are held come after the recall.
@@ -165,7 +165,7 @@ impl Control {
         self.core.borrow_mut().lose(self.client, why);
     }
 
-    /// Disconnects the client for longer than its term: [`Event::Lapsed`]. The server still executes the calls that it
+    /// Disconnects the client for longer than its term: [`Event::Expired`]. The server still executes the calls that it
     /// has received.
     pub fn lapse(&self, why: &str) {
         self.core.borrow_mut().lapse(self.client, why);

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use nigh_types::{CallId, GrantId, RecallId, Request, Time};
-pub use nigh_types::{Event, Session};
-pub use resumable::{Counters, Packer, ResumableRemote};
+pub use nigh_types::{Event, SessionParams};
+pub use resumable::{Compressor, Counters, ResumableRemote};
 
 pub mod conformance;
 pub mod fake;
@@ -23,7 +23,7 @@ mod resumable;
 ///
 /// Events come in the order in which the remote sent them: a recall before a response was sent before it.
 ///
-/// **While the remote is disconnected** (from [`Event::Lapsed`] to [`Event::Restored`]) no event comes. The remote
+/// **While the remote is disconnected** (from [`Event::Expired`] to [`Event::Restored`]) no event comes. The remote
 /// accepts calls and sends them later. After `Restored { kept: true }` all calls go on unaffected. After `kept: false`:
 ///
 /// 1. The remote sends later `Call::Reopen`, `Call::Lock` with `reclaim` and `Call::ResolvePath` at once, and nothing else.

@@ -46,9 +46,9 @@ impl Locks {
         let result = match *what {
             Call::Lock { owner, flock, kind, start, end, wait, pid, reclaim, .. } => {
                 let wanted = lock(owner, flock, kind, (start, end), pid);
-                if reclaim && !self.is_left(&wanted) {
+                if reclaim && !self.is_reclaimable(&wanted) {
                     Err(Errno::AGAIN)
-                } else if self.in_the_way(&wanted).is_none() {
+                } else if self.conflicting(&wanted).is_none() {
                     self.set(wanted);
                     Ok(Reply::Done)
                 } else if wait {
@@ -70,11 +70,11 @@ impl Locks {
             }
             Call::GetLock { owner, flock, kind, start, end, .. } => {
                 let wanted = lock(owner, flock, kind, (start, end), 0);
-                Ok(Reply::Locked(self.in_the_way(&wanted)))
+                Ok(Reply::LockConflict(self.conflicting(&wanted)))
             }
             _ => panic!("{} is not about locks", what.type_name()),
         };
-        self.settle(&mut answered);
+        self.grant_waiting(&mut answered);
         answered.push((session, call, result));
         answered
     }
@@ -87,7 +87,7 @@ impl Locks {
     }
 
     /// Drops all locks of a file, without notice to their owners.
-    pub fn lose(&mut self, node: NodeId) {
+    pub fn drop_of_file(&mut self, node: NodeId) {
         self.held.retain(|of, _| of.node != node);
     }
 
@@ -98,7 +98,7 @@ impl Locks {
         self.waits.len() < before
     }
 
-    /// Drops a lost session as [`Locks::end`] does, but keeps its locks reclaimable until [`Locks::claimed`], or
+    /// Drops a lost session as [`Locks::end`] does, but keeps its locks reclaimable until [`Locks::end_reclaim`], or
     /// until a conflicting lock is granted.
     pub fn forget(&mut self, session: u64) -> Vec<Answered> {
         for (of, held) in self.held.iter().filter(|(of, _)| of.session == session) {
@@ -108,13 +108,13 @@ impl Locks {
     }
 
     /// Ends a session's reclaim.
-    pub fn claimed(&mut self, session: u64) {
+    pub fn end_reclaim(&mut self, session: u64) {
         self.left.retain(|of, _| of.session != session);
     }
 
     /// Ends a session. Returns the calls of other sessions that get a reply by this.
     pub fn end(&mut self, session: u64) -> Vec<Answered> {
-        self.claimed(session);
+        self.end_reclaim(session);
         self.free(session)
     }
 
@@ -122,19 +122,19 @@ impl Locks {
         self.held.retain(|of, _| of.session != session);
         self.waits.retain(|(lock, _)| lock.of.session != session);
         let mut answered = Vec::new();
-        self.settle(&mut answered);
+        self.grant_waiting(&mut answered);
         answered
     }
 
     /// The first lock of another owner that conflicts.
-    fn in_the_way(&self, wanted: &Lock) -> Option<LockInfo> {
+    fn conflicting(&self, wanted: &Lock) -> Option<LockInfo> {
         let Lock { of, range: LockInfo { kind, start, end, .. } } = *wanted;
         let others = self.held.range(owners(of.node, of.flock)).filter(|(owner, _)| **owner != of);
         others.filter_map(|(_, held)| held.first_conflict(start, end, kind)).min_by_key(|lock| lock.start)
     }
 
     /// Whether the owner can reclaim the whole range, in this mode or a stronger one.
-    fn is_left(&self, wanted: &Lock) -> bool {
+    fn is_reclaimable(&self, wanted: &Lock) -> bool {
         let LockInfo { kind, start, end, .. } = wanted.range;
         self.left.get(&wanted.of).is_some_and(|left| left.covers(start, end, kind))
     }
@@ -151,8 +151,8 @@ impl Locks {
         }
     }
 
-    fn settle(&mut self, answered: &mut Vec<Answered>) {
-        while let Some(at) = self.waits.iter().position(|(lock, _)| self.in_the_way(lock).is_none()) {
+    fn grant_waiting(&mut self, answered: &mut Vec<Answered>) {
+        while let Some(at) = self.waits.iter().position(|(lock, _)| self.conflicting(lock).is_none()) {
             let (lock, call) = self.waits.remove(at);
             self.set(lock);
             answered.push((lock.of.session, call, Ok(Reply::Done)));

@@ -18,38 +18,38 @@ pub use affected::Change;
 
 use nigh_types::{
     Attr, Call, CookieKey, DataVersion, Entry, Errno, Grant, GrantId, Handle, Kind, LeaseScope, Mode, Name,
-    NodeId, NodeRef, Reply, Request, Response, Session, Term, Time, Timestamp,
+    NodeId, NodeRef, Reply, Request, Response, SessionParams, Term, Time, Timestamp,
 };
 use node::{Body, Directory, Node};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Options of a tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TreeConfig {
+pub struct ModelFsConfig {
     pub cookie_key: CookieKey,
     /// Term of every grant.
     pub term: Term,
     /// Whether grants are marked recallable.
     pub recallable: bool,
     /// Entries in a chunk of a listing (more only where cookies are equal); at least 1.
-    pub part_entries: u32,
+    pub chunk_entries: u32,
     /// Whether new inodes reuse the numbers of deleted ones, with another generation.
     pub reuse_inos: bool,
     /// Whether the generation distinguishes inodes that reuse a number, as birth times do.
-    pub tells_births: bool,
+    pub distinct_generations: bool,
     /// Whether a reference is resolved only by its hint, a handle, or an earlier path, and not by its id alone.
     pub by_hint_only: bool,
 }
 
-impl Default for TreeConfig {
-    fn default() -> TreeConfig {
-        TreeConfig {
+impl Default for ModelFsConfig {
+    fn default() -> ModelFsConfig {
+        ModelFsConfig {
             cookie_key: CookieKey(*b"sixteen bytes ok"),
             term: Term::Session,
             recallable: true,
-            part_entries: 256,
+            chunk_entries: 256,
             reuse_inos: false,
-            tells_births: true,
+            distinct_generations: true,
             by_hint_only: false,
         }
     }
@@ -57,19 +57,19 @@ impl Default for TreeConfig {
 
 /// The filesystem. Its root is inode 1.
 #[derive(Clone, Debug)]
-pub struct Tree {
-    config: TreeConfig,
+pub struct ModelFs {
+    config: ModelFsConfig,
     nodes: BTreeMap<u64, Node>,
     root: NodeId,
     next_ino: u64,
     /// Inode numbers free for reuse.
-    spare: Vec<u64>,
+    free_inos: Vec<u64>,
     generation: u64,
     handles: BTreeMap<Handle, u64>,
     next_handle: u64,
     next_grant: u64,
     /// Inodes to which a `Call::ResolvePath` has led.
-    walked: BTreeSet<u64>,
+    resolved: BTreeSet<u64>,
     /// By client and inode: consecutive versions of a file's data that this client's changes alone have made.
     followed: BTreeMap<(u64, u64), Vec<DataVersion>>,
 }
@@ -88,28 +88,28 @@ impl Outcome {
     }
 }
 
-impl Default for Tree {
-    fn default() -> Tree {
-        Tree::new(TreeConfig::default())
+impl Default for ModelFs {
+    fn default() -> ModelFs {
+        ModelFs::new(ModelFsConfig::default())
     }
 }
 
-impl Tree {
+impl ModelFs {
     /// An empty export.
     #[must_use]
-    pub fn new(config: TreeConfig) -> Tree {
+    pub fn new(config: ModelFsConfig) -> ModelFs {
         let root = NodeId { ino: 1, generation: 1 << 32 };
-        let mut tree = Tree {
+        let mut tree = ModelFs {
             config,
             nodes: BTreeMap::new(),
             root,
             next_ino: 2,
-            spare: Vec::new(),
+            free_inos: Vec::new(),
             generation: 1,
             handles: BTreeMap::new(),
             next_handle: 1,
             next_grant: 1,
-            walked: BTreeSet::new(),
+            resolved: BTreeSet::new(),
             followed: BTreeMap::new(),
         };
         let attr = Attr { mode: 0o040_755, nlink: 2, size: 4096, blocks: 8, ..Attr::default() };
@@ -118,7 +118,7 @@ impl Tree {
     }
 
     #[must_use]
-    pub fn config(&self) -> &TreeConfig {
+    pub fn config(&self) -> &ModelFsConfig {
         &self.config
     }
 
@@ -132,9 +132,9 @@ impl Tree {
     /// # Panics
     /// Never: the root always exists.
     #[must_use]
-    pub fn session(&self, term: Term) -> Session {
+    pub fn session(&self, term: Term) -> SessionParams {
         let root_attr = self.nodes[&self.root.ino].attr;
-        Session::plain(self.root, root_attr, self.config.cookie_key, term)
+        SessionParams::plain(self.root, root_attr, self.config.cookie_key, term)
     }
 
     /// Executes one call at `now`; lock calls get `ENOSYS`. A listing has one response for each chunk, in order; a
@@ -146,7 +146,7 @@ impl Tree {
                 Vec::new()
             }
             Call::PinOpen { node, handle, .. } => {
-                self.keep(node, *handle);
+                self.pin_open(node, *handle);
                 Vec::new()
             }
             Call::List { dir } => self.list(dir),
@@ -170,7 +170,7 @@ impl Tree {
 
     /// Records that the client's kernel has the file's current data, not the version `then` that its write names, or
     /// this data with changes of the client's own. The tree's server knows that no other client has changed it since.
-    pub fn vouch(&mut self, client: u64, node: NodeId, then: DataVersion) {
+    pub fn record_own_version(&mut self, client: u64, node: NodeId, then: DataVersion) {
         if let Some(attr) = self.attr(node) {
             let present = DataVersion::of(&attr);
             let states = self.followed.entry((client, node.ino)).or_default();
@@ -197,7 +197,7 @@ impl Tree {
     }
 
     /// Opens a file under a handle that the client chose. Does nothing if the file is unreachable.
-    fn keep(&mut self, place: &NodeRef, handle: Handle) {
+    fn pin_open(&mut self, place: &NodeRef, handle: Handle) {
         let found = self.reach(place).and_then(|ino| self.regular(ino));
         if let Ok(ino) = found {
             // A handle in use keeps its file.
@@ -251,7 +251,7 @@ impl Tree {
     fn grant(&mut self, node: NodeId, covers: LeaseScope) -> Grant {
         let id = GrantId(self.next_grant);
         self.next_grant += 1;
-        let TreeConfig { term, recallable, .. } = self.config;
+        let ModelFsConfig { term, recallable, .. } = self.config;
         Grant { id, node, covers, mode: Mode::Read, term, recallable, shared: false }
     }
 
@@ -279,7 +279,7 @@ impl Tree {
             Some((parent, name)) => self.child(parent.ino, name) == Some(node.id.ino),
             None => node.id == self.root,
         };
-        let known = hinted || node.opens > 0 || self.walked.contains(&node.id.ino);
+        let known = hinted || node.opens > 0 || self.resolved.contains(&node.id.ino);
         if self.config.by_hint_only && !known {
             return Err(Errno::STALE);
         }
@@ -304,7 +304,7 @@ impl Tree {
     fn reach_open(&self, place: &NodeRef, handle: Option<Handle>) -> Result<u64, Errno> {
         let Some(handle) = handle else { return self.reach(place) };
         let Some(&ino) = self.handles.get(&handle) else {
-            return if handle.is_chosen() { self.reach(place) } else { Err(Errno::BADF) };
+            return if handle.is_client_assigned() { self.reach(place) } else { Err(Errno::BADF) };
         };
         if self.nodes[&ino].id != place.node {
             return Err(Errno::BADF);
@@ -341,8 +341,8 @@ impl Tree {
     }
 
     /// Drops all resolved paths, as a restart does.
-    pub(crate) fn forget_walks(&mut self) {
-        self.walked.clear();
+    pub(crate) fn forget_paths(&mut self) {
+        self.resolved.clear();
     }
 
     /// Reopens an inode under the handle of an earlier reply; false if the inode is deleted or the handle in use.
@@ -355,10 +355,10 @@ impl Tree {
         let gone = self.nodes.get(&ino).is_some_and(|node| node.attr.nlink == 0 && node.opens == 0);
         if gone {
             self.nodes.remove(&ino);
-            self.walked.remove(&ino);
+            self.resolved.remove(&ino);
             self.followed.retain(|(_, of), _| *of != ino);
             if self.config.reuse_inos {
-                self.spare.push(ino);
+                self.free_inos.push(ino);
             }
         }
     }

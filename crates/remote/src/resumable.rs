@@ -38,7 +38,7 @@ impl Counters {
 }
 
 /// Compresses a frame, if that makes it shorter.
-pub type Packer = fn(&[u8]) -> Option<Vec<u8>>;
+pub type Compressor = fn(&[u8]) -> Option<Vec<u8>>;
 
 /// A session that survives its connections.
 ///
@@ -59,7 +59,7 @@ pub trait ResumableRemote: Remote + Send {
     fn is_lost(&self) -> bool;
 
     /// Whether a server has accepted this session on the current connection.
-    fn is_linked(&self) -> bool;
+    fn is_connected(&self) -> bool;
 
     /// Why the server refused this client at its latest hello; for people.
     fn refusal(&self) -> Option<&str>;
@@ -67,7 +67,7 @@ pub trait ResumableRemote: Remote + Send {
     fn counters(&self) -> Counters;
 
     /// Compression of frames on the current connection.
-    fn packer(&self) -> Option<Packer> {
+    fn compressor(&self) -> Option<Compressor> {
         None
     }
 

@@ -12,38 +12,38 @@ use std::cell::{Cell, RefCell};
 pub(crate) struct CallLeases<'a> {
     holding: &'a SessionLeases,
     term: Term,
-    registered: RefCell<Vec<GrantId>>,
+    uncarried: RefCell<Vec<GrantId>>,
     change: RefCell<Option<PendingChange>>,
     /// Probes that read the changed facts after the change.
     tells: RefCell<Vec<ChangeProbe>>,
-    makes_folder: Cell<bool>,
+    may_make_orphan_folder: Cell<bool>,
     /// The client resends the call, which it first sent in a session that the server has discarded.
     pub(crate) again: bool,
     /// [`CallLeases::wrote_back`] was called.
     wrote_back: Cell<bool>,
     /// A data grant registered by [`CallLeases::begin_read`], before the call was executed.
-    given: Cell<Option<(LeaseKey, Granted)>>,
+    read_grant: Cell<Option<(LeaseKey, Granted)>>,
 }
 
 impl<'a> CallLeases<'a> {
     /// `change`: the pending change that an earlier attempt of this call began.
     pub(crate) fn new(files: &'a SessionFiles, change: Option<PendingChange>, again: bool) -> CallLeases<'a> {
         CallLeases {
-            holding: files.holding(),
+            holding: files.leases(),
             term: files.term(),
-            registered: RefCell::default(),
+            uncarried: RefCell::default(),
             change: RefCell::new(change),
             tells: RefCell::default(),
-            makes_folder: Cell::new(false),
+            may_make_orphan_folder: Cell::new(false),
             again,
             wrote_back: Cell::new(false),
-            given: Cell::new(None),
+            read_grant: Cell::new(None),
         }
     }
 
     /// Registers a grant. The caller reads the covered facts only *afterwards*. Returns `None` if the call is to be
     /// answered without a grant.
-    pub(crate) fn ask(&self, node: NodeId, object: Object, covers: LeaseScope) -> Option<Grant> {
+    pub(crate) fn request_grant(&self, node: NodeId, object: Object, covers: LeaseScope) -> Option<Grant> {
         let granted = self.register(node, object, covers)?;
         Some(self.grant(granted, node, covers))
     }
@@ -51,7 +51,7 @@ impl<'a> CallLeases<'a> {
     /// Registers a directory grant. `may_list` checks the caller's right to list the directory. It is called only if
     /// a recall may carry names only with that right, and the right is not yet known. The second value: whether the
     /// recall may carry names.
-    pub(crate) fn ask_names(
+    pub(crate) fn request_dir_grant(
         &self,
         node: NodeId,
         object: Object,
@@ -60,15 +60,15 @@ impl<'a> CallLeases<'a> {
         let granted = self.register(node, object, LeaseScope::Directory)?;
         let listed = granted.listed || may_list();
         if listed && !granted.listed {
-            self.holding.leases.may_list(self.holding.holder, granted.id);
+            self.holding.table.may_list(self.holding.holder, granted.id);
         }
         Some((self.grant(granted, node, LeaseScope::Directory), listed))
     }
 
     /// Withdraws a grant that no reply will carry.
     pub(crate) fn withdraw(&self, grant: &Grant) {
-        self.registered.borrow_mut().retain(|id| *id != grant.id);
-        self.holding.leases.withdraw(self.holding.holder, &[grant.id]);
+        self.uncarried.borrow_mut().retain(|id| *id != grant.id);
+        self.holding.table.withdraw(self.holding.holder, &[grant.id]);
     }
 
     fn register(&self, node: NodeId, object: Object, covers: LeaseScope) -> Option<Granted> {
@@ -76,12 +76,12 @@ impl<'a> CallLeases<'a> {
             return None;
         }
         let key = LeaseKey { object, covers };
-        let granted = match self.given.take() {
+        let granted = match self.read_grant.take() {
             Some((of, granted)) if of == key => granted,
             other => {
-                self.given.set(other);
-                let granted = self.holding.leases.grant(self.holding.holder, key, node)?;
-                self.registered.borrow_mut().push(granted.id);
+                self.read_grant.set(other);
+                let granted = self.holding.table.grant(self.holding.holder, key, node)?;
+                self.uncarried.borrow_mut().push(granted.id);
                 granted
             }
         };
@@ -96,8 +96,8 @@ impl<'a> CallLeases<'a> {
         let key = LeaseKey { object, covers: LeaseScope::Data };
         let Ok(granted) = self.holding.read(&mut self.change.borrow_mut(), key, node) else { return false };
         if let Some(granted) = granted {
-            self.registered.borrow_mut().push(granted.id);
-            self.given.set(Some((key, granted)));
+            self.uncarried.borrow_mut().push(granted.id);
+            self.read_grant.set(Some((key, granted)));
         }
         true
     }
@@ -111,13 +111,14 @@ impl<'a> CallLeases<'a> {
         }
         let key = LeaseKey { object, covers: LeaseScope::Data };
         let granted = change.written(&self.tells.borrow(), (self.holding.holder, key), node)?;
-        self.registered.borrow_mut().push(granted.id);
+        self.uncarried.borrow_mut().push(granted.id);
         Some(self.grant(granted, node, LeaseScope::Data))
     }
 
     /// Waits until other holders have returned the recalled leases on this data. Returns true if they have.
-    pub(crate) fn settle(&self, object: Object) -> bool {
-        self.holding.settle(&mut self.change.borrow_mut(), LeaseKey { object, covers: LeaseScope::Data })
+    pub(crate) fn wait_for_returns(&self, object: Object) -> bool {
+        self.holding
+            .wait_for_returns(&mut self.change.borrow_mut(), LeaseKey { object, covers: LeaseScope::Data })
     }
 
     /// Returns how to merge the pages that this call writes back to this range (offset, length). Returns `None` if
@@ -127,8 +128,8 @@ impl<'a> CallLeases<'a> {
     }
 
     /// Whether another client may still have to merge its pages with the data that this call writes back.
-    pub(crate) fn overtakes(&self) -> bool {
-        self.change.borrow().as_ref().is_some_and(PendingChange::overtakes)
+    pub(crate) fn may_need_merge(&self) -> bool {
+        self.change.borrow().as_ref().is_some_and(PendingChange::may_need_merge)
     }
 
     /// Records applied write-back. Must be called before [`CallLeases::written`].
@@ -165,7 +166,7 @@ impl<'a> CallLeases<'a> {
         let before = grants.len();
         grants.retain(|grant| grant.covers != covers);
         if grants.len() == before {
-            self.holding.leases.recall(LeaseKey { object, covers });
+            self.holding.table.recall(LeaseKey { object, covers });
         }
     }
 
@@ -177,19 +178,19 @@ impl<'a> CallLeases<'a> {
     }
 
     /// Notes that this call may make the orphan folder, because its change covers the folder's parent directory.
-    pub(crate) fn make_folder(&self) {
-        self.makes_folder.set(true);
+    pub(crate) fn allow_orphan_folder(&self) {
+        self.may_make_orphan_folder.set(true);
     }
 
     /// Whether the call may make the orphan folder.
-    pub(crate) fn makes_folder(&self) -> bool {
-        self.makes_folder.get()
+    pub(crate) fn may_make_orphan_folder(&self) -> bool {
+        self.may_make_orphan_folder.get()
     }
 
     /// Installs the probes. The change may be applied now, and other holders wait for its result.
-    pub(crate) fn tell(&self, mut tells: Vec<ChangeProbe>) {
-        if self.change.borrow().as_ref().is_some_and(PendingChange::is_awaited) {
-            tells.iter_mut().for_each(ChangeProbe::hold);
+    pub(crate) fn set_probes(&self, mut tells: Vec<ChangeProbe>) {
+        if self.change.borrow().as_ref().is_some_and(PendingChange::has_suspended_holders) {
+            tells.iter_mut().for_each(ChangeProbe::open_target);
             *self.tells.borrow_mut() = tells;
         }
     }
@@ -203,8 +204,8 @@ impl<'a> CallLeases<'a> {
     }
 
     /// Marks grants that a reply is about to carry. The remaining ones are withdrawn when this value is dropped.
-    pub(crate) fn carry(&self, grants: &[Grant]) {
-        let mut registered = self.registered.borrow_mut();
+    pub(crate) fn mark_carried(&self, grants: &[Grant]) {
+        let mut registered = self.uncarried.borrow_mut();
         if registered.len() == grants.len() {
             registered.clear();
         } else if !grants.is_empty() {
@@ -221,6 +222,6 @@ impl<'a> CallLeases<'a> {
 
 impl Drop for CallLeases<'_> {
     fn drop(&mut self) {
-        self.holding.leases.withdraw(self.holding.holder, self.registered.get_mut());
+        self.holding.table.withdraw(self.holding.holder, self.uncarried.get_mut());
     }
 }

@@ -4,7 +4,7 @@
 use crate::error::{Fault, Result};
 use crate::export::Export;
 use crate::files::OpenFile;
-use crate::node_resolver::{Node, hides, open_beneath};
+use crate::node_resolver::{Node, is_reserved, open_beneath};
 use crate::open_files::OpenFileTable;
 use crate::ops::entry;
 use crate::stat;
@@ -26,17 +26,17 @@ pub(crate) enum ProbeTarget {
     Node(Arc<OwnedFd>),
     File(Arc<OpenFile>),
     /// The inode that this name leads to before the change.
-    Before(Arc<OwnedFd>, Name),
+    OldName(Arc<OwnedFd>, Name),
 }
 
 /// The new value of a fact, in the node ids of one export.
-enum Became {
+enum ObservedValue {
     Name(Option<Entry>),
     Attr(Attr),
 }
 
 /// Facts by lease key, and by name where the fact is a directory entry.
-type Facts = Vec<(LeaseKey, Option<Name>, Became)>;
+type Facts = Vec<(LeaseKey, Option<Name>, ObservedValue)>;
 
 /// The facts observed at one moment, in the terms of each export whose sessions are to receive them.
 pub(crate) struct ObservedFacts {
@@ -49,7 +49,7 @@ impl ProbeTarget {
         match self {
             ProbeTarget::Node(fd) => Some(fd.as_fd()),
             ProbeTarget::File(file) => Some(file.fd.as_fd()),
-            ProbeTarget::Before(..) => None,
+            ProbeTarget::OldName(..) => None,
         }
     }
 }
@@ -64,26 +64,28 @@ impl ChangeProbe {
     }
 
     /// Opens the inode behind a pre-change name, because a holder needs the result of the change.
-    pub(crate) fn hold(&mut self) {
-        if let ProbeTarget::Before(dir, name) = &self.at
+    pub(crate) fn open_target(&mut self) {
+        if let ProbeTarget::OldName(dir, name) = &self.at
             && let Ok(fd) = open_beneath(dir, name.as_bytes())
         {
             self.at = ProbeTarget::Node(Arc::new(fd));
         }
     }
 
-    fn look(&self, export: &Export, homes: &OpenFileTable) -> Option<Became> {
+    fn look(&self, export: &Export, homes: &OpenFileTable) -> Option<ObservedValue> {
         let fd = self.at.fd()?;
         match (self.key.covers, &self.name) {
             // A directory that was moved out of the export has no holders in it any more.
-            (LeaseScope::Directory, Some(_)) if !export.reach().contains(fd) => None,
-            (LeaseScope::Directory, Some(name)) => look_up(export, homes, fd, name).ok().map(Became::Name),
+            (LeaseScope::Directory, Some(_)) if !export.resolver().is_confined(fd) => None,
+            (LeaseScope::Directory, Some(name)) => {
+                observe_name(export, homes, fd, name).ok().map(ObservedValue::Name)
+            }
             (LeaseScope::Attributes, None) => {
                 let stat = stat::of_fd(fd).ok()?;
-                let object = export.reach().ids.object(&stat);
+                let object = export.resolver().ids.object(&stat);
                 let look = || stat::of_fd(fd).map(|stat| stat.attr);
-                let attr = homes.seen(&export.reach().orphans, object, look).ok()?;
-                (object == self.key.object).then_some(Became::Attr(attr))
+                let attr = homes.visible_attr(&export.resolver().orphans, object, look).ok()?;
+                (object == self.key.object).then_some(ObservedValue::Attr(attr))
             }
             _ => None,
         }
@@ -91,22 +93,22 @@ impl ChangeProbe {
 }
 
 /// Looks a name up as a LOOKUP through this export would.
-fn look_up(
+fn observe_name(
     export: &Export,
     homes: &OpenFileTable,
     dir: BorrowedFd<'_>,
     name: &Name,
 ) -> Result<Option<Entry>> {
-    if hides(name.as_bytes()) {
+    if is_reserved(name.as_bytes()) {
         return Ok(None);
     }
     let fd = match open_beneath(dir, name.as_bytes()) {
         Err(Fault(Errno::NOENT)) => return Ok(None),
         other => other?,
     };
-    let node = export.reach().opened(fd)?;
+    let node = export.resolver().identify(fd)?;
     let look = || stat::of_fd(&node.fd).map(|stat| stat.attr);
-    let attr = homes.seen(&export.reach().orphans, node.object, look)?;
+    let attr = homes.visible_attr(&export.resolver().orphans, node.object, look)?;
     let stat = stat::Stat { attr, ..node.stat };
     entry(&Node { stat, ..node }).map(Some)
 }
@@ -136,10 +138,10 @@ impl ObservedFacts {
         let facts = told.into_iter().filter_map(|UpdatedKey { key, node, name }| {
             let (_, _, became) = seen.iter().find(|(of, called, _)| (*of, called) == (key, &name))?;
             match (became, name) {
-                (Became::Name(entry), Some(name)) => {
+                (ObservedValue::Name(entry), Some(name)) => {
                     Some(UpdatedFact::Name { dir: node, name, entry: entry.clone() })
                 }
-                (Became::Attr(attr), None) => Some(UpdatedFact::Attr { node, attr: *attr }),
+                (ObservedValue::Attr(attr), None) => Some(UpdatedFact::Attr { node, attr: *attr }),
                 _ => None,
             }
         });

@@ -1,15 +1,15 @@
 //! A connection: its HELLO, the session that it begins or resumes, and its input.
 
 use crate::files::SessionFiles;
-use crate::idle_connections::Back;
+use crate::idle_connections::WakeReason;
 use crate::outbox::Outbox;
 use crate::server::{End, Server};
 use crate::session::{Attached, Resumption, Session, now};
 use crate::session_leases::SessionLeases;
-use crate::session_log::{self, Story};
+use crate::session_log::{self, SessionLog};
 use crate::validate_ids;
-use nigh_link::{Link, Peer, Ticket};
-use nigh_native::{PUSHES, ProtocolError, Resume, ServerConfig, ServerConnection, ServerEvent, TRUSTS_WATCH};
+use nigh_link::{Link, Peer, UnauthenticatedSlot};
+use nigh_native::{ProtocolError, Resume, ServerConfig, ServerEvent, ServerSession, TRUSTS_WATCH, UPDATES};
 use nigh_types::{Errno, Term, Time};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -31,7 +31,7 @@ pub(crate) enum Ended {
     /// The client violated the protocol.
     Broken,
     /// The connection was lost; the client may reconnect.
-    Cut,
+    Lost,
     /// The client has reconnected already.
     Replaced,
 }
@@ -57,8 +57,8 @@ impl Hello {
 }
 
 /// Outcome of waiting for a HELLO.
-enum Greeting {
-    Hello(Box<ServerConnection>, Hello),
+enum HelloOutcome {
+    Hello(Box<ServerSession>, Hello),
     /// No HELLO arrived; the text says why.
     Nothing(String),
 }
@@ -72,12 +72,17 @@ impl Server {
     }
 
     /// Serves a connection that may be dropped while it is unattached; the ticket is kept until it attaches.
-    pub(crate) fn serve_stranger(&self, link: Link, peer: Peer, ticket: Option<Ticket>) -> io::Result<()> {
+    pub(crate) fn serve_stranger(
+        &self,
+        link: Link,
+        peer: Peer,
+        ticket: Option<UnauthenticatedSlot>,
+    ) -> io::Result<()> {
         link.set_write_timeout(Some(Outbox::PATIENCE))?;
         link.set_read_timeout(Some(BUSY))?;
-        self.greeting.fetch_add(1, Ordering::SeqCst);
+        self.unattached.fetch_add(1, Ordering::SeqCst);
         let admitted = self.greet(&link, peer);
-        self.greeting.fetch_sub(1, Ordering::SeqCst);
+        self.unattached.fetch_sub(1, Ordering::SeqCst);
         drop(ticket);
         let Some((session, number)) = admitted? else { return Ok(()) };
         let writer = Arc::clone(&session);
@@ -90,31 +95,31 @@ impl Server {
         };
         match &read {
             Ok(Ended::Replaced) => {}
-            Ok(Ended::Goodbye) => self.forget(&session, End::Goodbye),
-            Ok(Ended::Broken) => self.forget(&session, End::Cut),
-            Ok(Ended::Cut) | Err(_) if session.outbox.is_deaf() => {
-                self.cut(&session, number, "the client does not read");
+            Ok(Ended::Goodbye) => self.discard(&session, End::Goodbye),
+            Ok(Ended::Broken) => self.discard(&session, End::Disconnected),
+            Ok(Ended::Lost) | Err(_) if session.outbox.is_not_reading() => {
+                self.handle_link_loss(&session, number, "the client does not read");
             }
-            Ok(Ended::Cut) => self.cut(&session, number, "the connection was lost"),
-            Err(error) => self.cut(&session, number, &error.to_string()),
+            Ok(Ended::Lost) => self.handle_link_loss(&session, number, "the connection was lost"),
+            Err(error) => self.handle_link_loss(&session, number, &error.to_string()),
         }
         // A failure of the writer is one of the connection.
         let _ = writer?.join();
         read.map(drop)
     }
 
-    fn cut(&self, session: &Arc<Session>, number: u64, why: &str) {
-        if session.cut(number) {
+    fn handle_link_loss(&self, session: &Arc<Session>, number: u64, why: &str) {
+        if session.disconnect(number) {
             if !self.is_ending() {
                 session_log::cut(session, why);
             }
-            if self.work.is_stopping() {
+            if self.inflight.is_stopping() {
                 session.outbox.drop_held();
             }
         }
         // No client reconnects to a server that stops.
-        if session.is_over() || (self.is_ending() && session.away().is_some()) {
-            self.forget(session, End::Cut);
+        if session.is_over() || (self.is_ending() && session.disconnected_since().is_some()) {
+            self.discard(session, End::Disconnected);
         }
     }
 
@@ -132,14 +137,14 @@ impl Server {
     /// Waits for the HELLO. Returns the session that the connection begins or resumes, and the link's number there;
     /// `None` if the connection was refused or sent no valid HELLO.
     pub(crate) fn greet(&self, link: &Link, peer: Peer) -> io::Result<Option<(Arc<Session>, u64)>> {
-        let story = Story::new(&self.meter.limits, link.kind());
+        let story = SessionLog::new(&self.meter.limits, link.kind());
         let id = self.next_session_id();
         session_log::connected(&story, id, &peer);
         let why = match self.wait_for_hello(link, id) {
-            Ok(Greeting::Hello(connection, hello)) => {
+            Ok(HelloOutcome::Hello(connection, hello)) => {
                 return Ok(self.admit((link, peer, story), connection, &hello));
             }
-            Ok(Greeting::Nothing(why)) => why,
+            Ok(HelloOutcome::Nothing(why)) => why,
             Err(error) => error.to_string(),
         };
         self.meter.count_ended(link.bytes());
@@ -147,14 +152,14 @@ impl Server {
         Ok(None)
     }
 
-    fn wait_for_hello(&self, link: &Link, session_id: u64) -> io::Result<Greeting> {
+    fn wait_for_hello(&self, link: &Link, session_id: u64) -> io::Result<HelloOutcome> {
         let (session_term, limits) = (self.options.session_term, self.options.bounds.limits());
         let config = ServerConfig { session_id, session_term, limits };
-        let mut connection = ServerConnection::new(now(), config);
+        let mut connection = ServerSession::new(now(), config);
         // Deadline for the HELLO, whatever other bytes arrive.
         let until = connection.lapses();
         let mut buffer = vec![0; FIRST_BYTES];
-        let nothing = |why: &str| Ok(Greeting::Nothing(why.to_owned()));
+        let nothing = |why: &str| Ok(HelloOutcome::Nothing(why.to_owned()));
         loop {
             let Some(count) = read_some(link, &mut buffer)? else {
                 return nothing("the connection was lost");
@@ -181,7 +186,7 @@ impl Server {
                 Some(ServerEvent::Bye { why }) => return nothing(&format!("goodbye: {why}")),
                 Some(event) => {
                     if let Some(hello) = Hello::of(event) {
-                        return Ok(Greeting::Hello(Box::new(connection), hello));
+                        return Ok(HelloOutcome::Hello(Box::new(connection), hello));
                     }
                 }
                 None => {}
@@ -191,14 +196,14 @@ impl Server {
 
     fn admit(
         &self,
-        (link, peer, story): (&Link, Peer, Story),
-        connection: Box<ServerConnection>,
+        (link, peer, story): (&Link, Peer, SessionLog),
+        connection: Box<ServerSession>,
         hello: &Hello,
     ) -> Option<(Arc<Session>, u64)> {
         if let Some((session, resume)) = self.named(&peer, hello)
-            && !self.work.is_stopping()
+            && !self.inflight.is_stopping()
         {
-            match go_on(&session, link, (hello.moment, resume.received)) {
+            match resume_session(&session, link, (hello.moment, resume.received)) {
                 Ok(Resumption::Link(number)) => {
                     session_log::resumed(&session, connection.session_id());
                     return Some((session, number));
@@ -209,23 +214,23 @@ impl Server {
                     session_log::left(&story, connection.session_id(), &peer, why);
                     return None;
                 }
-                Ok(Resumption::Forgotten) => {}
+                Ok(Resumption::Discarded) => {}
                 Err(error) => {
-                    session.story.ends(|| format!("the client broke the protocol: {error}"));
-                    self.forget(&session, End::Cut);
+                    session.log.set_end_reason(|| format!("the client broke the protocol: {error}"));
+                    self.discard(&session, End::Disconnected);
                     return None;
                 }
             }
         }
         let of = (link.clone(), peer, hello.moment);
-        let session = Arc::new(Session::new(*connection, of, story, &self.leases, &self.keeper));
+        let session = Arc::new(Session::new(*connection, of, story, &self.leases, &self.reaper));
         if let Err((errno, message)) = self.attach(&session, hello) {
             session_log::refused(&session, errno, &message);
             session.with_connection(|connection| connection.refuse(errno, &message));
             session.outbox.end();
             session.outbox.write(session.first_link());
             self.meter.count_ended(session.outbox.bytes());
-            session_log::ended(&session, End::Cut);
+            session_log::ended(&session, End::Disconnected);
             return None;
         }
         let number = session.first_link();
@@ -238,12 +243,13 @@ impl Server {
         let resume = hello.resume?;
         let session = self.session(resume.session_id)?;
         let attached = session.attached()?;
-        let same = attached.who == hello.who && attached.name == hello.export && session.peer.is_same(peer);
+        let same =
+            attached.who == hello.who && attached.name == hello.export && session.peer.has_same_rights(peer);
         same.then_some((session, resume))
     }
 
     fn attach(&self, session: &Arc<Session>, hello: &Hello) -> Result<(), Refusal> {
-        if self.work.is_stopping() {
+        if self.inflight.is_stopping() {
             return Err((Errno::AGAIN, "the server stops: try again in a moment".into()));
         }
         let asked = &hello.export[..];
@@ -253,37 +259,37 @@ impl Server {
         let path = path.as_path();
         let export =
             self.export(root, path, session.origin).map_err(|error| (error.errno(), error.to_string()))?;
-        let holding = SessionLeases { leases: Arc::clone(&self.leases), holder: session.holder() };
+        let holding = SessionLeases { table: Arc::clone(&self.leases), holder: session.holder() };
         let files = SessionFiles::of_session(self.options.files_per_session, hello.term, holding)
             .vouched(session.admission.vouches())
             .sharing(&self.descriptors, session.origin)
             .trusting(hello.features & TRUSTS_WATCH != 0);
         let Hello { who, mut features, term, .. } = *hello;
-        if export.acts() && !session.admission.vouches() {
+        if export.impersonates() && !session.admission.vouches() {
             // Updates are read with the server's rights, and a confined client may not see all that they contain.
-            features &= !PUSHES;
+            features &= !UPDATES;
         }
         let (name, locks) = (asked.to_vec(), Arc::clone(&self.locks));
         session.attach(Attached { name, features, term, export, files, locks, who });
         let Some(attached) = session.attached() else { return Err((Errno::IO, "not attached".into())) };
-        let agreed = agree(session, attached)
+        let agreed = session_params(session, attached)
             .map_err(|errno| (errno, format!("cannot look at {}: {errno}", path.display())))?;
         let overtaken = || (Errno::STALE, "a later connection of this client is served".to_owned());
         if self.sessions_of(session, attached).iter().any(|other| other.moment() > hello.moment) {
             return Err(overtaken());
         }
-        self.forget_earlier(session, attached, hello.resume.is_none());
+        self.discard_earlier(session, attached, hello.resume.is_none());
         if hello.resume.is_some() && !self.memory.is_settled(hello.who) {
             return Err((Errno::AGAIN, "what this client asked for before is still being done".into()));
         }
         let whole = hello.resume.is_none();
-        let room = self.room.lock();
+        let room = self.quota_lock.lock();
         self.make_room(session)?;
-        self.register.begin(session.id, hello.who, whole).map_err(|problem| (Errno::IO, problem))?;
+        self.registry.begin(session.id, hello.who, whole).map_err(|problem| (Errno::IO, problem))?;
         let begun = self.begin(session, attached, hello.resume.is_none());
         drop(room);
         if !begun {
-            self.register.end(session.id, Time(0));
+            self.registry.end(session.id, Time(0));
             return Err(overtaken());
         }
         if hello.resume.is_none() {
@@ -297,16 +303,16 @@ impl Server {
     fn read(&self, session: &Arc<Session>, number: u64, link: &Link) -> io::Result<Ended> {
         let mut buffer = vec![0; FIRST_BYTES];
         loop {
-            let Some(count) = read_some(link, &mut buffer)? else { return Ok(Ended::Cut) };
+            let Some(count) = read_some(link, &mut buffer)? else { return Ok(Ended::Lost) };
             let ended = if count > 0 {
                 self.handle_bytes(session, number, &buffer[..count])
             } else {
                 buffer = vec![0; FIRST_BYTES];
-                match self.quiet.wait(session, number, link) {
-                    Back::Said(bytes) if bytes.is_empty() => None,
-                    Back::Said(bytes) => self.handle_bytes(session, number, &bytes),
-                    Back::Ended(ended) => Some(ended),
-                    Back::Failed(error) => return Err(error),
+                match self.idle_connections.wait(session, number, link) {
+                    WakeReason::Input(bytes) if bytes.is_empty() => None,
+                    WakeReason::Input(bytes) => self.handle_bytes(session, number, &bytes),
+                    WakeReason::Ended(ended) => Some(ended),
+                    WakeReason::Failed(error) => return Err(error),
                 }
             };
             if let Some(ended) = ended {
@@ -320,17 +326,17 @@ impl Server {
 }
 
 /// Resumes the session over this link, if possible.
-fn go_on(session: &Arc<Session>, link: &Link, at: (u64, u64)) -> Result<Resumption, ProtocolError> {
-    let Some(Ok(agreed)) = session.attached().map(|attached| agree(session, attached)) else {
-        return Ok(Resumption::Forgotten);
+fn resume_session(session: &Arc<Session>, link: &Link, at: (u64, u64)) -> Result<Resumption, ProtocolError> {
+    let Some(Ok(agreed)) = session.attached().map(|attached| session_params(session, attached)) else {
+        return Ok(Resumption::Discarded);
     };
-    session.go_on(link.clone(), at, agreed)
+    session.resume(link.clone(), at, agreed)
 }
 
 /// Returns the session parameters for the client.
-fn agree(session: &Session, attached: &Attached) -> Result<nigh_native::Session, Errno> {
+fn session_params(session: &Session, attached: &Attached) -> Result<nigh_native::SessionParams, Errno> {
     let mut agreed = attached.export.session(&attached.files)?;
-    validate_ids::introduce(&mut agreed, &attached.export, &session.admission, attached.features);
+    validate_ids::fill_session_params(&mut agreed, &attached.export, &session.admission, attached.features);
     Ok(agreed)
 }
 

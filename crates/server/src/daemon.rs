@@ -11,7 +11,7 @@ mod supervisor;
 pub use run::{run_server_at, run_user_server, serve};
 
 use crate::control;
-use crate::server_dirs::Places;
+use crate::server_dirs::ServerDirs;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -35,12 +35,12 @@ const RELAY_BYTES: usize = 256 << 10;
 /// Connects to this user's server. If none runs, starts `exe serve --listen user`, detached from this process. Its
 /// log goes to `serve.log` in the runtime directory.
 pub fn ensure_running(exe: &Path) -> io::Result<UnixStream> {
-    ensure_running_at(&Places::of_user()?, exe)
+    ensure_running_at(&ServerDirs::of_user()?, exe)
 }
 
 /// Like [`ensure_running`], with other directories, which are passed to the server in `NIGH_RUNTIME_DIR` and
 /// `NIGH_STATE_DIR`.
-pub fn ensure_running_at(places: &Places, exe: &Path) -> io::Result<UnixStream> {
+pub fn ensure_running_at(places: &ServerDirs, exe: &Path) -> io::Result<UnixStream> {
     places.make_runtime()?;
     let _starting = lock(&places.runtime.join("start.lock"), FlockOperation::LockExclusive)?;
     if let Some(stream) = running(places)? {
@@ -91,7 +91,7 @@ pub fn ensure_running_at(places: &Places, exe: &Path) -> io::Result<UnixStream> 
 
 /// Returns a connection that the running server has accepted, or `None` if no server runs. A killed or stopping
 /// server may still queue connections for a moment before it closes them.
-fn running(places: &Places) -> io::Result<Option<UnixStream>> {
+fn running(places: &ServerDirs) -> io::Result<Option<UnixStream>> {
     let give_up = Instant::now() + DYING_PATIENCE;
     loop {
         let Ok(stream) = UnixStream::connect(places.socket()) else { return Ok(None) };
@@ -113,7 +113,7 @@ fn reap_later(mut child: std::process::Child) {
 /// either ends. Starts the server like [`ensure_running`]. The first output tells the other end that a server is
 /// there (`nigh_link::ssh`).
 pub fn relay(exe: &Path) -> io::Result<()> {
-    let places = Places::of_user()?;
+    let places = ServerDirs::of_user()?;
     let server = ensure_running_at(&places, exe)?;
     let (from, to) = (server.try_clone()?, server);
     std::thread::Builder::new().name("nigh-relay".into()).spawn(move || {

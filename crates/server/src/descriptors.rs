@@ -15,7 +15,7 @@ const LEAST: u64 = 4;
 pub(crate) struct Descriptors {
     limit: u64,
     /// Mutually distrusting users are served.
-    divides: bool,
+    multi_user: bool,
     files: Mutex<Files>,
     /// Descriptors that exports hold as caches.
     cached: AtomicU64,
@@ -38,13 +38,13 @@ impl Default for Descriptors {
 
 impl Descriptors {
     /// `divides`: several users are served.
-    pub(crate) fn new(limit: u64, divides: bool) -> Descriptors {
-        Descriptors { limit, divides, files: Mutex::default(), cached: AtomicU64::new(0) }
+    pub(crate) fn new(limit: u64, multi_user: bool) -> Descriptors {
+        Descriptors { limit, multi_user, files: Mutex::default(), cached: AtomicU64::new(0) }
     }
 
     /// Limit on open files of all sessions.
     fn most_files(&self) -> u64 {
-        if self.divides { self.limit / 2 } else { self.limit / 2 + self.most_files_of_root() }
+        if self.multi_user { self.limit / 2 } else { self.limit / 2 + self.most_files_of_root() }
     }
 
     /// Additional files for root of this machine.
@@ -63,7 +63,7 @@ impl Descriptors {
     }
 
     fn bounds(&self, origin: Origin, all: u64) -> (u64, u64) {
-        let is_bounded = self.divides && !origin.is_local_root();
+        let is_bounded = self.multi_user && !origin.is_local_root();
         (all.max(LEAST), if is_bounded { (all / 4).max(LEAST) } else { all.max(LEAST) })
     }
 
@@ -80,9 +80,9 @@ impl Descriptors {
         let after = files.all.saturating_add(more);
         let theirs = files.of.get(&origin).copied().unwrap_or(0).saturating_add(more);
         let may = match origin.is_local_root() {
-            true if self.divides => after <= most.saturating_add(self.most_files_of_root()),
+            true if self.multi_user => after <= most.saturating_add(self.most_files_of_root()),
             true => after <= most,
-            false => after <= most && (!self.divides || theirs <= most.saturating_sub(files.all)),
+            false => after <= most && (!self.multi_user || theirs <= most.saturating_sub(files.all)),
         };
         if !may {
             files.refused.insert(origin);
@@ -91,11 +91,11 @@ impl Descriptors {
     }
 
     /// Counts a file as open until the returned value is dropped.
-    pub(crate) fn open(self: &Arc<Descriptors>, origin: Origin) -> Opened {
+    pub(crate) fn open(self: &Arc<Descriptors>, origin: Origin) -> OpenFileCharge {
         let mut files = self.files.lock();
         files.all += 1;
         *files.of.entry(origin).or_default() += 1;
-        Opened { descriptors: Arc::clone(self), origin }
+        OpenFileCharge { descriptors: Arc::clone(self), origin }
     }
 
     pub(crate) fn files(&self) -> u64 {
@@ -112,9 +112,9 @@ impl Descriptors {
     }
 
     /// Counts a cached descriptor until the returned value is dropped.
-    pub(crate) fn cache(self: &Arc<Descriptors>) -> Cached {
+    pub(crate) fn cache(self: &Arc<Descriptors>) -> CachedFdCharge {
         self.cached.fetch_add(1, Ordering::Relaxed);
-        Cached(Arc::clone(self))
+        CachedFdCharge(Arc::clone(self))
     }
 
     pub(crate) fn cached(&self) -> u64 {
@@ -122,19 +122,19 @@ impl Descriptors {
     }
 
     /// Whether caches hold so many descriptors that each should shrink to its minimum.
-    pub(crate) fn is_crowded(&self) -> bool {
+    pub(crate) fn is_short(&self) -> bool {
         self.cached() > self.most_cached()
     }
 }
 
 /// An open file charged to an origin.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenFileCharge {
     descriptors: Arc<Descriptors>,
     origin: Origin,
 }
 
-impl Drop for Opened {
+impl Drop for OpenFileCharge {
     fn drop(&mut self) {
         let mut files = self.descriptors.files.lock();
         files.all -= 1;
@@ -149,9 +149,9 @@ impl Drop for Opened {
 
 /// A cached descriptor.
 #[derive(Debug)]
-pub(crate) struct Cached(Arc<Descriptors>);
+pub(crate) struct CachedFdCharge(Arc<Descriptors>);
 
-impl Drop for Cached {
+impl Drop for CachedFdCharge {
     fn drop(&mut self) {
         self.0.cached.fetch_sub(1, Ordering::Relaxed);
     }
@@ -161,7 +161,7 @@ impl Drop for Cached {
 mod tests {
     use super::*;
 
-    fn take_all(descriptors: &Arc<Descriptors>, origin: Origin) -> Vec<Opened> {
+    fn take_all(descriptors: &Arc<Descriptors>, origin: Origin) -> Vec<OpenFileCharge> {
         std::iter::from_fn(|| descriptors.may_open(origin, 1).then(|| descriptors.open(origin))).collect()
     }
 

@@ -30,7 +30,7 @@ impl Fault {
     }
 
     /// Maps errors of the server that a caller could mistake for its own.
-    fn told(self) -> Errno {
+    fn for_caller(self) -> Errno {
         match self.0 {
             // The descriptor table of the server is full, not the caller's.
             Errno::MFILE => Errno::NFILE,
@@ -41,7 +41,7 @@ impl Fault {
 
 impl From<Fault> for Errno {
     fn from(fault: Fault) -> Errno {
-        fault.told()
+        fault.for_caller()
     }
 }
 

@@ -9,17 +9,17 @@ use crate::filesystem::{Filesystem, identify};
 use crate::grace::Grace;
 use crate::handle::Opener;
 use crate::ids::Ids;
-use crate::impersonate::can_act;
+use crate::impersonate::can_impersonate;
 use crate::lease_conflicts;
-use crate::node_resolver::{Bounds, Node, NodeResolver, hides, link};
-use crate::ops::ahead::{self, Begun};
-use crate::ops::{Context, Outcome, attributes, data, look, make, open, remove, rename};
+use crate::node_resolver::{CacheSizes, Node, NodeResolver, current_path, is_reserved};
+use crate::ops::prefetch::{self, ReplyStream};
+use crate::ops::{Context, Outcome, attributes, data, lookup, make, open, remove, rename};
 use crate::orphans::Orphans;
-use crate::readers::Readers;
+use crate::read_fds::ReadFds;
 use crate::session_leases::PendingChange;
 use crate::stat::{self, Stat};
-use crate::watch::{Watch, Watched};
-use nigh_native::Session;
+use crate::watch::{ExportWatch, Watch};
+use nigh_native::SessionParams;
 use nigh_native::lease::Object;
 use nigh_types::{Call, CallId, Credentials, Errno, Handle, Name, NodeRef, Request, Response, Span, Term};
 use rustix::fs::{Mode, OFlags};
@@ -29,9 +29,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-mod kept;
+mod kept_fds;
 
-pub(crate) use kept::{GivenBack, Kept, with_space};
+pub(crate) use kept_fds::{KeptFd, SpaceReclaimer, with_space};
 
 /// Progress of a call.
 pub(crate) enum Progress {
@@ -39,7 +39,7 @@ pub(crate) enum Progress {
     /// The call has had no effect yet, and waits for other clients to return leases on the facts that it changes.
     Waits(PendingChange),
     /// Part of the reply is sent, and the send queue is full.
-    Pauses(Begun),
+    Pauses(ReplyStream),
 }
 
 /// Cache sizes of an export. `directories + readers` bounds the descriptors, besides those of files that sessions
@@ -87,7 +87,7 @@ pub enum ExportError {
 }
 
 /// Whether a disk or a quota is full.
-pub(crate) fn wants_room(error: &std::io::Error) -> bool {
+pub(crate) fn is_disk_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
@@ -95,7 +95,7 @@ pub(crate) fn wants_room(error: &std::io::Error) -> bool {
 fn mend_state(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::WouldBlock => "another server uses it, end that one",
-        _ if wants_room(error) => "make room there on the server",
+        _ if is_disk_full(error) => "make room there on the server",
         _ => "give rights there on the server",
     }
 }
@@ -121,11 +121,11 @@ impl ExportError {
 #[derive(Debug)]
 pub struct Export {
     reach: NodeResolver,
-    acts: bool,
+    impersonates: bool,
     id: String,
     path: PathBuf,
-    pub(crate) readers: Readers,
-    watched: Option<Arc<Watched>>,
+    pub(crate) read_fds: ReadFds,
+    watched: Option<Arc<ExportWatch>>,
 }
 
 /// How long to wait for an export's state that is in use.
@@ -139,7 +139,7 @@ impl Export {
         state_dir: &Path,
         options: ExportOptions,
     ) -> std::result::Result<Export, ExportError> {
-        let opened = Opened::new(open_root(path)?, path)?;
+        let opened = OpenedRoot::new(open_root(path)?, path)?;
         let ids = opened.open_ids(path, state_dir)?;
         let export = Export::of(opened, path, ids, (options, None, &Arc::default()))?;
         export.find_orphans();
@@ -148,29 +148,39 @@ impl Export {
 
     /// Finds orphans that earlier servers kept.
     pub(crate) fn find_orphans(&self) {
-        self.reach.orphans.find_left(&self.reach);
+        self.reach.orphans.find_leftovers(&self.reach);
     }
 
     /// Makes an export of an opened root, with its ids. `path` is its display name.
     pub(crate) fn of(
-        opened: Opened,
+        opened: OpenedRoot,
         path: &Path,
         ids: Arc<Ids>,
         (options, watch, descriptors): (ExportOptions, Option<&Arc<Watch>>, &Arc<Descriptors>),
     ) -> std::result::Result<Export, ExportError> {
-        let Opened { root, readable, stat, filesystem, id } = opened;
-        let watched = watch.map(|watch| watch.meet(&root, &stat, filesystem));
+        let OpenedRoot { root, readable, stat, filesystem, id } = opened;
+        let watched = watch.map(|watch| watch.watch_export(&root, &stat, filesystem));
         let opener = readable.and_then(Opener::new);
-        let bounds =
-            Bounds { places: options.places, directories: options.directories, handles: options.handles };
+        let bounds = CacheSizes {
+            known_parents: options.places,
+            directories: options.directories,
+            handles: options.handles,
+        };
         let reach = NodeResolver::new(root, stat, ids, opener, (bounds, Arc::clone(descriptors))).map_err(
             |fault| {
                 let error = std::io::Error::from_raw_os_error(Errno::from(fault).raw());
                 ExportError::Open { path: path.into(), error }
             },
         )?;
-        let readers = Readers::new(options.readers, Arc::clone(descriptors));
-        Ok(Export { reach, acts: can_act(), id, path: path.into(), readers, watched })
+        let readers = ReadFds::new(options.readers, Arc::clone(descriptors));
+        Ok(Export {
+            reach,
+            impersonates: can_impersonate(),
+            id,
+            path: path.into(),
+            read_fds: readers,
+            watched,
+        })
     }
 
     /// The id, which also names its state directory: filesystem UUID, subvolume and root inode.
@@ -187,23 +197,23 @@ impl Export {
 
     /// Returns the session parameters: the root, and the capabilities of its filesystem. The term is taken from
     /// `files`.
-    pub fn session(&self, files: &SessionFiles) -> std::result::Result<Session, Errno> {
+    pub fn session(&self, files: &SessionFiles) -> std::result::Result<SessionParams, Errno> {
         let root = self.reach.root();
-        let place = nigh_types::NodeRef::bare(root);
+        let place = nigh_types::NodeRef::without_hint(root);
         let node = self.reach.node(&place, files)?;
         self.reach.ids.settle()?;
-        Ok(Session {
+        Ok(SessionParams {
             has_acls: has_acls(&node),
-            staleness_bound: self.host_bound(files),
-            unsupported_guarantees: not_given(&self.reach.ids.filesystem(), &self.reach),
+            staleness_bound: self.staleness_bound(files),
+            unsupported_guarantees: unsupported_guarantees(&self.reach.ids.filesystem(), &self.reach),
             acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-            finds_numbers: files.is_vouched() && self.reach.finds_numbers(),
-            ..Session::plain(root, node.stat.attr, self.reach.ids.cookie_key(), files.term())
+            supports_lookup_number: files.is_vouched() && self.reach.resolves_inode_numbers(),
+            ..SessionParams::plain(root, node.stat.attr, self.reach.ids.cookie_key(), files.term())
         })
     }
 
     /// Returns the bound of S9 as text; empty if grants without a time limit satisfy S9.
-    fn host_bound(&self, files: &SessionFiles) -> String {
+    fn staleness_bound(&self, files: &SessionFiles) -> String {
         let seen =
             |span: Span| format!("changes on the server's own disk are seen within {} ms", span.as_millis());
         let why_not = self.watched.as_ref().map_or(Some("nothing is watched"), |watched| watched.why_not());
@@ -280,14 +290,14 @@ impl Export {
         files: &SessionFiles,
         call: CallId,
         (request, again): (&Request, bool),
-        (change, begun): (Option<PendingChange>, Option<Begun>),
+        (change, begun): (Option<PendingChange>, Option<ReplyStream>),
         sink: &mut dyn FnMut(Response) -> bool,
     ) -> Progress {
         let what = &request.call;
         let stake = CallLeases::new(files, change, again);
         let cx = Context { export: self, files, who: &request.credentials, stake: &stake };
         let mut sink = |response: Response| {
-            stake.carry(&response.grants);
+            stake.mark_carried(&response.grants);
             sink(response)
         };
         let refuse = |fault: Fault| {
@@ -298,11 +308,11 @@ impl Export {
         match what {
             Call::Release { handles } => files.release(handles),
             Call::PinOpen { node, names, handle } => {
-                self.keep(files, &request.credentials, (node, names), *handle);
+                self.pin_open(files, &request.credentials, (node, names), *handle);
             }
-            // Handled by `Server::request` before.
+            // Handled by `Server::handle_request` before.
             Call::PrefetchCredit { .. } => {}
-            what if ahead::is_in_parts(what) => match ahead::in_parts(cx, what, begun, &mut sink) {
+            what if prefetch::is_streamed(what) => match prefetch::stream_reply(cx, what, begun, &mut sink) {
                 Ok(Some(begun)) => return Progress::Pauses(begun),
                 Ok(None) => {}
                 Err(fault) => {
@@ -310,7 +320,7 @@ impl Export {
                 }
             },
             what => {
-                let mut places = files.holding().leases.places.none_held();
+                let mut places = files.leases().table.places.empty_set();
                 let done = match lease_conflicts::prepare(cx, what, &mut places) {
                     Ok(true) => with_space(cx, places.filesystem(), || dispatch(cx, what)),
                     Ok(false) => match stake.take_change() {
@@ -331,7 +341,7 @@ impl Export {
 
     /// Keeps a file open that a client opened without a handle ([`Call::PinOpen`]). Completes before any later message
     /// of the client is handled.
-    pub(crate) fn keep(
+    pub(crate) fn pin_open(
         &self,
         files: &SessionFiles,
         who: &Credentials,
@@ -340,7 +350,7 @@ impl Export {
     ) {
         let stake = CallLeases::new(files, None, false);
         let cx = Context { export: self, files, who, stake: &stake };
-        if let Err(Fault(errno)) = open::keep_for(cx, node, names, handle) {
+        if let Err(Fault(errno)) = open::pin_open(cx, node, names, handle) {
             tracing::debug!(ino = node.node.ino, %errno, "a file that a client has open cannot be kept for it");
         }
     }
@@ -351,46 +361,46 @@ impl Export {
     }
 
     /// Leaves open orphans in place when the server stops, for sessions that return to the next server.
-    pub fn leave_orphans(&self) {
-        self.reach.orphans.stay();
+    pub fn keep_orphans(&self) {
+        self.reach.orphans.keep_all();
     }
 
     /// Closes descriptors unused for a while, and removes orphans whose sessions did not return. To be called every
     /// few seconds.
     pub fn close_idle(&self, now: Instant) {
         self.reach.orphans.sweep(now);
-        self.readers.close_idle(now);
-        self.reach.departed.close_old(now);
-        self.reach.removed.close_unused(now);
+        self.read_fds.close_idle(now);
+        self.reach.recently_unlinked.close_expired(now);
+        self.reach.removed_dirs.close_unused(now);
         self.reach.ids.parents.save();
     }
 
-    pub(crate) fn reach(&self) -> &NodeResolver {
+    pub(crate) fn resolver(&self) -> &NodeResolver {
         &self.reach
     }
 
-    pub(crate) fn acts(&self) -> bool {
-        self.acts
+    pub(crate) fn impersonates(&self) -> bool {
+        self.impersonates
     }
 }
 
 fn dispatch(cx: Context<'_>, call: &Call) -> Result<Outcome> {
     match call {
-        Call::Lookup { dir, name } => look::lookup(cx, dir, name),
+        Call::Lookup { dir, name } => lookup::lookup(cx, dir, name),
         Call::ResolvePath { node, names } => {
-            cx.reach().walk(*node, names).map(|()| Outcome::plain(nigh_types::Reply::Done))
+            cx.resolver().walk(*node, names).map(|()| Outcome::plain(nigh_types::Reply::Done))
         }
-        Call::GetAttr { node } => look::getattr(cx, node),
-        Call::LookupNumber { ino } => look::by_number(cx, *ino),
-        Call::ReadLink { node } => look::readlink(cx, node),
-        Call::Xattrs { node } => look::xattrs(cx, node),
-        Call::Xattr { node, name } => look::xattr(cx, node, name),
-        Call::StatFs { node } => look::statfs(cx, node),
+        Call::GetAttr { node } => lookup::getattr(cx, node),
+        Call::LookupNumber { ino } => lookup::by_number(cx, *ino),
+        Call::ReadLink { node } => lookup::readlink(cx, node),
+        Call::Xattrs { node } => lookup::xattrs(cx, node),
+        Call::Xattr { node, name } => lookup::xattr(cx, node, name),
+        Call::StatFs { node } => lookup::statfs(cx, node),
         Call::Open { node, access } => open::open(cx, node, *access),
         Call::Reopen { node, handle, access } => open::reopen_as(cx, node, *handle, *access),
         Call::Read { node, handle, offset, length } => data::read(cx, node, *handle, *offset, *length),
         Call::Seek { node, handle, offset, data } => data::seek(cx, node, *handle, *offset, *data),
-        Call::GetFlags { node } => look::flags(cx, node),
+        Call::GetFlags { node } => lookup::flags(cx, node),
         // `Export::attempt` handles calls with several replies or none.
         _ => mutate(cx, call),
     }
@@ -438,7 +448,7 @@ fn mutate(cx: Context<'_>, call: &Call) -> Result<Outcome> {
 }
 
 /// An export's root before its state is opened.
-pub(crate) struct Opened {
+pub(crate) struct OpenedRoot {
     pub(crate) root: OwnedFd,
     /// Opened for reading, if permitted.
     pub(crate) readable: Option<OwnedFd>,
@@ -456,15 +466,15 @@ pub(crate) fn open_root(path: &Path) -> std::result::Result<OwnedFd, ExportError
     }
 }
 
-impl Opened {
+impl OpenedRoot {
     /// Identifies the directory `root`; `path` is its display name.
-    pub(crate) fn new(root: OwnedFd, path: &Path) -> std::result::Result<Opened, ExportError> {
+    pub(crate) fn new(root: OwnedFd, path: &Path) -> std::result::Result<OpenedRoot, ExportError> {
         let at = |error: std::io::Error| ExportError::Open { path: path.into(), error };
         if !Path::new("/proc/self/fd").exists() {
             return Err(ExportError::NoProc { path: path.into() });
         }
-        let own = |path: Vec<u8>| path.split(|&byte| byte == b'/').any(hides);
-        if link(&root).is_some_and(own) {
+        let own = |path: Vec<u8>| path.split(|&byte| byte == b'/').any(is_reserved);
+        if current_path(&root).is_some_and(own) {
             return Err(ExportError::Own { path: path.into() });
         }
         let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::RDONLY;
@@ -473,7 +483,7 @@ impl Opened {
             .map_err(|fault| at(std::io::Error::from_raw_os_error(Errno::from(fault).raw())))?;
         let filesystem = identify(&root, &stat).map_err(at)?;
         let id = id_of(&filesystem, &stat, path);
-        Ok(Opened { root, readable, stat, filesystem, id })
+        Ok(OpenedRoot { root, readable, stat, filesystem, id })
     }
 
     /// The export's id, and the mount by which it is reached: another mount may allow more.
@@ -544,7 +554,7 @@ fn has_acls(root: &Node) -> bool {
     !matches!(asked, Err(rustix::io::Errno::OPNOTSUPP))
 }
 
-fn not_given(filesystem: &Filesystem, reach: &NodeResolver) -> Vec<(String, String)> {
+fn unsupported_guarantees(filesystem: &Filesystem, reach: &NodeResolver) -> Vec<(String, String)> {
     let why = if filesystem.overlay {
         "overlayfs may change a file's inode number when it is first written, and a reused number cannot be told from the old one"
     } else if filesystem.in_memory() {

@@ -2,7 +2,7 @@
 
 use crate::error::Fault;
 use crate::export::open_root;
-use crate::impersonate::{Acting, SetIdBits, can_act};
+use crate::impersonate::{Impersonation, SetIdBits, can_impersonate};
 use crate::squash::CredentialPolicy;
 use nigh_link::Peer;
 use nigh_types::Errno;
@@ -131,8 +131,8 @@ fn open_below(root: &OwnedFd, below: &[u8], peer: &Peer) -> Result<(OwnedFd, Pat
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let opened = {
         let admission = CredentialPolicy::of(peer);
-        let (acts, held) = (can_act() && !admission.vouches(), CapabilitySet::empty());
-        let _acting = Acting::begin(acts, &admission.peer(), held, SetIdBits::AsForCaller)?;
+        let (acts, held) = (can_impersonate() && !admission.vouches(), CapabilitySet::empty());
+        let _acting = Impersonation::begin(acts, &admission.peer(), held, SetIdBits::AsForCaller)?;
         rustix::fs::openat2(root, below, flags, Mode::empty(), resolve)?
     };
     let link = format!("/proc/self/fd/{}", opened.as_raw_fd());

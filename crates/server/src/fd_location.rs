@@ -1,7 +1,7 @@
 //! Resolution of a bare descriptor to the directory and name of its file.
 
 use crate::error::{Fault, Result};
-use crate::node_resolver::link;
+use crate::node_resolver::current_path;
 use crate::stat::{self, Stat};
 use nigh_types::Name;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
@@ -39,9 +39,11 @@ pub(crate) enum Location {
 
 /// Resolves a descriptor below the root of its mount. The lookup enters no other mount, which any user may have
 /// placed over a directory, so it waits only for the mount's own disk.
-pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<Location> {
+pub(crate) fn locate_on_mount(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<Location> {
     // The path is too long for readlink(2) on /proc/self/fd.
-    let (Some(base), Some(path)) = (link(root), link(fd)) else { return Ok(Location::Elsewhere) };
+    let (Some(base), Some(path)) = (current_path(root), current_path(fd)) else {
+        return Ok(Location::Elsewhere);
+    };
     let base = if base == b"/" { &base[..0] } else { &base[..] };
     let below = path.strip_prefix(base).and_then(|path| path.strip_prefix(b"/"));
     let Some(below) = below.filter(|below| !below.is_empty()) else { return Ok(Location::Elsewhere) };
@@ -69,8 +71,8 @@ pub(crate) fn told_place(root: &OwnedFd, fd: impl AsFd, stat: &Stat) -> Result<L
 }
 
 /// Resolves a descriptor along its whole path, on a mount whose root is not open.
-pub(crate) fn by_path(fd: impl AsFd, stat: &Stat) -> Option<(OwnedFd, Name)> {
-    let path = link(fd)?;
+pub(crate) fn locate_by_path(fd: impl AsFd, stat: &Stat) -> Option<(OwnedFd, Name)> {
+    let path = current_path(fd)?;
     let slash = path.iter().rposition(|&byte| byte == b'/')?;
     let name = Name::new(&path[slash + 1..]).ok()?;
     let parent = if slash == 0 { &b"/"[..] } else { &path[..slash] };
@@ -95,20 +97,20 @@ mod tests {
         };
         let (root, fd) = (mount_root(&open(dir.path())).unwrap(), open(&a.join("f")));
         let stat = stat::of_fd(&fd).unwrap();
-        let is_there = || matches!(told_place(&root, &fd, &stat).unwrap(), Location::There(_, name) if name.as_bytes() == b"f");
+        let is_there = || matches!(locate_on_mount(&root, &fd, &stat).unwrap(), Location::There(_, name) if name.as_bytes() == b"f");
         assert!(is_there());
         let run = |program: &str, args: &[&std::path::Path]| {
             std::process::Command::new(program).args(args).output().is_ok_and(|done| done.status.success())
         };
         if run("mount", &[std::path::Path::new("--bind"), &a, &a]) {
-            let covered = told_place(&root, &fd, &stat);
+            let covered = locate_on_mount(&root, &fd, &stat);
             assert!(run("umount", &[&a]));
             assert!(matches!(covered, Ok(Location::Elsewhere)), "something else could be mounted there");
         }
         assert!(is_there());
         std::fs::hard_link(a.join("f"), dir.path().join("g")).unwrap();
         std::fs::remove_file(a.join("f")).unwrap();
-        assert!(matches!(told_place(&root, &fd, &stat), Ok(Location::Elsewhere)));
+        assert!(matches!(locate_on_mount(&root, &fd, &stat), Ok(Location::Elsewhere)));
     }
     #[test]
     fn removed_file_with_longest_name_is_not_located() {
@@ -120,7 +122,7 @@ mod tests {
         };
         let (root, fd) = (mount_root(&open(dir.path())).unwrap(), open(&path));
         std::fs::remove_file(&path).unwrap();
-        let told = told_place(&root, &fd, &stat::of_fd(&fd).unwrap());
+        let told = locate_on_mount(&root, &fd, &stat::of_fd(&fd).unwrap());
         assert!(matches!(told, Ok(Location::Elsewhere)), "it is gone, and nothing failed");
     }
 }

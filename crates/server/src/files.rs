@@ -1,6 +1,6 @@
 //! The open files of one session.
 
-use crate::descriptors::{Descriptors, Opened};
+use crate::descriptors::{Descriptors, OpenFileCharge};
 use crate::error::{Fault, Result};
 use crate::open_files::OpenRef;
 use crate::session_leases::SessionLeases;
@@ -57,14 +57,14 @@ pub(crate) struct OpenFile {
 }
 
 /// Largest handle that a client may claim in a reopen. No server assigns larger ones, and enough remain above it.
-const MOST_CLAIMED: u64 = 1 << 62;
+const MOST_REOPENED: u64 = 1 << 62;
 
 impl SessionFiles {
     /// A table with at most `limit` open files and grants that end after `term`, for a session with a lease table of
     /// its own.
     #[must_use]
     pub fn new(limit: u64, term: Term) -> SessionFiles {
-        SessionFiles::of_session(limit, term, SessionLeases::alone(term))
+        SessionFiles::of_session(limit, term, SessionLeases::unshared(term))
     }
 
     pub(crate) fn of_session(limit: u64, term: Term, holding: SessionLeases) -> SessionFiles {
@@ -93,7 +93,7 @@ impl SessionFiles {
     }
 
     /// Reserves a descriptor of the origin for a file that is about to be opened.
-    pub(crate) fn opened(&self) -> Option<Opened> {
+    pub(crate) fn opened(&self) -> Option<OpenFileCharge> {
         self.share.as_ref().map(|(descriptors, origin)| descriptors.open(*origin))
     }
 
@@ -120,7 +120,7 @@ impl SessionFiles {
         self.term
     }
 
-    pub(crate) fn holding(&self) -> &SessionLeases {
+    pub(crate) fn leases(&self) -> &SessionLeases {
         &self.holding
     }
 
@@ -185,9 +185,9 @@ impl SessionFiles {
 
     /// Inserts a reopened file under the handle that the client had before the server discarded its session. Fails
     /// with `EINVAL` if the handle is in use or cannot have been assigned.
-    pub(crate) fn insert_again(&self, handle: Handle, file: OpenFile) -> Result<()> {
-        if !handle.is_chosen() {
-            if handle.0 > MOST_CLAIMED {
+    pub(crate) fn insert_reopened(&self, handle: Handle, file: OpenFile) -> Result<()> {
+        if !handle.is_client_assigned() {
+            if handle.0 > MOST_REOPENED {
                 return Err(Fault(Errno::INVAL));
             }
             let mut table = self.table.lock();
@@ -208,10 +208,14 @@ impl SessionFiles {
 
     /// Like [`SessionFiles::find`] for an optional handle. Also returns `None` for an unknown client-assigned handle:
     /// its open may have failed, and the file can still be resolved by its node id.
-    pub(crate) fn find_told(&self, handle: Option<Handle>, node: NodeId) -> Result<Option<Arc<OpenFile>>> {
+    pub(crate) fn find_optional(
+        &self,
+        handle: Option<Handle>,
+        node: NodeId,
+    ) -> Result<Option<Arc<OpenFile>>> {
         let Some(handle) = handle else { return Ok(None) };
         match self.find(handle, node) {
-            Err(_) if handle.is_chosen() => Ok(None),
+            Err(_) if handle.is_client_assigned() => Ok(None),
             found => found.map(Some),
         }
     }
@@ -232,7 +236,7 @@ impl SessionFiles {
 
     /// Returns the history of this session's own changes of a file's data. `None` if the session has not opened the
     /// file.
-    pub(crate) fn own_changes(&self, node: NodeId) -> Option<Arc<Mutex<WriteHistory>>> {
+    pub(crate) fn write_history(&self, node: NodeId) -> Option<Arc<Mutex<WriteHistory>>> {
         let mut table = self.table.lock();
         table.by_node.contains_key(&node).then(|| Arc::clone(table.own.entry(node).or_default()))
     }
@@ -291,7 +295,7 @@ mod tests {
 
     fn file(files: &SessionFiles, ino: u64) -> OpenFile {
         let object = Object { filesystem: 1, ino, birth: 1 };
-        let counted = files.holding().leases.homes.count(object, None);
+        let counted = files.leases().table.homes.count(object, None);
         let fd = std::fs::File::open("/dev/null").unwrap().into();
         OpenFile {
             node: NodeId { ino, generation: 1 },
@@ -310,15 +314,18 @@ mod tests {
     fn handle_taken_in_reopen_is_not_assigned_again() {
         let files = SessionFiles::new(5, Term::Session);
         let first = files.insert(file(&files, 1)).unwrap();
-        assert_eq!(files.insert_again(first, file(&files, 2)), Err(Fault(Errno::INVAL)));
-        assert_eq!(files.insert_again(Handle(MOST_CLAIMED + 1), file(&files, 2)), Err(Fault(Errno::INVAL)));
-        files.insert_again(Handle(9), file(&files, 2)).unwrap();
-        assert_eq!(files.insert_again(Handle(9), file(&files, 2)), Err(Fault(Errno::INVAL)));
+        assert_eq!(files.insert_reopened(first, file(&files, 2)), Err(Fault(Errno::INVAL)));
+        assert_eq!(
+            files.insert_reopened(Handle(MOST_REOPENED + 1), file(&files, 2)),
+            Err(Fault(Errno::INVAL))
+        );
+        files.insert_reopened(Handle(9), file(&files, 2)).unwrap();
+        assert_eq!(files.insert_reopened(Handle(9), file(&files, 2)), Err(Fault(Errno::INVAL)));
         assert_eq!((files.insert(file(&files, 3)).unwrap(), files.count()), (Handle(10), 3));
         assert!(files.find(Handle(9), NodeId { ino: 2, generation: 1 }).is_ok());
-        files.insert_again(Handle(Handle::CLIENT_ASSIGNED | 7), file(&files, 3)).unwrap();
+        files.insert_reopened(Handle(Handle::CLIENT_ASSIGNED | 7), file(&files, 3)).unwrap();
         assert_eq!(files.insert(file(&files, 3)).unwrap(), Handle(11), "those that clients choose are apart");
-        assert_eq!(files.insert_again(Handle(20), file(&files, 2)), Err(Fault(Errno::NFILE)));
+        assert_eq!(files.insert_reopened(Handle(20), file(&files, 2)), Err(Fault(Errno::NFILE)));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::pool::Job;
 use crate::session::Session;
-use crate::session_registry::Who;
+use crate::session_registry::ClientIncarnation;
 use nigh_types::{Call, CallId, Time};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -14,52 +14,52 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// lock is taken under `state`.
 pub(crate) struct Grace {
     /// The grace period is not over. Only ever cleared, with `state` held.
-    stands: AtomicBool,
+    active: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
     /// Clients that have not returned, and whether no other client can have held the locks that they reclaim.
-    absent: BTreeMap<Who, bool>,
+    awaited: BTreeMap<ClientIncarnation, bool>,
     until: Time,
     parked: Vec<Job>,
 }
 
 impl std::fmt::Debug for Grace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Grace").field("stands", &self.stands()).finish_non_exhaustive()
+        f.debug_struct("Grace").field("stands", &self.is_active()).finish_non_exhaustive()
     }
 }
 
 impl Grace {
     /// A grace period until all of these clients are back, or until `until`.
-    pub(crate) fn new(absent: BTreeMap<Who, bool>, until: Time) -> Grace {
-        let stands = AtomicBool::new(!absent.is_empty());
-        Grace { stands, state: Mutex::new(State { absent, until, parked: Vec::new() }) }
+    pub(crate) fn new(absent: BTreeMap<ClientIncarnation, bool>, until: Time) -> Grace {
+        let active = AtomicBool::new(!absent.is_empty());
+        Grace { active, state: Mutex::new(State { awaited: absent, until, parked: Vec::new() }) }
     }
 
-    pub(crate) fn stands(&self) -> bool {
-        self.stands.load(Ordering::SeqCst)
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::SeqCst)
     }
 
     /// Whether this client may reclaim any lock that it claims to have held: no other client had it since.
-    pub(crate) fn believes(&self, who: Who) -> bool {
-        self.stands() && self.state.lock().absent.get(&who) == Some(&true)
+    pub(crate) fn may_reclaim_any(&self, who: ClientIncarnation) -> bool {
+        self.is_active() && self.state.lock().awaited.get(&who) == Some(&true)
     }
 
     /// Ends the wait for absent clients once `until` is reached. Returns how many did not come back.
-    pub(crate) fn run_out(&self, now: Time) -> usize {
+    pub(crate) fn expire_absent(&self, now: Time) -> usize {
         let mut state = self.state.lock();
-        if state.until <= now { std::mem::take(&mut state.absent).len() } else { 0 }
+        if state.until <= now { std::mem::take(&mut state.awaited).len() } else { 0 }
     }
 
     /// Parks a call that has to wait. Returns the call if it may run now.
     pub(crate) fn admit(&self, job: Job) -> Option<Job> {
-        if !self.stands() || !has_to_wait(&job.request.call) {
+        if !self.is_active() || !has_to_wait(&job.request.call) {
             return Some(job);
         }
         let mut state = self.state.lock();
-        if !self.stands() {
+        if !self.is_active() {
             return Some(job);
         }
         state.parked.push(job);
@@ -67,24 +67,24 @@ impl Grace {
     }
 
     /// Removes a client that has reclaimed its state, or had none left.
-    pub(crate) fn returned(&self, who: Who) {
-        self.state.lock().absent.remove(&who);
+    pub(crate) fn returned(&self, who: ClientIncarnation) {
+        self.state.lock().awaited.remove(&who);
     }
 
     /// Ends the grace period once no client is absent. Returns the parked calls in their order. `record` runs first:
     /// locks of absent clients may now go to others, and the next server has to know that. If it fails, the caller
     /// tries again later.
     pub(crate) fn end(&self, record: impl FnOnce() -> bool) -> Vec<Job> {
-        if !self.stands() {
+        if !self.is_active() {
             return Vec::new();
         }
-        let waits = !self.state.lock().absent.is_empty();
+        let waits = !self.state.lock().awaited.is_empty();
         // Clients are only ever removed from `absent`, so the slow recording needs no lock.
         if waits || !record() {
             return Vec::new();
         }
         let mut state = self.state.lock();
-        self.stands.store(false, Ordering::SeqCst);
+        self.active.store(false, Ordering::SeqCst);
         std::mem::take(&mut state.parked)
     }
 
@@ -122,16 +122,16 @@ mod tests {
         let grace = Grace::new([((1, 1), true), ((1, 2), true)].into(), Time(5));
         let unasked = || -> bool { panic!("somebody is waited for") };
         grace.returned((1, 2));
-        assert_eq!(grace.run_out(Time(4)), 0);
-        assert!(grace.end(unasked).is_empty() && grace.believes((1, 1)));
-        assert_eq!((grace.run_out(Time(5)), grace.run_out(Time(6))), (1, 0));
-        assert!(!grace.believes((1, 1)), "it is too late");
+        assert_eq!(grace.expire_absent(Time(4)), 0);
+        assert!(grace.end(unasked).is_empty() && grace.may_reclaim_any((1, 1)));
+        assert_eq!((grace.expire_absent(Time(5)), grace.expire_absent(Time(6))), (1, 0));
+        assert!(!grace.may_reclaim_any((1, 1)), "it is too late");
         let fails = || {
-            assert!(grace.stands());
+            assert!(grace.is_active());
             false
         };
-        assert!(grace.end(fails).is_empty() && grace.stands());
-        let recorded = || grace.stands();
-        assert!(grace.end(recorded).is_empty() && !grace.stands());
+        assert!(grace.end(fails).is_empty() && grace.is_active());
+        let recorded = || grace.is_active();
+        assert!(grace.end(recorded).is_empty() && !grace.is_active());
     }
 }

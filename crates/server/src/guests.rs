@@ -8,7 +8,7 @@ use crate::exports::Exports;
 use crate::listen::{Listen, Serving};
 use crate::listeners::Listeners;
 use crate::server::Server;
-use crate::server_dirs::Places;
+use crate::server_dirs::ServerDirs;
 use nigh_link::Squash;
 use rustix::event::eventfd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
@@ -71,21 +71,21 @@ impl Scopes {
 
 /// Processes that are becoming guests.
 pub(crate) struct Arrivals {
-    places: Places,
+    places: ServerDirs,
     scopes: Mutex<Scopes>,
     waiting: Mutex<Vec<Arrival>>,
     wake: OwnedFd,
 }
 
 impl Arrivals {
-    pub fn new(places: &Places) -> io::Result<Arrivals> {
+    pub fn new(places: &ServerDirs) -> io::Result<Arrivals> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Arrivals { places: places.clone(), scopes: Mutex::default(), waiting: Mutex::default(), wake })
     }
 
     /// Reads a request, opens its exports and listeners, and queues them for [`Guests::turn`]. Runs on the
     /// connection's own thread: the peer, a directory, a token file or a host name lookup may be slow.
-    pub fn hear(self: &Arc<Arrivals>, mut stream: UnixStream) {
+    pub fn handle_request(self: &Arc<Arrivals>, mut stream: UnixStream) {
         let line = stream
             .set_read_timeout(Some(PATIENCE))
             .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))

@@ -1,7 +1,7 @@
 //! File handles: with CAP_DAC_READ_SEARCH the server opens an inode whose names it does not know.
 
 use crate::error::{Fault, Result};
-use crate::numbered::Form;
+use crate::inode_handles::HandleLayout;
 use crate::stat;
 use nigh_types::Errno;
 use rustix::thread::CapabilitySet;
@@ -21,7 +21,7 @@ pub(crate) struct Opener {
     /// Opened for reading: an `O_PATH` descriptor is not accepted as mount here.
     mount: OwnedFd,
     /// Layout for building handles from inode numbers; `None` if that is impossible.
-    form: Option<Form>,
+    form: Option<HandleLayout>,
 }
 
 const MAX_HANDLE_SZ: usize = 128;
@@ -40,7 +40,7 @@ struct Buffer {
 
 impl FileHandle {
     /// Takes a handle from the kernel; `None` if it is longer than permitted.
-    pub(crate) fn told(kind: i32, bytes: &[u8]) -> Option<FileHandle> {
+    pub(crate) fn from_kernel(kind: i32, bytes: &[u8]) -> Option<FileHandle> {
         (bytes.len() <= MAX_HANDLE_SZ).then(|| FileHandle { kind, bytes: bytes.into() })
     }
 
@@ -75,7 +75,7 @@ impl FileHandle {
         let (kind, hex) = text.split_once(' ')?;
         let byte = |at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok();
         let bytes: Option<Vec<u8>> = (0..hex.len()).step_by(2).map(byte).collect();
-        FileHandle::told(kind.parse().ok()?, &bytes?)
+        FileHandle::from_kernel(kind.parse().ok()?, &bytes?)
     }
 
     fn make(fd: i32, flags: libc::c_int) -> Result<FileHandle> {
@@ -113,7 +113,7 @@ impl Opener {
         }
         let mut opener = Opener { mount: directory, form: None };
         if let Ok(own) = stat::of_fd(&opener.mount) {
-            opener.form = Form::of(&opener.mount, own.ino);
+            opener.form = HandleLayout::of(&opener.mount, own.ino);
             let opens =
                 opener.open_number(own.ino, None).and_then(stat::of_fd).is_ok_and(|stat| stat.is_same(&own));
             opener.form.take_if(|_| !opens);

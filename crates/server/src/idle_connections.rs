@@ -16,9 +16,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Why a connection's own thread resumes.
-pub(crate) enum Back {
+pub(crate) enum WakeReason {
     /// Unhandled input; if empty, the thread reads the link itself.
-    Said(Vec<u8>),
+    Input(Vec<u8>),
     /// The session or the link has ended.
     Ended(Ended),
     /// Reading failed.
@@ -26,7 +26,7 @@ pub(crate) enum Back {
 }
 
 /// The idle connections, whose threads sleep.
-pub(crate) struct Quiet {
+pub(crate) struct IdleConnections {
     epoll: OwnedFd,
     seats: Mutex<FxHashMap<u64, Arc<IdleConnection>>>,
     last: AtomicU64,
@@ -39,27 +39,27 @@ struct IdleConnection {
     /// The session's number of the link.
     number: u64,
     link: Link,
-    pace: Mutex<Pace>,
-    back: Mutex<Option<Back>>,
+    read_rate: Mutex<ReadRate>,
+    wake_reason: Mutex<Option<WakeReason>>,
     wake: Condvar,
 }
 
 /// Read rate of a connection: a busy connection must not occupy this thread.
-struct Pace {
+struct ReadRate {
     since: Instant,
     reads: u32,
 }
 
-impl Pace {
+impl ReadRate {
     const SPAN: Duration = Duration::from_secs(1);
     const MOST: u32 = 256;
 
     fn is_too_fast(&mut self) -> bool {
-        if self.since.elapsed() > Pace::SPAN {
-            *self = Pace { since: Instant::now(), reads: 0 };
+        if self.since.elapsed() > ReadRate::SPAN {
+            *self = ReadRate { since: Instant::now(), reads: 0 };
         }
         self.reads += 1;
-        self.reads > Pace::MOST
+        self.reads > ReadRate::MOST
     }
 }
 
@@ -69,24 +69,24 @@ const STOP: u64 = 0;
 const BYTES: usize = 4 << 10;
 const EVENTS: usize = 256;
 
-impl Quiet {
-    pub(crate) fn new() -> io::Result<Quiet> {
+impl IdleConnections {
+    pub(crate) fn new() -> io::Result<IdleConnections> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
-        Ok(Quiet { epoll, seats: Mutex::default(), last: AtomicU64::new(STOP), stop })
+        Ok(IdleConnections { epoll, seats: Mutex::default(), last: AtomicU64::new(STOP), stop })
     }
 
     /// Blocks the calling thread, a connection's own, until it has something to do. The link has no unread input
     /// ([`Link::read_now`]).
-    pub(crate) fn wait(&self, session: &Arc<Session>, number: u64, link: &Link) -> Back {
+    pub(crate) fn wait(&self, session: &Arc<Session>, number: u64, link: &Link) -> WakeReason {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let seat = Arc::new(IdleConnection {
             session: Arc::clone(session),
             number,
             link: link.clone(),
-            pace: Mutex::new(Pace { since: Instant::now(), reads: 0 }),
-            back: Mutex::new(None),
+            read_rate: Mutex::new(ReadRate { since: Instant::now(), reads: 0 }),
+            wake_reason: Mutex::new(None),
             wake: Condvar::new(),
         });
         self.seats.lock().insert(id, Arc::clone(&seat));
@@ -94,9 +94,9 @@ impl Quiet {
         if epoll::add(&self.epoll, link, token, flags).is_err() {
             // The thread falls back to blocking reads.
             self.seats.lock().remove(&id);
-            return Back::Said(Vec::new());
+            return WakeReason::Input(Vec::new());
         }
-        let mut back = seat.back.lock();
+        let mut back = seat.wake_reason.lock();
         loop {
             match back.take() {
                 Some(back) => return back,
@@ -110,7 +110,7 @@ impl Quiet {
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
     }
 
-    /// Runs the polling thread, until [`Quiet::stop`].
+    /// Runs the polling thread, until [`IdleConnections::stop`].
     pub(crate) fn listen(&self, server: &Weak<Server>) {
         let mut ready = Vec::with_capacity(EVENTS);
         let mut buffer = vec![0; BYTES];
@@ -131,9 +131,9 @@ impl Quiet {
                 }
                 let seat = self.seats.lock().get(&id).cloned();
                 if let Some(seat) = seat
-                    && let Some(back) = seat.hear(&server, &mut buffer)
+                    && let Some(back) = seat.handle_input(&server, &mut buffer)
                 {
-                    self.give_back(id, &seat, back);
+                    self.wake_one(id, &seat, back);
                 }
             }
         }
@@ -141,45 +141,46 @@ impl Quiet {
 
     fn wake_all(&self) {
         let seats: Vec<_> = self.seats.lock().iter().map(|(id, seat)| (*id, Arc::clone(seat))).collect();
-        seats.into_iter().for_each(|(id, seat)| self.give_back(id, &seat, Back::Said(Vec::new())));
+        seats.into_iter().for_each(|(id, seat)| self.wake_one(id, &seat, WakeReason::Input(Vec::new())));
     }
 
-    fn give_back(&self, id: u64, seat: &IdleConnection, back: Back) {
-        // The link was added to the epoll set by [`Quiet::wait`].
+    fn wake_one(&self, id: u64, seat: &IdleConnection, back: WakeReason) {
+        // The link was added to the epoll set by [`IdleConnections::wait`].
         let _ = epoll::delete(&self.epoll, &seat.link);
         self.seats.lock().remove(&id);
-        *seat.back.lock() = Some(back);
+        *seat.wake_reason.lock() = Some(back);
         seat.wake.notify_one();
     }
 }
 
 impl IdleConnection {
     /// Handles input that needs no reply. Otherwise returns why the connection's own thread resumes.
-    fn hear(&self, server: &Server, buffer: &mut [u8]) -> Option<Back> {
+    fn handle_input(&self, server: &Server, buffer: &mut [u8]) -> Option<WakeReason> {
         // Reads until nothing is left: bytes buffered by TLS make no descriptor readable.
         loop {
-            if self.pace.lock().is_too_fast() {
-                return Some(Back::Said(Vec::new()));
+            if self.read_rate.lock().is_too_fast() {
+                return Some(WakeReason::Input(Vec::new()));
             }
             let count = match self.link.read_now(buffer) {
                 // End of file, which the connection's own thread will read again.
-                Ok(0) => return Some(Back::Said(Vec::new())),
+                Ok(0) => return Some(WakeReason::Input(Vec::new())),
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
-                Err(error) => return Some(Back::Failed(error)),
+                Err(error) => return Some(WakeReason::Failed(error)),
             };
             let bytes = &buffer[..count];
             if count == buffer.len() || !self.session.asks_nothing(bytes) {
-                return Some(Back::Said(bytes.to_vec()));
+                return Some(WakeReason::Input(bytes.to_vec()));
             }
             // A panic ends this connection only.
-            let heard = std::panic::AssertUnwindSafe(|| server.hear_now(&self.session, self.number, bytes));
+            let heard =
+                std::panic::AssertUnwindSafe(|| server.try_handle_bytes(&self.session, self.number, bytes));
             match std::panic::catch_unwind(heard) {
                 Ok(Some(None)) => {}
-                Ok(Some(Some(ended))) => return Some(Back::Ended(ended)),
+                Ok(Some(Some(ended))) => return Some(WakeReason::Ended(ended)),
                 // The thread of another link is handling input.
-                Ok(None) => return Some(Back::Said(bytes.to_vec())),
-                Err(_) => return Some(Back::Ended(Ended::Cut)),
+                Ok(None) => return Some(WakeReason::Input(bytes.to_vec())),
+                Err(_) => return Some(WakeReason::Ended(Ended::Lost)),
             }
         }
     }
@@ -191,10 +192,10 @@ mod tests {
 
     #[test]
     fn connection_read_too_often_within_a_second_is_too_fast() {
-        let mut pace = Pace { since: Instant::now(), reads: 0 };
-        let fast = (0..Pace::MOST + 2).map(|_| pace.is_too_fast()).filter(|is_so| *is_so).count();
+        let mut pace = ReadRate { since: Instant::now(), reads: 0 };
+        let fast = (0..ReadRate::MOST + 2).map(|_| pace.is_too_fast()).filter(|is_so| *is_so).count();
         assert_eq!(fast, 2);
-        pace.since = pace.since.checked_sub(Pace::SPAN).unwrap();
+        pace.since = pace.since.checked_sub(ReadRate::SPAN).unwrap();
         assert!(!pace.is_too_fast(), "that was a second ago");
     }
 }

@@ -3,9 +3,9 @@
 use crate::error::{Fault, Result};
 use crate::export_state::{Log, Record};
 use crate::filesystem::{Filesystem, Identity, identify};
-use crate::node_id_mac::Seal;
+use crate::node_id_mac::NodeIdMac;
 use crate::own_mounts;
-use crate::parents::Parents;
+use crate::parent_cache::ParentCache;
 use crate::stat::{Dev, Stat};
 use nigh_native::lease::Object;
 use nigh_types::{CookieKey, Errno, NodeId};
@@ -28,13 +28,13 @@ const SHORT: u64 = 1 << 48;
 pub(crate) struct Ids {
     main: Main,
     cookie_key: CookieKey,
-    seal: Seal,
+    mac: NodeIdMac,
     /// Known devices, by statx fields. `st_dev` is reused after an unmount, a mount's unique id is not. Where mount
     /// ids are reused too (Linux before 6.8), the filesystem is identified anew at each mount root.
-    seen: RwLock<FxHashMap<(Dev, u64, u64), Device>>,
+    devices: RwLock<FxHashMap<(Dev, u64, u64), Device>>,
     map: Mutex<Map>,
     dirty: AtomicBool,
-    pub(crate) parents: Parents,
+    pub(crate) parents: ParentCache,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ impl Ids {
         records: &[Record],
         fresh: [u8; 16],
     ) -> std::io::Result<Ids> {
-        let seal = Seal::new(log.secret(records, fresh)?);
+        let seal = NodeIdMac::new(log.secret(records, fresh)?);
         let mut map = Map {
             log,
             devices: FxHashMap::default(),
@@ -110,12 +110,12 @@ impl Ids {
         }
         let main = Main { dev: root.dev, subvolume: root.subvolume, root_ino: root.ino, filesystem };
         let (seen, map, dirty) = (RwLock::default(), Mutex::new(map), AtomicBool::new(false));
-        Ok(Ids { main, cookie_key, seal, seen, map, dirty, parents: Parents::new(None) })
+        Ok(Ids { main, cookie_key, mac: seal, devices: seen, map, dirty, parents: ParentCache::new(None) })
     }
 
     /// Persists the parent directories of files in this file.
     pub(crate) fn keeping_parents(self, file: PathBuf) -> Ids {
-        Ids { parents: Parents::new(Some(file)), ..self }
+        Ids { parents: ParentCache::new(Some(file)), ..self }
     }
 
     /// Returns the inode number on the root's filesystem behind an export's number, with the subvolume if it is not
@@ -139,8 +139,8 @@ impl Ids {
     }
 
     /// Whether this export made the id, now or earlier. (Its inode may be gone.)
-    pub(crate) fn genuine(&self, node: NodeId) -> bool {
-        self.seal.genuine(node)
+    pub(crate) fn is_genuine(&self, node: NodeId) -> bool {
+        self.mac.genuine(node)
     }
 
     pub(crate) fn cookie_key(&self) -> CookieKey {
@@ -154,26 +154,30 @@ impl Ids {
     /// Returns the node id of `stat`. `open` returns an `O_PATH` descriptor of the inode, needed at the first
     /// encounter with its filesystem.
     pub(crate) fn node(&self, stat: &Stat, open: impl FnOnce() -> Result<OwnedFd>) -> Result<NodeId> {
-        let (ino, overlay) = self.shown(stat, open)?;
-        Ok(self.seal.id(ino, if overlay { 0 } else { stat.birth_ns }))
+        let (ino, overlay) = self.visible_ino(stat, open)?;
+        Ok(self.mac.id(ino, if overlay { 0 } else { stat.birth_ns }))
     }
 
     /// Returns the inode number visible to applications, and whether the filesystem is an overlay. `open` as for
     /// [`Ids::node`].
-    pub(crate) fn shown(&self, stat: &Stat, open: impl FnOnce() -> Result<OwnedFd>) -> Result<(u64, bool)> {
+    pub(crate) fn visible_ino(
+        &self,
+        stat: &Stat,
+        open: impl FnOnce() -> Result<OwnedFd>,
+    ) -> Result<(u64, bool)> {
         if stat.dev == self.main.dev && stat.subvolume == self.main.subvolume {
-            return self.shown_on_main(stat.ino);
+            return self.visible_ino_on_main(stat.ino);
         }
         let key = (stat.dev, stat.mount, stat.subvolume);
-        let known = self.seen.read().get(&key).copied();
+        let known = self.devices.read().get(&key).copied();
         let device = match known {
             Some(device) if !stat.known_anew => device,
             // Identifying this filesystem would send a request to this server.
             _ if own_mounts::is_own(stat.dev) => return Err(Fault(Errno::LOOP)),
-            _ => self.meet(key, &identify(open()?, stat)?)?,
+            _ => self.add_device(key, &identify(open()?, stat)?)?,
         };
         if device.index == MAIN {
-            return self.shown_on_main(stat.ino);
+            return self.visible_ino_on_main(stat.ino);
         }
         let ino = if stat.ino < SHORT {
             FOREIGN | (device.index << 48) | stat.ino
@@ -190,7 +194,7 @@ impl Ids {
             self.main.filesystem.overlay
         } else {
             let key = (stat.dev, stat.mount, stat.subvolume);
-            self.seen.read().get(&key).is_some_and(|device| device.overlay)
+            self.devices.read().get(&key).is_some_and(|device| device.overlay)
         };
         stat.object(overlay)
     }
@@ -205,16 +209,16 @@ impl Ids {
         Ok(())
     }
 
-    fn shown_on_main(&self, ino: u64) -> Result<(u64, bool)> {
+    fn visible_ino_on_main(&self, ino: u64) -> Result<(u64, bool)> {
         let plain = ino < DELEGATED && (ino > 1 || ino == self.main.root_ino);
         let durable = self.main.filesystem.identity.is_some();
         let shown = if plain { ino } else { self.number(MAIN, ino, durable)? };
         Ok((shown, self.main.filesystem.overlay))
     }
 
-    fn meet(&self, key: (Dev, u64, u64), filesystem: &Filesystem) -> Result<Device> {
+    fn add_device(&self, key: (Dev, u64, u64), filesystem: &Filesystem) -> Result<Device> {
         let mut map = self.map.lock();
-        let known = self.seen.read().get(&key).copied();
+        let known = self.devices.read().get(&key).copied();
         if let Some(device) = known.filter(|device| device.identity == filesystem.identity) {
             return Ok(device);
         }
@@ -225,7 +229,7 @@ impl Ids {
             Some(identity) => self.durable_device(&mut map, identity)?,
         };
         let device = Device { index, identity: filesystem.identity, overlay: filesystem.overlay };
-        self.seen.write().insert(key, device);
+        self.devices.write().insert(key, device);
         Ok(device)
     }
 
@@ -348,19 +352,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let ids = ids(&dir.path().join("ids"));
         let node = ids.node(&stat(1, 77), refuse).unwrap();
-        assert!(ids.genuine(node) && node.tells_births_apart());
+        assert!(ids.is_genuine(node) && node.distinguishes_reuse());
         for bit in 0..64 {
-            assert!(!ids.genuine(NodeId { generation: node.generation ^ 1 << bit, ..node }), "bit {bit}");
-            assert!(!ids.genuine(NodeId { ino: node.ino ^ 1 << bit, ..node }), "bit {bit}");
+            assert!(!ids.is_genuine(NodeId { generation: node.generation ^ 1 << bit, ..node }), "bit {bit}");
+            assert!(!ids.is_genuine(NodeId { ino: node.ino ^ 1 << bit, ..node }), "bit {bit}");
         }
         let (log, records) =
             Log::open(&dir.path().join("other"), Record::Key { version: 1, key: [1; 16] }).unwrap();
         let other = Ids::new(&stat(1, 2), on(1), log, &records, [3; 16]).unwrap();
         let theirs = other.node(&stat(1, 77), refuse).unwrap();
-        assert!(other.genuine(theirs) && !ids.genuine(theirs) && !other.genuine(node));
+        assert!(other.is_genuine(theirs) && !ids.is_genuine(theirs) && !other.is_genuine(node));
         // Known values, such as the birth time, the time of day or zero, are no valid generations.
         for generation in [0, 5, u64::MAX, 1_700_000_000_123_456_789] {
-            assert!(!ids.genuine(NodeId { generation, ..node }));
+            assert!(!ids.is_genuine(NodeId { generation, ..node }));
         }
     }
 
@@ -369,7 +373,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ids");
         let node = |ids: &Ids, dev: u32, uuid: u8, ino: u64| {
-            ids.meet((Dev(0, dev), 1, 0), &on(uuid)).unwrap();
+            ids.add_device((Dev(0, dev), 1, 0), &on(uuid)).unwrap();
             ids.node(&stat(dev, ino), refuse).unwrap()
         };
         let before = {
@@ -400,7 +404,7 @@ mod tests {
     fn mount_with_reused_id_is_identified_by_its_filesystem() {
         let dir = tempfile::tempdir().unwrap();
         let ids = ids(&dir.path().join("ids"));
-        let of = |uuid| ids.meet((Dev(0, 7), 1, 0), &on(uuid)).unwrap().index;
+        let of = |uuid| ids.add_device((Dev(0, 7), 1, 0), &on(uuid)).unwrap().index;
         let (one, two) = (of(70), of(80));
         assert_ne!(one, two);
         assert_eq!([of(70), of(80)], [one, two]);

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::os::fd::AsFd;
 
 /// Whether this server can impersonate its callers: it is root with the required capabilities, and may set groups.
-pub(crate) fn can_act() -> bool {
+pub(crate) fn can_impersonate() -> bool {
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::CHOWN;
     rustix::process::geteuid().is_root()
         && rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(needed))
@@ -38,32 +38,32 @@ pub(crate) enum SetIdBits {
 /// Impersonation guard: until dropped, this thread has the caller's filesystem ids and groups. For a caller other
 /// than root it has only the given capabilities. Resolve inodes first: with the caller's rights the server may be
 /// unable to open them.
-pub(crate) struct Acting {
+pub(crate) struct Impersonation {
     /// The thread's own capabilities; `None` if nothing was changed.
     saved: Option<CapabilitySets>,
 }
 
-impl Acting {
+impl Impersonation {
     /// `held`: capabilities of a caller other than root ([`crate::privileged`]).
     pub(crate) fn begin(
         can_act: bool,
         who: &Credentials,
         held: CapabilitySet,
         bits: SetIdBits,
-    ) -> Result<Acting> {
+    ) -> Result<Impersonation> {
         if !can_act {
-            return Ok(Acting { saved: None });
+            return Ok(Impersonation { saved: None });
         }
         let own_identity = who.uid == 0 && who.gid == 0 && who.groups.is_empty();
         if own_identity && bits != SetIdBits::Dropped && OWN_GROUPS_EMPTY.get() {
-            return Ok(Acting { saved: None });
+            return Ok(Impersonation { saved: None });
         }
         let capabilities = rustix::thread::capabilities(None)?;
         // If the kernel refuses this, nothing was changed.
         change_groups(&who.groups)?;
         OWN_GROUPS_EMPTY.set(false);
         // From here on, dropping the guard restores every change.
-        let acting = Acting { saved: Some(capabilities) };
+        let acting = Impersonation { saved: Some(capabilities) };
         change_filesystem_ids(who.uid, who.gid)?;
         if who.uid == 0 && bits != SetIdBits::Dropped {
             return Ok(acting);
@@ -80,7 +80,7 @@ impl Acting {
     }
 }
 
-impl Drop for Acting {
+impl Drop for Impersonation {
     fn drop(&mut self) {
         let Some(own) = self.saved else { return };
         let restored = rustix::thread::set_capabilities(None, own)
@@ -129,7 +129,7 @@ fn change_filesystem_ids(uid: u32, gid: u32) -> Result<()> {
 pub(crate) fn use_umask(mask: u32) -> Result<()> {
     let mask = mask & 0o777;
     if OWN_UMASK.get() != Some(mask) {
-        stop_sharing()?;
+        unshare_fs()?;
         rustix::process::umask(Mode::from_raw_mode(mask));
         OWN_UMASK.set(Some(mask));
     }
@@ -137,17 +137,17 @@ pub(crate) fn use_umask(mask: u32) -> Result<()> {
 }
 
 /// Working-directory guard: until dropped, relative names of this thread start at a directory; afterwards at `/`.
-pub(crate) struct Inside(());
+pub(crate) struct WorkingDirGuard(());
 
-impl Inside {
-    pub(crate) fn enter(dir: impl AsFd) -> Result<Inside> {
-        stop_sharing()?;
+impl WorkingDirGuard {
+    pub(crate) fn enter(dir: impl AsFd) -> Result<WorkingDirGuard> {
+        unshare_fs()?;
         rustix::process::fchdir(dir)?;
-        Ok(Inside(()))
+        Ok(WorkingDirGuard(()))
     }
 }
 
-impl Drop for Inside {
+impl Drop for WorkingDirGuard {
     fn drop(&mut self) {
         // Staying would only keep the directory's filesystem busy.
         let _ = rustix::process::chdir(c"/");
@@ -155,7 +155,7 @@ impl Drop for Inside {
 }
 
 /// Gives this thread its own umask and working directory.
-fn stop_sharing() -> Result<()> {
+fn unshare_fs() -> Result<()> {
     if OWN_FS.get() {
         return Ok(());
     }
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn impersonation_creates_files_of_the_caller_and_ends_with_its_guard() {
-        if !can_act() {
+        if !can_impersonate() {
             println!("SKIPPED: needs root");
             return;
         }
@@ -182,7 +182,8 @@ mod tests {
         std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         let who = Credentials { uid: 1000, gid: 1001, groups: vec![1002], privileges: None };
         {
-            let _acting = Acting::begin(true, &who, CapabilitySet::empty(), SetIdBits::AsForCaller).unwrap();
+            let _acting =
+                Impersonation::begin(true, &who, CapabilitySet::empty(), SetIdBits::AsForCaller).unwrap();
             std::fs::write(dir.path().join("theirs"), "").unwrap();
             assert!(rustix::thread::capabilities(None).unwrap().effective.is_empty());
             assert!(std::fs::read("/proc/1/environ").is_err());
@@ -191,12 +192,12 @@ mod tests {
         let theirs = std::fs::metadata(dir.path().join("theirs")).unwrap();
         assert_eq!((theirs.uid(), theirs.gid()), (1000, 1001));
         assert_eq!(std::fs::metadata(dir.path().join("ours")).unwrap().uid(), 0);
-        assert!(can_act());
+        assert!(can_impersonate());
     }
 
     #[test]
     fn impersonation_with_capabilities_has_exactly_these() {
-        if !can_act() {
+        if !can_impersonate() {
             println!("SKIPPED: needs root");
             return;
         }
@@ -206,14 +207,14 @@ mod tests {
         let effective = || rustix::thread::capabilities(None).unwrap().effective;
         let own = effective();
         {
-            let _acting = Acting::begin(true, &who, held, SetIdBits::AsForCaller).unwrap();
+            let _acting = Impersonation::begin(true, &who, held, SetIdBits::AsForCaller).unwrap();
             assert_eq!(effective(), held);
             std::fs::write(dir.path().join("theirs"), "").unwrap();
             assert!(std::os::unix::fs::chown(dir.path().join("theirs"), Some(5), None).is_err());
         }
         assert_eq!(effective(), own);
         {
-            let _acting = Acting::begin(true, &who, held, SetIdBits::Dropped).unwrap();
+            let _acting = Impersonation::begin(true, &who, held, SetIdBits::Dropped).unwrap();
             assert_eq!(effective(), CapabilitySet::DAC_OVERRIDE, "bits are to fall");
         }
         let theirs = std::fs::metadata(dir.path().join("theirs")).unwrap();
@@ -225,7 +226,7 @@ mod tests {
         const CHILD: &str = "NIGH_TEST_IN_A_USER_NAMESPACE";
         if std::env::var_os(CHILD).is_some() {
             assert!(rustix::process::geteuid().is_root());
-            assert!(!can_act());
+            assert!(!can_impersonate());
             return;
         }
         let this = "impersonate::tests::server_whose_user_namespace_forbids_setgroups_does_not_act_as_others";

@@ -8,20 +8,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// A call is counted before the stop flag is read, and the flag is set before the count is read. So once the server
 /// has stopped and counts no calls, none will be executed.
 #[derive(Debug, Default)]
-pub(crate) struct Work {
+pub(crate) struct InflightCalls {
     under_way: AtomicU64,
     stopping: AtomicBool,
 }
 
 /// An accepted call, counted until dropped.
 #[derive(Debug)]
-pub(crate) struct Taken(Arc<Work>);
+pub(crate) struct InflightCall(Arc<InflightCalls>);
 
-impl Work {
+impl InflightCalls {
     /// Accepts a call; `None` if the server stops and the call must not be executed.
-    pub(crate) fn take(self: &Arc<Work>) -> Option<Taken> {
+    pub(crate) fn take(self: &Arc<InflightCalls>) -> Option<InflightCall> {
         self.under_way.fetch_add(1, Ordering::SeqCst);
-        let taken = Taken(Arc::clone(self));
+        let taken = InflightCall(Arc::clone(self));
         (!self.is_stopping()).then_some(taken)
     }
 
@@ -39,7 +39,7 @@ impl Work {
     }
 }
 
-impl Drop for Taken {
+impl Drop for InflightCall {
     fn drop(&mut self) {
         self.0.under_way.fetch_sub(1, Ordering::SeqCst);
     }
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn no_call_is_accepted_after_stop_and_accepted_ones_stay_counted() {
-        let work = Arc::new(Work::default());
+        let work = Arc::new(InflightCalls::default());
         let (one, two) = (work.take().unwrap(), work.take().unwrap());
         work.stop();
         assert!(work.take().is_none());

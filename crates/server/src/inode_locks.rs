@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 /// another. Inode locks come before every other lock of the server.
 pub(crate) struct InodeLocks {
     filesystems: Box<[OnceLock<Stripes>]>,
-    met: RwLock<FxHashMap<u64, u32>>,
+    filesystem_slots: RwLock<FxHashMap<u64, u32>>,
 }
 
 /// The stripes of one filesystem.
@@ -36,7 +36,7 @@ pub(crate) enum LockMode {
 }
 
 /// The inode locks of one call, released when dropped.
-pub(crate) struct HeldPlaces<'a> {
+pub(crate) struct InodeLockSet<'a> {
     locks: &'a InodeLocks,
     wanted: BTreeMap<u32, LockMode>,
     held: BTreeMap<u32, Guard<'a>>,
@@ -52,18 +52,18 @@ enum Guard<'a> {
 impl InodeLocks {
     pub(crate) fn new() -> InodeLocks {
         let filesystems = (0..FILESYSTEMS).map(|_| OnceLock::new()).collect();
-        InodeLocks { filesystems, met: RwLock::default() }
+        InodeLocks { filesystems, filesystem_slots: RwLock::default() }
     }
 
-    pub(crate) fn none_held(&self) -> HeldPlaces<'_> {
-        HeldPlaces { locks: self, wanted: BTreeMap::new(), held: BTreeMap::new(), filesystem: None }
+    pub(crate) fn empty_set(&self) -> InodeLockSet<'_> {
+        InodeLockSet { locks: self, wanted: BTreeMap::new(), held: BTreeMap::new(), filesystem: None }
     }
 
     /// Returns the lock index of an object: the filesystem's number, with the stripe in the low bits.
     fn stripe(&self, object: Object) -> u32 {
-        let known = self.met.read().get(&object.filesystem).copied();
+        let known = self.filesystem_slots.read().get(&object.filesystem).copied();
         let filesystem = known.unwrap_or_else(|| {
-            let mut met = self.met.write();
+            let mut met = self.filesystem_slots.write();
             let next = u32::try_from(met.len()).unwrap_or(u32::MAX).min(FILESYSTEMS - 1);
             // Filesystems beyond the last slot share it and get no number of their own.
             if next == FILESYSTEMS - 1 { next } else { *met.entry(object.filesystem).or_insert(next) }
@@ -81,11 +81,11 @@ impl InodeLocks {
     }
 }
 
-impl HeldPlaces<'_> {
+impl InodeLockSet<'_> {
     /// Locks an object without waiting. Where it is not free, returns false: the caller then discards what it has
-    /// read, calls [`HeldPlaces::wait`] and starts again.
+    /// read, calls [`InodeLockSet::lock_all`] and starts again.
     #[must_use]
-    pub(crate) fn take(&mut self, object: Object, grip: LockMode) -> bool {
+    pub(crate) fn try_lock(&mut self, object: Object, grip: LockMode) -> bool {
         self.filesystem.get_or_insert(object.filesystem);
         let stripe = self.locks.stripe(object);
         let wanted = self.wanted.entry(stripe).or_insert(grip);
@@ -108,13 +108,13 @@ impl HeldPlaces<'_> {
         self.filesystem
     }
 
-    pub(crate) fn let_go(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.held.clear();
         self.wanted.clear();
     }
 
     /// Releases all locks, then waits until all locks requested so far are held together.
-    pub(crate) fn wait(&mut self) {
+    pub(crate) fn lock_all(&mut self) {
         self.held.clear();
         for (&stripe, grip) in &self.wanted {
             let lock = self.locks.lock(stripe);
@@ -150,39 +150,40 @@ mod tests {
     fn inode_lock_admits_shared_holders_or_one_exclusive_holder() {
         let [first, other, _] = three();
         let locks = InodeLocks::new();
-        let (mut a, mut b) = (locks.none_held(), locks.none_held());
-        assert!(a.take(first, LockMode::Shared) && b.take(first, LockMode::Shared));
-        assert!(b.take(other, LockMode::Exclusive));
-        assert!(!a.take(other, LockMode::Shared));
+        let (mut a, mut b) = (locks.empty_set(), locks.empty_set());
+        assert!(a.try_lock(first, LockMode::Shared) && b.try_lock(first, LockMode::Shared));
+        assert!(b.try_lock(other, LockMode::Exclusive));
+        assert!(!a.try_lock(other, LockMode::Shared));
         drop(b);
-        a.wait();
-        assert!(a.take(first, LockMode::Shared) && a.take(other, LockMode::Shared));
+        a.lock_all();
+        assert!(a.try_lock(first, LockMode::Shared) && a.try_lock(other, LockMode::Shared));
     }
 
     #[test]
     fn objects_sharing_a_lock_stripe_do_not_deadlock() {
         let [first, _, same] = three();
         let locks = InodeLocks::new();
-        let mut held = locks.none_held();
-        assert!(held.take(first, LockMode::Shared));
-        assert!(!held.take(same, LockMode::Exclusive), "it is held shared: begin anew");
-        held.wait();
-        assert!(held.take(first, LockMode::Shared) && held.take(same, LockMode::Exclusive));
+        let mut held = locks.empty_set();
+        assert!(held.try_lock(first, LockMode::Shared));
+        assert!(!held.try_lock(same, LockMode::Exclusive), "it is held shared: begin anew");
+        held.lock_all();
+        assert!(held.try_lock(first, LockMode::Shared) && held.try_lock(same, LockMode::Exclusive));
     }
 
     #[test]
     fn objects_of_different_filesystems_share_no_lock() {
         let locks = InodeLocks::new();
-        let mut held = locks.none_held();
+        let mut held = locks.empty_set();
         assert!((0..5_000).map(object).all(|object| {
-            held.take(object, LockMode::Exclusive) || {
-                held.wait();
-                held.take(object, LockMode::Exclusive)
+            held.try_lock(object, LockMode::Exclusive) || {
+                held.lock_all();
+                held.try_lock(object, LockMode::Exclusive)
             }
         }));
-        let mut other = locks.none_held();
+        let mut other = locks.empty_set();
         assert!(
-            (0..5_000).all(|ino| other.take(Object { filesystem: 2, ..object(ino) }, LockMode::Exclusive))
+            (0..5_000)
+                .all(|ino| other.try_lock(Object { filesystem: 2, ..object(ino) }, LockMode::Exclusive))
         );
         let many = |filesystem| Object { filesystem, ..object(1) };
         let shared: std::collections::BTreeSet<u32> =
@@ -201,9 +202,9 @@ mod tests {
                     for round in 0..2_000_u64 {
                         let mut wanted = [object(1), object(2), object(3)];
                         wanted.rotate_left(usize::try_from((number + round) % 3).unwrap());
-                        let mut held = locks.none_held();
-                        while !wanted.iter().all(|o| held.take(*o, LockMode::Exclusive)) {
-                            held.wait();
+                        let mut held = locks.empty_set();
+                        while !wanted.iter().all(|o| held.try_lock(*o, LockMode::Exclusive)) {
+                            held.lock_all();
                         }
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         inside.fetch_sub(1, Ordering::SeqCst);

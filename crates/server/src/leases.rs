@@ -2,7 +2,7 @@
 //! Rules: docs/decisions/0008-leases.md.
 
 use crate::change_result::{ChangeProbe, ObservedFacts};
-use crate::export::{Export, GivenBack};
+use crate::export::{Export, SpaceReclaimer};
 use crate::inode_locks::InodeLocks;
 use crate::open_files::OpenFileTable;
 use crate::pool::{Job, Pool};
@@ -10,10 +10,10 @@ use crate::session::{Attached, Session, now};
 use crate::session_log;
 use nigh_link::Peer;
 use nigh_native::lease::{
-    Change, ChangeId, DeskOutput, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, LeaseSequencer,
-    MergeBase, ObservedAt, Parking, Party, Reading, UpdatedKey, WroteBack,
+    Change, ChangeId, ClientOrigin, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, LeaseSequencer,
+    MergeBase, ObservedAt, ParkResult, ReadGrant, SequencerOutput, UpdatedKey, WroteBack,
 };
-use nigh_native::{EXCLUSIVE_DIR_LEASES, LeaseTable, PUSHES, ServerConnection, TRUSTS_WATCH};
+use nigh_native::{EXCLUSIVE_DIR_LEASES, LeaseTable, ServerSession, TRUSTS_WATCH, UPDATES};
 use nigh_types::{CallId, Grant, GrantId, LeaseScope, NodeId, RecallId, Span, Term, Time, UpdateCommit};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
@@ -35,7 +35,7 @@ pub(crate) struct Leases {
     pool: Option<Weak<Pool>>,
     pub(crate) places: InodeLocks,
     pub(crate) homes: Arc<OpenFileTable>,
-    pub(crate) given_back: Arc<GivenBack>,
+    pub(crate) space_reclaimer: Arc<SpaceReclaimer>,
 }
 
 struct State {
@@ -44,7 +44,7 @@ struct State {
     seen: Option<ObservedFacts>,
     sessions: FxHashMap<Holder, Arc<Session>>,
     /// Holders whose session was discarded before its lease expired.
-    cut: BTreeMap<Holder, Absent>,
+    detached: BTreeMap<Holder, DetachedSession>,
     /// The table's next deadline.
     due: Time,
     /// The deadline that the clock thread waits for.
@@ -53,17 +53,17 @@ struct State {
 }
 
 /// Client and incarnation of a discarded session.
-struct Absent {
+struct DetachedSession {
     who: (u64, u64),
     peer: Peer,
 }
 
 /// Snapshot for status.
-pub(crate) struct Picture {
+pub(crate) struct LeaseSnapshot {
     pub(crate) report: LeaseReport,
     pub(crate) parked: Vec<Parked>,
     /// Holders without a session, with their client ids.
-    pub(crate) cut: Vec<(Holder, u64)>,
+    pub(crate) detached: Vec<(Holder, u64)>,
 }
 
 /// A call parked until other clients return leases.
@@ -86,7 +86,7 @@ struct Pending {
 const CLOCK_STEP: Duration = Duration::from_secs(1);
 
 /// Attempts to read the result of a change while other changes end.
-const LOOKS: u32 = 4;
+const OBSERVE_ATTEMPTS: u32 = 4;
 
 impl Leases {
     pub(crate) fn new(config: LeaseConfig, pool: Option<&Arc<Pool>>) -> Arc<Leases> {
@@ -94,7 +94,7 @@ impl Leases {
             desk: LeaseSequencer::new(config),
             seen: None,
             sessions: FxHashMap::default(),
-            cut: BTreeMap::new(),
+            detached: BTreeMap::new(),
             due: Time::FAR,
             clock: Time::FAR,
             stopping: false,
@@ -105,7 +105,7 @@ impl Leases {
             pool: pool.map(Arc::downgrade),
             places: InodeLocks::new(),
             homes: Arc::default(),
-            given_back: Arc::default(),
+            space_reclaimer: Arc::default(),
         })
     }
 
@@ -131,10 +131,10 @@ impl Leases {
     }
 
     /// Returns table, parked calls and leases of discarded sessions, all at one moment.
-    pub(crate) fn picture(&self) -> Picture {
+    pub(crate) fn snapshot(&self) -> LeaseSnapshot {
         let state = self.state.lock();
         let parked = state.desk.parked();
-        Picture {
+        LeaseSnapshot {
             report: state.desk.report(),
             parked: parked
                 .map(|(change, job)| Parked {
@@ -143,19 +143,21 @@ impl Leases {
                     call: job.request.call.type_name(),
                 })
                 .collect(),
-            cut: state.cut.iter().map(|(holder, absent)| (*holder, absent.who.0)).collect(),
+            detached: state.detached.iter().map(|(holder, absent)| (*holder, absent.who.0)).collect(),
         }
     }
 
     /// Registers a session. `dropped`: its client has dropped all grants of its earlier sessions.
     pub(crate) fn attach(&self, session: &Arc<Session>, attached: &Attached, dropped: bool) {
         self.with(|state, now| {
-            let is_it = |absent: &Absent| absent.who == attached.who && absent.peer.is_same(&session.peer);
-            let returned = state.cut.iter().filter(|(_, absent)| dropped && is_it(absent));
+            let is_it = |absent: &DetachedSession| {
+                absent.who == attached.who && absent.peer.has_same_rights(&session.peer)
+            };
+            let returned = state.detached.iter().filter(|(_, absent)| dropped && is_it(absent));
             let returned: Vec<Holder> = returned.map(|(holder, _)| *holder).collect();
             for holder in returned {
-                state.cut.remove(&holder);
-                state.desk.table_mut().handle_gone(now, holder);
+                state.detached.remove(&holder);
+                state.desk.table_mut().handle_goodbye(now, holder);
             }
             state.sessions.insert(session.holder(), Arc::clone(session));
             state.begin_session(now, session, attached);
@@ -167,7 +169,7 @@ impl Leases {
     pub(crate) fn resume(&self, session: &Arc<Session>, attached: &Attached) -> bool {
         self.with(|state, now| {
             state.desk.table_mut().handle_renewal(now, session.holder());
-            let lapsed = !state.desk.table().knows(session.holder());
+            let lapsed = !state.desk.table().is_known(session.holder());
             if lapsed {
                 state.begin_session(now, session, attached);
             }
@@ -176,27 +178,27 @@ impl Leases {
     }
 
     /// Whether there are several sessions.
-    pub(crate) fn are_several(&self) -> bool {
+    pub(crate) fn has_several_sessions(&self) -> bool {
         self.state.lock().sessions.len() > 1
     }
 
     /// Registers a holder without a session.
-    pub(crate) fn attach_alone(&self, holder: Holder, term: Term) {
+    pub(crate) fn attach_unconnected(&self, holder: Holder, term: Term) {
         self.with(|state, now| state.begin(now, holder, false, term));
     }
 
     /// Removes a session with its parked calls. `goodbye`: its client has dropped its grants; otherwise they stay
     /// until the lease expires.
-    pub(crate) fn leave(&self, session: &Arc<Session>, who: (u64, u64), goodbye: bool) {
+    pub(crate) fn remove_session(&self, session: &Arc<Session>, who: (u64, u64), goodbye: bool) {
         let peer = session.peer.clone();
         let dropped = self.with(|state, now| {
             let holder = session.holder();
             state.sessions.remove(&holder);
             if goodbye {
-                state.desk.table_mut().handle_gone(now, holder);
-            } else if state.desk.table().knows(holder) {
+                state.desk.table_mut().handle_goodbye(now, holder);
+            } else if state.desk.table().is_known(holder) {
                 state.desk.table_mut().handle_disconnect(now, holder);
-                state.cut.insert(holder, Absent { who, peer });
+                state.detached.insert(holder, DetachedSession { who, peer });
             }
             state.desk.take_parked(|job| Arc::ptr_eq(&job.session, session))
         });
@@ -205,7 +207,7 @@ impl Leases {
 
     /// Renews a client's lease on receipt of a message. Returns false if the message neither renews the lease nor may
     /// be answered.
-    pub(crate) fn is_heard(&self, holder: Holder) -> bool {
+    pub(crate) fn renew(&self, holder: Holder) -> bool {
         self.with(|state, now| state.desk.table_mut().handle_renewal(now, holder))
     }
 
@@ -213,7 +215,7 @@ impl Leases {
         self.with(|state, now| state.desk.table_mut().handle_acknowledge(now, holder, recall));
     }
 
-    pub(crate) fn give_back(&self, holder: Holder, grants: &[GrantId]) {
+    pub(crate) fn return_grants(&self, holder: Holder, grants: &[GrantId]) {
         self.with(|state, now| state.desk.table_mut().handle_return(now, holder, grants));
     }
 
@@ -231,7 +233,7 @@ impl Leases {
     /// Queues a reply under the lock under which recalls are queued. Removes grants that it may not carry any more;
     /// `put` learns whether the remaining grants are unchanged.
     pub(crate) fn put_answer(&self, holder: Holder, grants: Vec<Grant>, put: impl FnOnce(Vec<Grant>, bool)) {
-        self.with_answer(|state, now| state.desk.handle_answer(now, holder, grants), put);
+        self.with_answer(|state, now| state.desk.handle_reply(now, holder, grants), put);
     }
 
     /// [`LeaseTable::handle_may_list`].
@@ -245,7 +247,7 @@ impl Leases {
     }
 
     /// Passes an input to the table that belongs to no session.
-    pub(crate) fn tell<T>(&self, say: impl FnOnce(&mut LeaseTable, Time) -> T) -> T {
+    pub(crate) fn with_table<T>(&self, say: impl FnOnce(&mut LeaseTable, Time) -> T) -> T {
         self.with(|state, now| say(state.desk.table_mut(), now))
     }
 
@@ -264,7 +266,7 @@ impl Leases {
                     table.handle_extend(now, id, changes);
                     id
                 }
-                None if flush => table.handle_flush(now, by, changes),
+                None if flush => table.handle_write_back(now, by, changes),
                 None => table.handle_change(now, Some(by), changes),
             };
             (id, table.is_ready(id))
@@ -272,23 +274,23 @@ impl Leases {
     }
 
     /// Requests a grant before data is read. A read that has to wait is registered.
-    pub(crate) fn read(&self, seat: (Holder, LeaseKey), node: NodeId) -> Reading {
+    pub(crate) fn read(&self, seat: (Holder, LeaseKey), node: NodeId) -> ReadGrant {
         self.with(|state, now| state.desk.handle_read(now, seat, node))
     }
 
     /// Takes the grant of a read that waited.
-    pub(crate) fn claim(&self, reader: ChangeId) -> Option<Granted> {
+    pub(crate) fn take_grant(&self, reader: ChangeId) -> Option<Granted> {
         self.state.lock().desk.take_granted(reader)
     }
 
     /// Ends a change after its effect. Holders of the suspended facts receive the new values.
     fn finish<T>(&self, id: ChangeId, tells: &[ChangeProbe], end: impl FnOnce(&mut State, Time) -> T) -> T {
         let mut end = Some(end);
-        for _ in 0..LOOKS {
-            let Some((looked, exports)) = self.asked(id) else { break };
+        for _ in 0..OBSERVE_ATTEMPTS {
+            let Some((looked, exports)) = self.exports_awaiting(id) else { break };
             let seen = ObservedFacts::look(looked, exports, tells, &self.homes);
             let result = self.with(|state, now| {
-                state.desk.table_mut().handle_looked(id, seen.looked).then(|| {
+                state.desk.table_mut().handle_observed(id, seen.looked).then(|| {
                     state.seen = Some(seen);
                     end.take().expect("it is ended once")(state, now)
                 })
@@ -318,8 +320,8 @@ impl Leases {
     }
 
     /// Whether a holder has suspended facts of this change.
-    pub(crate) fn is_awaited(&self, id: ChangeId) -> bool {
-        self.state.lock().desk.table().awaiting(id).next().is_some()
+    pub(crate) fn has_suspended_holders(&self, id: ChangeId) -> bool {
+        self.state.lock().desk.table().awaiting_update(id).next().is_some()
     }
 
     pub(crate) fn is_ready(&self, id: ChangeId) -> bool {
@@ -336,9 +338,9 @@ impl Leases {
         self.with(|state, now| state.desk.table_mut().merge_base(now, id, under, range))
     }
 
-    /// [`nigh_native::LeaseTable::overtakes`].
-    pub(crate) fn overtakes(&self, id: ChangeId) -> bool {
-        self.state.lock().desk.table().overtakes(id)
+    /// [`nigh_native::LeaseTable::may_need_merge`].
+    pub(crate) fn may_need_merge(&self, id: ChangeId) -> bool {
+        self.state.lock().desk.table().needs_before_image(id)
     }
 
     /// [`nigh_native::LeaseTable::handle_wrote_back`].
@@ -352,33 +354,34 @@ impl Leases {
     }
 
     /// [`nigh_native::LeaseTable::handle_settle`].
-    pub(crate) fn settle(&self, by: Holder, key: LeaseKey) -> ChangeId {
+    pub(crate) fn wait_for_returns(&self, by: Holder, key: LeaseKey) -> ChangeId {
         self.with(|state, now| state.desk.table_mut().handle_sync_barrier(now, by, key))
     }
 
     /// Returns the exports through which the result of a change is needed, if any.
-    fn asked(&self, id: ChangeId) -> Option<(ObservedAt, Vec<Arc<Export>>)> {
+    fn exports_awaiting(&self, id: ChangeId) -> Option<(ObservedAt, Vec<Arc<Export>>)> {
         let state = self.state.lock();
         let mut exports: Vec<Arc<Export>> = Vec::new();
-        for holder in state.desk.table().awaiting(id) {
+        for holder in state.desk.table().awaiting_update(id) {
             let attached = state.sessions.get(&holder).and_then(|session| session.attached());
             let export = attached.map(|attached| &attached.export);
             let known = |export: &&Arc<Export>| exports.iter().any(|known| Arc::ptr_eq(known, export));
             exports.extend(export.filter(|export| !known(export)).cloned());
         }
-        (!exports.is_empty()).then(|| (state.desk.table().looks(), exports))
+        (!exports.is_empty()).then(|| (state.desk.table().observation_point(), exports))
     }
 
     /// Handles ENOSPC on a filesystem: all exports close the files that they keep. Returns whether any were closed
     /// since round `rounds`.
-    pub(crate) fn give_back_space(&self, own: &Export, filesystem: Option<u64>, rounds: u64) -> bool {
+    pub(crate) fn reclaim_space(&self, own: &Export, filesystem: Option<u64>, rounds: u64) -> bool {
         let exports: Vec<Arc<Export>> = {
             let state = self.state.lock();
             let attached = state.sessions.values().filter_map(|session| session.attached());
             attached.map(|attached| Arc::clone(&attached.export)).collect()
         };
-        let others = || exports.iter().flat_map(|export| export.take_kept());
-        self.given_back.since(rounds, filesystem, || own.take_kept().into_iter().chain(others()).collect())
+        let others = || exports.iter().flat_map(|export| export.take_kept_fds());
+        self.space_reclaimer
+            .reclaim(rounds, filesystem, || own.take_kept_fds().into_iter().chain(others()).collect())
     }
 
     pub(crate) fn end(&self, id: ChangeId) {
@@ -391,10 +394,10 @@ impl Leases {
         let is_wanted = |job: &Job| !job.session.is_over() && !job.session.is_cancelled(job.call);
         let parking = self.state.lock().desk.park(change, job, is_wanted);
         match parking {
-            Parking::Parked => None,
-            Parking::Ready(job) => Some(job),
-            Parking::Unwanted(job) => {
-                job.give_up();
+            ParkResult::Parked => None,
+            ParkResult::Ready(job) => Some(job),
+            ParkResult::Cancelled(job) => {
+                job.abort();
                 None
             }
         }
@@ -470,14 +473,14 @@ impl State {
         session.begin_lease();
         let names_alone = attached.features & EXCLUSIVE_DIR_LEASES != 0;
         self.begin(now, session.holder(), names_alone, attached.term);
-        let party = Party { client: attached.who, origin: session.origin };
+        let party = ClientOrigin { client: attached.who, origin: session.origin };
         self.desk.table_mut().handle_client(now, session.holder(), party);
         // A peer that does not vouch for its machine's users: the rights of each caller are checked on every call.
-        if attached.export.acts() && !attached.files.is_vouched() {
+        if attached.export.impersonates() && !attached.files.is_vouched() {
             self.desk.table_mut().handle_confine(now, session.holder());
         }
-        if attached.features & PUSHES != 0 {
-            self.desk.table_mut().handle_pushes(now, session.holder());
+        if attached.features & UPDATES != 0 {
+            self.desk.table_mut().handle_takes_updates(now, session.holder());
         }
         if attached.features & TRUSTS_WATCH != 0 {
             self.desk.table_mut().handle_trusts_watch(now, session.holder());
@@ -493,21 +496,21 @@ impl State {
         self.desk.table_mut().handle_limit(now, holder, limit);
     }
 
-    fn say(&self, pending: &mut Pending, holder: Holder, say: impl FnOnce(&mut ServerConnection)) {
+    fn send(&self, pending: &mut Pending, holder: Holder, say: impl FnOnce(&mut ServerSession)) {
         if let Some(session) = self.sessions.get(&holder) {
             session.queue(say);
             pending.send.push(Arc::clone(session));
         }
     }
 
-    fn say_commit(&self, pending: &mut Pending, holder: Holder, id: RecallId, told: Vec<UpdatedKey>) {
+    fn send_commit(&self, pending: &mut Pending, holder: Holder, id: RecallId, told: Vec<UpdatedKey>) {
         let Some(session) = self.sessions.get(&holder) else { return };
         let export = session.attached().map(|attached| &attached.export);
         let commit = match (&self.seen, export) {
             (Some(seen), Some(export)) => seen.commit(export, id, told),
             _ => UpdateCommit { id, facts: Vec::new() },
         };
-        self.say(pending, holder, |connection| connection.commit(commit));
+        self.send(pending, holder, |connection| connection.commit(commit));
     }
 
     /// Polls the sequencer until it has no more output. Recalls are queued on their wires when this returns.
@@ -515,35 +518,37 @@ impl State {
         let (mut pending, mut put) = (Pending::default(), Some(put));
         loop {
             match self.desk.poll_output() {
-                DeskOutput::Recall { holder, recall } => {
-                    self.say(&mut pending, holder, |connection| connection.recall(recall))
+                SequencerOutput::Recall { holder, recall } => {
+                    self.send(&mut pending, holder, |connection| connection.recall(recall))
                 }
-                DeskOutput::Hold { holder, hold } => {
-                    self.say(&mut pending, holder, |connection| connection.hold(hold))
+                SequencerOutput::Prepare { holder, hold } => {
+                    self.send(&mut pending, holder, |connection| connection.prepare(hold))
                 }
-                DeskOutput::Commit { holder, id, told } => self.say_commit(&mut pending, holder, id, told),
-                DeskOutput::Answer { grants, same, .. } => {
+                SequencerOutput::Commit { holder, id, told } => {
+                    self.send_commit(&mut pending, holder, id, told)
+                }
+                SequencerOutput::Reply { grants, same, .. } => {
                     let put = put.take().expect("one input brings one answer at the most");
                     put(grants, same);
                 }
-                DeskOutput::Ready(call) => pending.ready.push(call),
-                DeskOutput::Suspect(holder) => {
+                SequencerOutput::Ready(call) => pending.ready.push(call),
+                SequencerOutput::Suspect(holder) => {
                     self.sessions.get(&holder).into_iter().for_each(|session| session_log::suspect(session));
                 }
-                DeskOutput::Trusted(holder) => {
+                SequencerOutput::Trusted(holder) => {
                     self.sessions
                         .get(&holder)
                         .into_iter()
                         .for_each(|session| session_log::acknowledged(session));
                 }
-                DeskOutput::Fenced(holder) => {
+                SequencerOutput::Fenced(holder) => {
                     let session = self.sessions.get(&holder);
                     pending.fenced.extend(session.map(|session| (Arc::clone(session), session.lease())));
-                    if self.cut.remove(&holder).is_some() {
+                    if self.detached.remove(&holder).is_some() {
                         session_log::fenced_apart(holder);
                     }
                 }
-                DeskOutput::Timeout(due, _) => {
+                SequencerOutput::Timeout(due, _) => {
                     self.due = due;
                     return pending;
                 }

@@ -1,11 +1,11 @@
 //! Listen addresses of a server and their access rules.
 
 use crate::exports::Exports;
-use crate::impersonate::can_act;
-use crate::listeners::Admits;
-use crate::server_dirs::Places;
-use crate::socket_activation::Passed;
-use nigh_link::tcp::{Door, PORT};
+use crate::impersonate::can_impersonate;
+use crate::listeners::AccessPolicy;
+use crate::server_dirs::ServerDirs;
+use crate::socket_activation::PassedSocket;
+use nigh_link::tcp::{Acceptor, PORT};
 use nigh_link::{Claims, Squash, Token, credentials_of, own_credentials};
 use std::ffi::OsString;
 use std::io;
@@ -29,7 +29,7 @@ pub struct Serving {
     /// Trusts the callers' ids over TCP.
     pub trust_client_ids: bool,
     /// Listening sockets made by the service manager.
-    pub passed: Vec<Passed>,
+    pub passed: Vec<PassedSocket>,
     /// Squashing of trusted ids; by default root is squashed over TCP only.
     pub squash: Option<Squash>,
 }
@@ -97,13 +97,13 @@ impl Serving {
 
     fn is_on_tcp(&self) -> bool {
         let mut said = self.listens.iter().map(|listen| matches!(listen, Listen::Tcp { .. }));
-        said.any(|tcp| tcp) || self.passed.iter().any(Passed::is_tcp)
+        said.any(|tcp| tcp) || self.passed.iter().any(PassedSocket::is_tcp)
     }
 }
 
 impl Serving {
     /// Returns the access rules for TCP; `None` if there is no TCP listener.
-    pub(crate) fn network(&self, places: &Places) -> io::Result<Option<Admits>> {
+    pub(crate) fn network(&self, places: &ServerDirs) -> io::Result<Option<AccessPolicy>> {
         if !self.is_on_tcp() {
             return Ok(None);
         }
@@ -115,14 +115,17 @@ impl Serving {
         } else {
             Claims::Only(user_of(token.as_ref())?)
         };
-        let door =
-            if self.plaintext { Door::plaintext(token) } else { Door::with_tls(&places.state, token)? };
+        let door = if self.plaintext {
+            Acceptor::plaintext(token)
+        } else {
+            Acceptor::with_tls(&places.state, token)?
+        };
         if let Some(key) = door.fingerprint() {
             tracing::info!(key, "clients know this server by its key");
         } else {
             tracing::warn!("whoever is on the way can read and change what passes over tcp (--plaintext)");
         }
-        Ok(Some(Admits::Network(Arc::new(door), claims, squash)))
+        Ok(Some(AccessPolicy::Network(Arc::new(door), claims, squash)))
     }
 }
 
@@ -132,7 +135,7 @@ fn user_of(token: Option<&Token>) -> io::Result<nigh_types::Credentials> {
     match token.and_then(Token::user) {
         Some(user) => {
             let named = credentials_of(user)?;
-            if named.uid != own.uid && !can_act() {
+            if named.uid != own.uid && !can_impersonate() {
                 let problem = format!(
                     "the token names {user}, and only root can act as somebody else: serve as {user}, or take \
                      the line `user {user}` out of the token file"

@@ -4,11 +4,11 @@ use crate::control::{self, Purpose};
 use crate::guests::Arrivals;
 use crate::listen::{Listen, Serving, bind_tcp, bind_unix};
 use crate::server::Server;
-use crate::server_dirs::Places;
-use crate::session_log::Lines;
+use crate::server_dirs::ServerDirs;
+use crate::session_log::LineLimiter;
 use crate::squash::{is_own, unix_peer};
-use nigh_link::tcp::Door;
-use nigh_link::{Claims, Lobby, Peer, Squash};
+use nigh_link::tcp::Acceptor;
+use nigh_link::{Claims, Peer, Squash, UnauthenticatedLimit};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
@@ -30,9 +30,9 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// All listening sockets of a server or guest.
 pub(crate) struct Listeners {
     all: Vec<Listener>,
-    lobby: Lobby,
-    users: Lobby,
-    complaints: Arc<Lines>,
+    lobby: UnauthenticatedLimit,
+    users: UnauthenticatedLimit,
+    complaints: Arc<LineLimiter>,
     /// Cloned for each unix-socket connection from acceptance to its end; the count shows whether any exist.
     present: Arc<()>,
     names: Vec<String>,
@@ -86,7 +86,7 @@ impl Drop for Served {
 
 struct Listener {
     socket: Socket,
-    admits: Admits,
+    admits: AccessPolicy,
 }
 
 pub(crate) enum Socket {
@@ -95,19 +95,19 @@ pub(crate) enum Socket {
 }
 
 #[derive(Clone)]
-pub(crate) enum Admits {
+pub(crate) enum AccessPolicy {
     /// This user and root, with access to every path that they can reach.
     Own,
     /// Users of this machine, with access to exports. A server that cannot impersonate them admits only its own user.
     Users(Option<Squash>),
     /// Network clients that authenticate, with access to exports.
-    Network(Arc<Door>, Claims, Squash),
+    Network(Arc<Acceptor>, Claims, Squash),
 }
 
 impl Listeners {
     /// Listens on this user's socket, which must be free, on all configured addresses, and on sockets passed by the
     /// service manager.
-    pub fn open(places: &Places, serving: &Serving, arrivals: &Arc<Arrivals>) -> io::Result<Listeners> {
+    pub fn open(places: &ServerDirs, serving: &Serving, arrivals: &Arc<Arrivals>) -> io::Result<Listeners> {
         let mut listeners = Listeners::empty((0, Arc::clone(arrivals)));
         let network = serving.network(places)?;
         let mut has_own = false;
@@ -115,12 +115,12 @@ impl Listeners {
             let own = passed.is_own(places)?;
             has_own |= own;
             let admits = match (&network, passed.is_tcp()) {
-                (_, false) if own => Admits::Own,
-                (_, false) => Admits::Users(serving.squash),
+                (_, false) if own => AccessPolicy::Own,
+                (_, false) => AccessPolicy::Users(serving.squash),
                 (Some(network), true) => network.clone(),
                 (None, true) => continue,
             };
-            listeners.add(passed.listener()?, admits, passed.shown())?;
+            listeners.add(passed.listener()?, admits, passed.display_address())?;
         }
         if !has_own {
             listeners.listen_for_own(places)?;
@@ -131,7 +131,7 @@ impl Listeners {
 
     /// Listens only on the addresses in `serving`, for the exports of a guest.
     pub fn open_for(
-        places: &Places,
+        places: &ServerDirs,
         serving: &Serving,
         scope: (u64, Arc<Arrivals>),
     ) -> io::Result<Listeners> {
@@ -149,10 +149,10 @@ impl Listeners {
     fn empty((scope, arrivals): (u64, Arc<Arrivals>)) -> Listeners {
         Listeners {
             all: Vec::new(),
-            lobby: Lobby::new(LOBBY),
-            users: Lobby::new(LOBBY),
+            lobby: UnauthenticatedLimit::new(LOBBY),
+            users: UnauthenticatedLimit::new(LOBBY),
             // Limits complaints about strangers, so that they cannot fill a disk.
-            complaints: Arc::new(Lines::new(1, Duration::from_secs(1))),
+            complaints: Arc::new(LineLimiter::new(1, Duration::from_secs(1))),
             present: Arc::new(()),
             names: Vec::new(),
             sockets: Vec::new(),
@@ -162,12 +162,12 @@ impl Listeners {
         }
     }
 
-    fn listen_for_others(&mut self, serving: &Serving, network: Option<&Admits>) -> io::Result<()> {
+    fn listen_for_others(&mut self, serving: &Serving, network: Option<&AccessPolicy>) -> io::Result<()> {
         for listen in &serving.listens {
             match listen {
                 Listen::Unix(path) => {
                     let listener = bind_unix(path)?;
-                    self.add_unix(listener, path.clone(), Admits::Users(serving.squash))?;
+                    self.add_unix(listener, path.clone(), AccessPolicy::Users(serving.squash))?;
                 }
                 Listen::Tcp { host, port } => {
                     let Some(admits) = network else { continue };
@@ -186,7 +186,7 @@ impl Listeners {
         self.links.cut_off();
     }
 
-    fn listen_for_own(&mut self, places: &Places) -> io::Result<()> {
+    fn listen_for_own(&mut self, places: &ServerDirs) -> io::Result<()> {
         let path = places.socket();
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -194,16 +194,16 @@ impl Listeners {
         }
         let listener = UnixListener::bind(&path)
             .map_err(|error| io::Error::new(error.kind(), format!("unix://{}: {error}", path.display())))?;
-        self.add_unix(listener, path, Admits::Own)
+        self.add_unix(listener, path, AccessPolicy::Own)
     }
 
-    fn add_unix(&mut self, listener: UnixListener, path: PathBuf, admits: Admits) -> io::Result<()> {
+    fn add_unix(&mut self, listener: UnixListener, path: PathBuf, admits: AccessPolicy) -> io::Result<()> {
         let name = format!("unix://{}", path.display());
         self.sockets.push(path);
         self.add(Socket::Unix(listener), admits, name)
     }
 
-    fn add(&mut self, socket: Socket, admits: Admits, name: String) -> io::Result<()> {
+    fn add(&mut self, socket: Socket, admits: AccessPolicy, name: String) -> io::Result<()> {
         match &socket {
             Socket::Unix(socket) => socket.set_nonblocking(true),
             Socket::Tcp(socket) => socket.set_nonblocking(true),
@@ -282,8 +282,8 @@ impl Listeners {
         removed.into_iter().collect()
     }
 
-    fn admit_tcp(&self, stream: TcpStream, admits: &Admits, server: &Arc<Server>) {
-        let Admits::Network(door, claims, squash) = admits else { return };
+    fn admit_tcp(&self, stream: TcpStream, admits: &AccessPolicy, server: &Arc<Server>) {
+        let AccessPolicy::Network(door, claims, squash) = admits else { return };
         let Some(ticket) = self.lobby.enter(&stream) else {
             return complain(&self.complaints, "too many connections that prove nothing: one is dropped");
         };
@@ -299,14 +299,14 @@ impl Listeners {
                 Ok(from) => from,
                 Err(error) => return complain(&complaints, &format!("a connection cannot be used: {error}")),
             };
-            match door.admit(stream) {
+            match door.accept(stream) {
                 Ok(link) => {
-                    let Some(ticket) = ticket.pass(&users) else {
+                    let Some(ticket) = ticket.move_to(&users) else {
                         return complain(&complaints, UNATTACHED);
                     };
                     let peer = Peer::new(format!("tcp from {from}"), claims, squash)
                         .from_host(from.ip())
-                        .within(scope);
+                        .with_scope(scope);
                     // The session log has the reason.
                     let _ = server.serve_stranger(link, peer, Some(ticket));
                 }
@@ -317,7 +317,7 @@ impl Listeners {
     }
 
     /// Starts a unix-socket connection. Returns false if the client is refused or cannot be served now.
-    fn admit_unix(&self, stream: UnixStream, admits: &Admits, server: &Arc<Server>) -> bool {
+    fn admit_unix(&self, stream: UnixStream, admits: &AccessPolicy, server: &Arc<Server>) -> bool {
         let known = stream.set_nonblocking(false).and_then(|()| nigh_link::unix::credentials(&stream));
         let who = match known {
             Ok(who) => who,
@@ -328,12 +328,12 @@ impl Listeners {
         };
         let uid = who.uid;
         let peer = match admits {
-            Admits::Own if is_own(uid) => unix_peer(who, Squash::None).map(Peer::with_any_path),
-            Admits::Users(squash) => unix_peer(who, squash.unwrap_or(Squash::None)),
+            AccessPolicy::Own if is_own(uid) => unix_peer(who, Squash::None).map(Peer::with_any_path),
+            AccessPolicy::Users(squash) => unix_peer(who, squash.unwrap_or(Squash::None)),
             _ => None,
         };
         // Only root and this user can reach the other sockets.
-        let stranger = matches!(admits, Admits::Users(_));
+        let stranger = matches!(admits, AccessPolicy::Users(_));
         let ticket = if stranger { self.users.enter(&stream) } else { None };
         if stranger && ticket.is_none() {
             complain(&self.complaints, UNATTACHED);
@@ -346,11 +346,11 @@ impl Listeners {
             complain(&self.complaints, "no descriptor for a connection, which is dropped");
             return false;
         };
-        let (peer, arrivals) = (peer.map(|peer| peer.within(self.scope)), Arc::clone(&self.arrivals));
+        let (peer, arrivals) = (peer.map(|peer| peer.with_scope(self.scope)), Arc::clone(&self.arrivals));
         let begun = self.begin(move || {
             let (_present, _served) = (present, served);
             match control::purpose(&stream, SILENCE) {
-                Purpose::Serve if !stranger && is_own(uid) => arrivals.hear(stream),
+                Purpose::Serve if !stranger && is_own(uid) => arrivals.handle_request(stream),
                 Purpose::Serve => complain(&complaints, &format!("uid {uid} asks to have something served")),
                 Purpose::Status => control::answer(stream, uid, &server),
                 Purpose::Nothing => {}
@@ -375,7 +375,7 @@ impl Listeners {
     }
 }
 
-fn complain(lines: &Lines, problem: &str) {
+fn complain(lines: &LineLimiter, problem: &str) {
     if let Some(unsaid) = lines.allow() {
         tracing::warn!(event = "refused", rule = ?problem, unsaid, "not let in");
     }

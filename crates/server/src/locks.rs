@@ -2,11 +2,11 @@
 //! docs/decisions/0011-locks.md.
 
 use crate::grace::Grace;
-use crate::lock_reclaimers::Claimants;
+use crate::lock_reclaimers::LockReclaimers;
 use crate::session::Session;
-use crate::session_registry::Who;
+use crate::session_registry::ClientIncarnation;
 use nigh_native::lease::Object;
-use nigh_native::{Claim, LockOwner, LockTable, Tried};
+use nigh_native::{LockOwner, LockRequest, LockResult, LockTable};
 use nigh_types::{Call, CallId, Errno, LockKind, NodeId, Origin, Reply, Response};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,13 +25,13 @@ struct State {
     table: LockTable<Object>,
     members: BTreeMap<u64, Member>,
     /// Sessions with entries left in the table.
-    claimants: Claimants,
+    reclaimers: LockReclaimers,
     /// The server stops.
     stopping: bool,
 }
 
 /// Snapshot for status.
-pub(crate) struct LockPicture {
+pub(crate) struct LockSnapshot {
     /// Number of locked ranges, by session.
     pub(crate) held: BTreeMap<u64, u64>,
     /// For each waiting call its session, and the sessions that hold conflicting locks.
@@ -42,7 +42,7 @@ pub(crate) struct LockPicture {
 const MOST_OF_ORIGIN: u64 = 1 << 18;
 const MOST_RANGES: u64 = 1 << 21;
 /// Number of conflicting locks searched for sessions of disconnected clients.
-const MOST_IN_WAY: usize = 64;
+const MOST_BLOCKERS: usize = 64;
 
 /// Maximum number of waits shown: finding the blockers of one takes time linear in the file's locks.
 const WAITS_SHOWN: usize = 1_000;
@@ -51,13 +51,13 @@ const WAITS_SHOWN: usize = 1_000;
 struct Member {
     session: Arc<Session>,
     /// The client (a machine and user) and its incarnation.
-    who: Who,
+    who: ClientIncarnation,
     /// The client has dropped all its state.
-    leaves: bool,
+    said_goodbye: bool,
     /// Objects of the session's locks by node id, so that unlocking needs no access to the disk.
     objects: BTreeMap<NodeId, Object>,
     /// Lock calls in the pool that may block, each with whether it was cancelled.
-    coming: BTreeMap<CallId, bool>,
+    pending_calls: BTreeMap<CallId, bool>,
 }
 
 /// Waiting calls that can be answered.
@@ -71,31 +71,31 @@ impl Locks {
 
     /// Registers a session in place of its client's discarded ones; the table keeps it until [`Locks::end`].
     /// `dropped`: the client reclaims nothing.
-    pub(crate) fn begin(&self, session: &Arc<Session>, who: Who, dropped: bool) {
+    pub(crate) fn begin(&self, session: &Arc<Session>, who: ClientIncarnation, dropped: bool) {
         let member = Member {
             who,
-            leaves: false,
+            said_goodbye: false,
             objects: BTreeMap::new(),
-            coming: BTreeMap::new(),
+            pending_calls: BTreeMap::new(),
             session: Arc::clone(session),
         };
         let ended = self.change(|state| {
             // The last thread of an earlier session may not have reported its end yet.
             let earlier = state.members.iter().filter(|(_, other)| {
-                let theirs = other.who == who && other.session.peer.is_same(&session.peer);
+                let theirs = other.who == who && other.session.peer.has_same_rights(&session.peer);
                 !dropped && theirs && other.session.is_settled()
             });
             let earlier: Vec<u64> = earlier.map(|(id, _)| *id).collect();
             let ended: Vec<Member> = earlier.into_iter().filter_map(|id| state.end(id)).collect();
-            let State { table, members, claimants, .. } = state;
+            let State { table, members, reclaimers: claimants, .. } = state;
             for earlier in claimants.take(who, &session.peer) {
                 if dropped {
-                    table.handle_claimed(earlier);
+                    table.handle_reclaim_ended(earlier);
                 } else {
-                    table.handle_heir(earlier, session.id);
+                    table.handle_successor(earlier, session.id);
                 }
             }
-            if table.claimable_by(session.id) > 0 {
+            if table.reclaimable_by(session.id) > 0 {
                 claimants.add(session.id, who, &session.peer);
             }
             members.insert(session.id, member);
@@ -107,15 +107,15 @@ impl Locks {
     /// Notes that the session's client has dropped all its state.
     pub(crate) fn leave(&self, session: u64) {
         if let Some(member) = self.state.lock().members.get_mut(&session) {
-            member.leaves = true;
+            member.said_goodbye = true;
         }
     }
 
     /// Notes that a session has completed its reclaim.
-    pub(crate) fn claimed(&self, session: u64) {
+    pub(crate) fn reclaim_done(&self, session: u64) {
         let mut state = self.state.lock();
-        state.table.handle_claimed(session);
-        state.claimants.remove(session);
+        state.table.handle_reclaim_ended(session);
+        state.reclaimers.remove(session);
     }
 
     /// Stops the release of locks, except those of clients that say goodbye. The other clients reclaim theirs from
@@ -135,21 +135,21 @@ impl Locks {
     }
 
     /// Whether another session waits for a lock of this session.
-    pub(crate) fn are_in_the_way(&self, session: u64) -> bool {
+    pub(crate) fn are_waited_for(&self, session: u64) -> bool {
         self.state.lock().table.is_waited_for(session)
     }
 
     /// Registers a lock call that goes to the pool, so that it can be cancelled from now on.
-    pub(crate) fn expect(&self, session: u64, call: CallId) {
+    pub(crate) fn note_pending(&self, session: u64, call: CallId) {
         if let Some(member) = self.state.lock().members.get_mut(&session) {
-            member.coming.insert(call, false);
+            member.pending_calls.insert(call, false);
         }
     }
 
     /// Removes a lock call that will not reach the table.
     pub(crate) fn forget(&self, session: u64, call: CallId) {
         if let Some(member) = self.state.lock().members.get_mut(&session) {
-            member.coming.remove(&call);
+            member.pending_calls.remove(&call);
         }
     }
 
@@ -158,7 +158,7 @@ impl Locks {
         let mut state = self.state.lock();
         let State { table, members, .. } = &mut *state;
         let Some(member) = members.get_mut(&session) else { return false };
-        if let Some(cancelled) = member.coming.get_mut(&call) {
+        if let Some(cancelled) = member.pending_calls.get_mut(&call) {
             *cancelled = true;
             return false;
         }
@@ -182,7 +182,7 @@ impl Locks {
             let State { table, members, .. } = state;
             // The session ended meanwhile, so the lock would never be released.
             let Some(member) = members.get_mut(&session) else { return Some(Err(Errno::IO)) };
-            if member.coming.remove(&id) == Some(true) {
+            if member.pending_calls.remove(&id) == Some(true) {
                 return Some(Err(Errno::INTR));
             }
             let (who, origin) = (member.who, member.session.origin);
@@ -194,11 +194,11 @@ impl Locks {
                         return Some(Err(errno));
                     }
                     let tried = if reclaim {
-                        table.handle_claim(claim, self.grace.believes(who))
+                        table.handle_reclaim(claim, self.grace.may_reclaim_any(who))
                     } else {
                         let tried = table.handle_lock(claim, wait.then_some(id));
-                        if tried != Tried::Granted {
-                            give_way(table, members, &claim);
+                        if tried != LockResult::Granted {
+                            expire_blockers(table, members, &claim);
                         }
                         tried
                     };
@@ -207,9 +207,9 @@ impl Locks {
                         member.objects.insert(node, object);
                     }
                     match tried {
-                        Tried::Granted => Some(Ok(Reply::Done)),
-                        Tried::Waits => None,
-                        Tried::Refused(errno) => Some(Err(errno)),
+                        LockResult::Granted => Some(Ok(Reply::Done)),
+                        LockResult::Waits => None,
+                        LockResult::Refused(errno) => Some(Err(errno)),
                     }
                 }
                 Call::GetLock { owner: number, flock, kind, start, end, .. } => {
@@ -222,7 +222,7 @@ impl Locks {
                         }
                         info
                     });
-                    Some(Ok(Reply::Locked(found)))
+                    Some(Ok(Reply::LockConflict(found)))
                 }
                 _ => Some(Err(Errno::PROTO)),
             }
@@ -248,11 +248,11 @@ impl Locks {
     }
 
     /// Returns the number of locks per session, and the waits.
-    pub(crate) fn picture(&self) -> LockPicture {
+    pub(crate) fn snapshot(&self) -> LockSnapshot {
         let state = self.state.lock();
         let held = state.members.keys().map(|session| (*session, state.table.held(*session)));
         let waits = state.table.waits().take(WAITS_SHOWN);
-        LockPicture { held: held.collect(), waits: waits.collect() }
+        LockSnapshot { held: held.collect(), waits: waits.collect() }
     }
 
     /// Changes the table, then answers the waiting calls that the change released.
@@ -269,7 +269,7 @@ impl Locks {
             (result, ended)
         };
         for (session, call, result) in ended {
-            session.answer(call, Response::plain(result.map(|()| Reply::Done)));
+            session.reply(call, Response::plain(result.map(|()| Reply::Done)));
         }
         result
     }
@@ -278,32 +278,32 @@ impl Locks {
 impl State {
     fn end(&mut self, session: u64) -> Option<Member> {
         let member = self.members.remove(&session)?;
-        if self.stopping && !member.leaves {
+        if self.stopping && !member.said_goodbye {
             return Some(member);
         }
-        let State { table, claimants, .. } = self;
+        let State { table, reclaimers: claimants, .. } = self;
         claimants.remove(session);
-        if member.leaves {
+        if member.said_goodbye {
             table.handle_session_end(session);
         } else {
             table.handle_forgotten(session);
         }
-        if table.claimable_by(session) > 0 {
+        if table.reclaimable_by(session) > 0 {
             claimants.add(session, member.who, &member.session.peer);
         }
-        while let Some(earliest) = claimants.make_way(|session| table.claimable_by(session)) {
-            table.handle_claimed(earliest);
+        while let Some(earliest) = claimants.evict(|session| table.reclaimable_by(session)) {
+            table.handle_reclaim_ended(earliest);
         }
         Some(member)
     }
 }
 
 /// Expires courtesy sessions that hold some of the first locks in conflict with this claim.
-fn give_way(table: &LockTable<Object>, members: &BTreeMap<u64, Member>, claim: &Claim<Object>) {
-    let in_way = table.conflicts(claim).take(MOST_IN_WAY).map(|(owner, _)| owner.session);
+fn expire_blockers(table: &LockTable<Object>, members: &BTreeMap<u64, Member>, claim: &LockRequest<Object>) {
+    let in_way = table.conflicts(claim).take(MOST_BLOCKERS).map(|(owner, _)| owner.session);
     let in_way: BTreeSet<u64> = in_way.filter(|other| *other != claim.owner.session).collect();
     for Member { session, .. } in in_way.iter().filter_map(|other| members.get(other)) {
-        if session.standing.doom_dormant() {
+        if session.phase.expire_courtesy() {
             session.expire("another client wants its locks");
         }
     }
@@ -327,9 +327,9 @@ fn claim(
     kind: LockKind,
     (start, end): (u64, u64),
     pid: u32,
-) -> Claim<Object> {
+) -> LockRequest<Object> {
     let (start, end) = ends(owner.flock, start, end);
-    Claim { object, owner, kind, start, end, pid }
+    LockRequest { object, owner, kind, start, end, pid }
 }
 
 /// flock(2) locks the whole file.
@@ -380,7 +380,7 @@ mod tests {
     use crate::leases::Leases;
     use nigh_link::{Claims, Peer, Squash};
     use nigh_native::lease::LeaseConfig;
-    use nigh_native::{ServerConfig, ServerConnection};
+    use nigh_native::{ServerConfig, ServerSession};
     use nigh_types::{Credentials, Time};
     use std::os::unix::net::UnixStream;
 
@@ -402,8 +402,8 @@ mod tests {
         let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![], privileges: None });
         let peer = Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap());
         let config = ServerConfig { session_id: id, ..ServerConfig::default() };
-        let connection = ServerConnection::new(crate::session::now(), config);
-        let story = crate::session_log::Story::new(&Arc::default(), nigh_link::Kind::Unix);
+        let connection = ServerSession::new(crate::session::now(), config);
+        let story = crate::session_log::SessionLog::new(&Arc::default(), nigh_link::Kind::Unix);
         let leases = Leases::new(LeaseConfig::default(), None);
         Arc::new(Session::new(connection, (link.into(), peer, 0), story, &leases, &Arc::default()))
     }
@@ -415,11 +415,11 @@ mod tests {
         let hold = |session, ranges: u64| {
             let owner = LockOwner { session, flock: false, owner: 1 };
             for at in (0..ranges).map(|n| 2 * n) {
-                let claim = Claim { object, owner, kind: LockKind::Read, start: at, end: at, pid: 1 };
-                assert_eq!(locks.state.lock().table.handle_lock(claim, None), Tried::Granted);
+                let claim = LockRequest { object, owner, kind: LockKind::Read, start: at, end: at, pid: 1 };
+                assert_eq!(locks.state.lock().table.handle_lock(claim, None), LockResult::Granted);
             }
         };
-        let claimable = |session| locks.state.lock().table.claimable_by(session);
+        let claimable = |session| locks.state.lock().table.reclaimable_by(session);
         // Sessions are discarded with the maximum number of locks; their clients return and reclaim nothing.
         for n in 0..5 {
             locks.begin(&session(10 + n, "10.0.0.2"), (100 + n, 1), true);
@@ -439,7 +439,7 @@ mod tests {
             locks.begin(&session(40 + n, "10.0.0.1"), (1, n), false);
             assert_eq!(claimable(40 + n), 3);
         }
-        locks.claimed(40);
+        locks.reclaim_done(40);
         assert_eq!(claimable(40), 0);
         // A session discarded before its reclaim leaves its locks claimable by its client.
         locks.end(41);
@@ -451,14 +451,14 @@ mod tests {
     fn lock_requests_on_object_with_thousands_of_locks_are_fast() {
         let mut table = LockTable::default();
         let owner = |session, owner| LockOwner { session, flock: true, owner };
-        let claim = |owner, kind| Claim { object: 1, owner, kind, start: 0, end: u64::MAX, pid: 1 };
+        let claim = |owner, kind| LockRequest { object: 1, owner, kind, start: 0, end: u64::MAX, pid: 1 };
         let begun = std::time::Instant::now();
         for number in 0..65_536 {
-            assert_eq!(table.handle_lock(claim(owner(1, number), LockKind::Read), None), Tried::Granted);
+            assert_eq!(table.handle_lock(claim(owner(1, number), LockKind::Read), None), LockResult::Granted);
         }
         for number in 0..4_096 {
             let wanted = claim(owner(2, number), LockKind::Write);
-            assert_eq!(table.handle_lock(wanted, Some(CallId(number))), Tried::Waits);
+            assert_eq!(table.handle_lock(wanted, Some(CallId(number))), LockResult::Waits);
         }
         for number in 0..64 {
             table.handle_unlock(1, owner(1, number), 0, u64::MAX).unwrap();

@@ -5,11 +5,11 @@ use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
 
 /// An export's secret key for SipHash-2-4.
-pub(crate) struct Seal([u8; 16]);
+pub(crate) struct NodeIdMac([u8; 16]);
 
-impl Seal {
-    pub(crate) fn new(secret: [u8; 16]) -> Seal {
-        Seal(secret)
+impl NodeIdMac {
+    pub(crate) fn new(secret: [u8; 16]) -> NodeIdMac {
+        NodeIdMac(secret)
     }
 
     /// Makes a node id. `birth_ns` is 0 if the filesystem has no birth times that identify an inode.
@@ -43,7 +43,7 @@ impl Seal {
 }
 
 /// Hides the secret from logs.
-impl std::fmt::Debug for Seal {
+impl std::fmt::Debug for NodeIdMac {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Seal")
     }
@@ -55,12 +55,12 @@ mod tests {
 
     #[test]
     fn reused_inode_number_gets_new_generation_if_birth_times_exist() {
-        let seal = Seal::new([9; 16]);
+        let seal = NodeIdMac::new([9; 16]);
         let (first, second) = (seal.id(77, 1_000), seal.id(77, 1_001));
         assert_ne!(first.generation >> 32, second.generation >> 32);
         assert_ne!(first.generation >> 32, seal.id(78, 1_000).generation >> 32, "nobody learns a birth time");
         let without = seal.id(77, 0);
-        assert!(!without.tells_births_apart() && seal.genuine(without) && without.generation != 0);
+        assert!(!without.distinguishes_reuse() && seal.genuine(without) && without.generation != 0);
         assert!(!seal.genuine(NodeId { generation: first.generation & 0xffff_ffff, ..first }));
     }
 }

@@ -1,15 +1,15 @@
 //! Resolution of node ids to inodes, confined to the export. See docs/decisions/0001-node-ids.md.
 
-use crate::descriptors::{Cached, Descriptors};
+use crate::case_folding::{self, CaseFolding, Directory};
+use crate::descriptors::{CachedFdCharge, Descriptors};
 use crate::error::{Fault, Result};
 use crate::fd_location;
 use crate::files::SessionFiles;
 use crate::handle::{FileHandle, Opener};
 use crate::ids::Ids;
 use crate::orphans::{FOLDER, Orphans};
-use crate::recently_unlinked::Departed;
-use crate::removed::Removed;
-use crate::spelling::{self, Directory, Spellings};
+use crate::recently_unlinked::RecentlyUnlinked;
+use crate::removed_dirs::RemovedDirs;
 use crate::stat::{self, Dev, Stat};
 use lru::LruCache;
 use nigh_native::lease::Object;
@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-mod numbers;
+mod inode_numbers;
 
 /// A resolved inode: verified to lie in the export and to have the requested id.
 #[derive(Clone, Debug)]
@@ -34,14 +34,14 @@ pub(crate) struct Node {
     /// Lease identity of the inode, equal through every export.
     pub(crate) object: Object,
     /// The name by which it was resolved just now.
-    pub(crate) under: Option<Under>,
+    pub(crate) resolved_by: Option<ResolvedName>,
     /// When the inode, or the directory through which it was resolved, was last found to lie in the export.
-    pub(crate) checked: Instant,
+    pub(crate) confined_at: Instant,
 }
 
 /// A directory entry: a directory and a name in it.
 #[derive(Clone, Debug)]
-pub(crate) struct Under {
+pub(crate) struct ResolvedName {
     pub(crate) dir: NodeId,
     pub(crate) object: Object,
     fd: Arc<OwnedFd>,
@@ -58,7 +58,7 @@ pub(crate) struct Found {
 }
 
 /// The inode behind a name that is to be changed.
-pub(crate) enum There {
+pub(crate) enum LookupOutcome {
     Nothing,
     Found(Found),
     /// A mount point. The mounted filesystem was not accessed, since it may hang.
@@ -78,34 +78,34 @@ pub(crate) struct NodeResolver {
     /// Shared by exports of one directory that are reached through different mounts.
     pub(crate) ids: Arc<Ids>,
     pub(crate) orphans: Orphans,
-    pub(crate) spellings: Spellings,
+    pub(crate) case_folding: CaseFolding,
     opener: Option<Opener>,
-    places: Mutex<LruCache<NodeId, (NodeId, Name)>>,
+    known_parents: Mutex<LruCache<NodeId, (NodeId, Name)>>,
     /// Directories on the root's own mount only: a descriptor would keep another mount from being unmounted.
-    directories: Mutex<LruCache<NodeId, Held>>,
+    directories: Mutex<LruCache<NodeId, CachedDirectory>>,
     handles: Mutex<LruCache<NodeId, FileHandle>>,
-    pub(crate) departed: Departed,
-    pub(crate) removed: Removed,
+    pub(crate) recently_unlinked: RecentlyUnlinked,
+    pub(crate) removed_dirs: RemovedDirs,
     descriptors: Arc<Descriptors>,
 }
 
 #[derive(Clone, Debug)]
-struct Held {
+struct CachedDirectory {
     fd: Arc<OwnedFd>,
     /// When the directory was last found to lie in the export.
-    checked: Instant,
+    confined_at: Instant,
     #[allow(dead_code, reason = "held, not looked at")]
-    cached: Arc<Cached>,
+    cached: Arc<CachedFdCharge>,
 }
 
 /// Time within which a directory that was moved out of the export becomes unreachable. (Asking the kernel for a path
 /// costs 4 µs.)
-const TRUSTED: Duration = Duration::from_millis(100);
+const RECHECK_AFTER: Duration = Duration::from_millis(100);
 
 /// Cache sizes of [`NodeResolver`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    pub(crate) places: NonZeroUsize,
+pub(crate) struct CacheSizes {
+    pub(crate) known_parents: NonZeroUsize,
     pub(crate) directories: NonZeroUsize,
     pub(crate) handles: NonZeroUsize,
 }
@@ -127,22 +127,22 @@ impl NodeResolver {
         root_stat: Stat,
         ids: Arc<Ids>,
         opener: Option<Opener>,
-        (bounds, descriptors): (Bounds, Arc<Descriptors>),
+        (bounds, descriptors): (CacheSizes, Arc<Descriptors>),
     ) -> Result<NodeResolver> {
         let id = ids.node(&root_stat, || Err(Fault(Errno::IO)))?;
-        let (object, checked) = (ids.object(&root_stat), Instant::now());
+        let (object, confined_at) = (ids.object(&root_stat), Instant::now());
         Ok(NodeResolver {
             mount_root: fd_location::mount_root(&root).ok(),
-            root: Node { id, fd: Arc::new(root), stat: root_stat, object, under: None, checked },
+            root: Node { id, fd: Arc::new(root), stat: root_stat, object, resolved_by: None, confined_at },
             ids,
             orphans: Orphans::default(),
-            spellings: Spellings::default(),
+            case_folding: CaseFolding::default(),
             opener,
-            places: Mutex::new(LruCache::new(bounds.places)),
+            known_parents: Mutex::new(LruCache::new(bounds.known_parents)),
             directories: Mutex::new(LruCache::new(bounds.directories)),
             handles: Mutex::new(LruCache::new(bounds.handles)),
-            departed: Departed::new(Arc::clone(&descriptors)),
-            removed: Removed::new(Arc::clone(&descriptors)),
+            recently_unlinked: RecentlyUnlinked::new(Arc::clone(&descriptors)),
+            removed_dirs: RemovedDirs::new(Arc::clone(&descriptors)),
             descriptors,
         })
     }
@@ -163,7 +163,7 @@ impl NodeResolver {
 
     /// Resolves the inode of a call. Fails with `ESTALE` if neither its path hint nor a cache leads there.
     pub(crate) fn node(&self, place: &NodeRef, files: &SessionFiles) -> Result<Node> {
-        if let Some(found) = self.held_directory(place.node)? {
+        if let Some(found) = self.cached_directory(place.node)? {
             return Ok(found);
         }
         if let Some((parent, name)) = &place.path_hint
@@ -171,42 +171,42 @@ impl NodeResolver {
         {
             return Ok(found);
         }
-        if let Some(found) = absent_if_stale(self.by_places(place.node))? {
+        if let Some(found) = absent_if_stale(self.by_known_parents(place.node))? {
             return Ok(found);
         }
         // An expired entry of `departed` is closed first; its file can still be reached by its handle.
-        self.departed.close_old(Instant::now());
+        self.recently_unlinked.close_expired(Instant::now());
         if let Some(found) = absent_if_stale(self.by_handle(place.node))? {
             return Ok(found);
         }
-        if let Some(found) = absent_if_stale(self.departed(place.node))? {
+        if let Some(found) = absent_if_stale(self.by_recently_unlinked(place.node))? {
             return Ok(found);
         }
-        let checked = Instant::now();
-        if let Some(fd) = self.removed.find(place.node, checked) {
+        let confined_at = Instant::now();
+        if let Some(fd) = self.removed_dirs.find(place.node, confined_at) {
             let (id, stat) = (place.node, stat::of_fd(&fd)?);
-            return Ok(Node { id, object: self.ids.object(&stat), stat, fd, under: None, checked });
+            return Ok(Node { id, object: self.ids.object(&stat), stat, fd, resolved_by: None, confined_at });
         }
         if let Some(open) = files.of_node(place.node) {
-            let (id, stat, checked) = (place.node, stat::of_fd(&open.fd)?, Instant::now());
+            let (id, stat, confined_at) = (place.node, stat::of_fd(&open.fd)?, Instant::now());
             let fd = Arc::new(rustix::io::fcntl_dupfd_cloexec(&open.fd, 0)?);
-            return Ok(Node { id, fd, stat, object: open.object, under: None, checked });
+            return Ok(Node { id, fd, stat, object: open.object, resolved_by: None, confined_at });
         }
         let orphan = self.orphan(place);
         if orphan.is_ok() || !files.is_vouched() {
             return orphan;
         }
         // Last resort, because it may read a directory.
-        match self.by_number_of(place.node) {
+        match self.by_inode_number_of(place.node) {
             Err(Fault::STALE) => orphan,
             // The caller may know the inode by another name. A grant on this directory would confirm the wrong name
             // to it.
-            found => found.map(|node| Node { under: None, ..node }),
+            found => found.map(|node| Node { resolved_by: None, ..node }),
         }
     }
 
     fn orphan(&self, place: &NodeRef) -> Result<Node> {
-        let dir = place.path_hint.as_ref().and_then(|(parent, _)| self.hinted(*parent).ok());
+        let dir = place.path_hint.as_ref().and_then(|(parent, _)| self.resolve_hint(*parent).ok());
         self.orphans.find(self, place.node, dir.as_ref())
     }
 
@@ -223,7 +223,7 @@ impl NodeResolver {
 
     /// First half of [`NodeResolver::child`], which may run with a caller's credentials.
     pub(crate) fn open_child(&self, dir: &Node, name: &Name) -> Result<OwnedFd> {
-        if hides(name.as_bytes()) {
+        if is_reserved(name.as_bytes()) {
             return Err(Fault(Errno::NOENT));
         }
         open_beneath(&dir.fd, name.as_bytes())
@@ -231,15 +231,15 @@ impl NodeResolver {
 
     /// Second half of [`NodeResolver::child`], which must run with the server's own credentials.
     pub(crate) fn adopt(&self, dir: &Node, name: &Name, fd: OwnedFd) -> Result<Node> {
-        let mut found = self.opened(fd)?;
-        (found.under, found.checked) = (Some(Under::new(dir, name)), dir.checked);
+        let mut found = self.identify(fd)?;
+        (found.resolved_by, found.confined_at) = (Some(ResolvedName::new(dir, name)), dir.confined_at);
         self.remember(dir.id, name, &found);
         Ok(found)
     }
 
     /// Looks up the inode behind a name; `None` if the name does not exist.
-    pub(crate) fn look(&self, dir: &Node, name: &Name) -> Result<Option<Found>> {
-        if hides(name.as_bytes()) {
+    pub(crate) fn lookup(&self, dir: &Node, name: &Name) -> Result<Option<Found>> {
+        if is_reserved(name.as_bytes()) {
             return Ok(None);
         }
         match self.stat_of_name(dir, name) {
@@ -251,9 +251,9 @@ impl NodeResolver {
 
     /// Looks up a name that is to be changed, without entering a mounted filesystem, because other calls wait for the
     /// directory.
-    pub(crate) fn look_here(&self, dir: &Node, name: &Name) -> Result<There> {
-        if hides(name.as_bytes()) {
-            return Ok(There::Nothing);
+    pub(crate) fn lookup_for_change(&self, dir: &Node, name: &Name) -> Result<LookupOutcome> {
+        if is_reserved(name.as_bytes()) {
+            return Ok(LookupOutcome::Nothing);
         }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
@@ -262,19 +262,19 @@ impl NodeResolver {
                 let stat = stat::of_fd(&fd)?;
                 // Registers the filesystem.
                 self.ids.node(&stat, || Ok(fd))?;
-                Ok(There::Found(Found { object: self.ids.object(&stat), stat }))
+                Ok(LookupOutcome::Found(Found { object: self.ids.object(&stat), stat }))
             }
-            Err(rustix::io::Errno::NOENT) => Ok(There::Nothing),
-            Err(rustix::io::Errno::XDEV) => Ok(There::MountPoint),
+            Err(rustix::io::Errno::NOENT) => Ok(LookupOutcome::Nothing),
+            Err(rustix::io::Errno::XDEV) => Ok(LookupOutcome::MountPoint),
             Err(errno) => Err(errno.into()),
         }
     }
 
     /// Resolves the directory of a path hint.
-    pub(crate) fn hinted(&self, parent: NodeId) -> Result<Node> {
-        match self.held_directory(parent)? {
+    pub(crate) fn resolve_hint(&self, parent: NodeId) -> Result<Node> {
+        match self.cached_directory(parent)? {
             Some(dir) => Ok(dir),
-            None => match absent_if_stale(self.by_places(parent))? {
+            None => match absent_if_stale(self.by_known_parents(parent))? {
                 Some(dir) => Ok(dir),
                 None => self.by_handle(parent),
             },
@@ -283,7 +283,7 @@ impl NodeResolver {
 
     /// Walks `names` from the root. Fails with `ESTALE` unless they lead to `node`.
     pub(crate) fn walk(&self, node: NodeId, names: &[Name]) -> Result<()> {
-        let mut at = Node { checked: Instant::now(), ..self.root.clone() };
+        let mut at = Node { confined_at: Instant::now(), ..self.root.clone() };
         let mut last = None;
         for name in names {
             let parent = at.id;
@@ -294,7 +294,7 @@ impl NodeResolver {
             return Err(Fault::STALE);
         }
         if let Some(place) = last {
-            self.places.lock().put(node, place);
+            self.known_parents.lock().put(node, place);
         }
         Ok(())
     }
@@ -305,15 +305,15 @@ impl NodeResolver {
     }
 
     /// Remembers the parent and name of a directory.
-    pub(crate) fn note_place(&self, id: NodeId, parent: NodeId, name: &Name) {
+    pub(crate) fn remember_parent(&self, id: NodeId, parent: NodeId, name: &Name) {
         if id != self.root.id {
-            self.places.lock().put(id, (parent, name.clone()));
+            self.known_parents.lock().put(id, (parent, name.clone()));
         }
     }
 
     /// Stores a file handle, so that an opened file is found again after it loses its names.
     pub(crate) fn note_handle(&self, node: &Node) {
-        let wanted = self.opener.is_some() && self.may_hold(node);
+        let wanted = self.opener.is_some() && self.may_cache_fd(node);
         if !wanted || self.handles.lock().contains(&node.id) {
             return;
         }
@@ -324,7 +324,7 @@ impl NodeResolver {
 
     /// Whether a descriptor may stay open after a call: only on the export's own mount, since others may have to be
     /// unmounted.
-    pub(crate) fn may_hold(&self, node: &Node) -> bool {
+    pub(crate) fn may_cache_fd(&self, node: &Node) -> bool {
         node.stat.mount == self.root.stat.mount
     }
 
@@ -340,18 +340,18 @@ impl NodeResolver {
 
     /// Drops all cache entries of a removed inode.
     pub(crate) fn forget(&self, id: NodeId) {
-        self.places.lock().pop(&id);
+        self.known_parents.lock().pop(&id);
         let held = self.directories.lock().pop(&id);
         self.handles.lock().pop(&id);
         drop(held);
     }
 
     /// Identifies the inode of an `O_PATH` descriptor.
-    pub(crate) fn opened(&self, fd: OwnedFd) -> Result<Node> {
+    pub(crate) fn identify(&self, fd: OwnedFd) -> Result<Node> {
         let stat = stat::of_fd(&fd)?;
         let id = self.ids.node(&stat, || Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?))?;
         let object = self.ids.object(&stat);
-        Ok(Node { id, fd: Arc::new(fd), stat, object, under: None, checked: Instant::now() })
+        Ok(Node { id, fd: Arc::new(fd), stat, object, resolved_by: None, confined_at: Instant::now() })
     }
 
     fn stat_of_name(&self, dir: &Node, name: &Name) -> Result<Stat> {
@@ -365,18 +365,18 @@ impl NodeResolver {
         if !node.stat.attr.is_dir() || node.id == self.root.id {
             return;
         }
-        self.note_place(node.id, parent, name);
-        if self.may_hold(node) {
-            self.hold(node);
+        self.remember_parent(node.id, parent, name);
+        if self.may_cache_fd(node) {
+            self.cache_directory(node);
         }
     }
 
-    fn hold(&self, node: &Node) {
+    fn cache_directory(&self, node: &Node) {
         let cached = Arc::new(self.descriptors.cache());
-        let held = Held { fd: Arc::clone(&node.fd), checked: node.checked, cached };
+        let held = CachedDirectory { fd: Arc::clone(&node.fd), confined_at: node.confined_at, cached };
         let mut directories = self.directories.lock();
         let evicted = directories.push(node.id, held);
-        let crowded = self.descriptors.is_crowded() && directories.len() > LEAST;
+        let crowded = self.descriptors.is_short() && directories.len() > LEAST;
         let oldest = (0..2).map_while(|_| if crowded { directories.pop_lru() } else { None });
         let oldest: Vec<_> = oldest.collect();
         drop(directories);
@@ -384,50 +384,50 @@ impl NodeResolver {
     }
 
     /// Returns the root, or a directory whose open descriptor still lies in the export.
-    fn held_directory(&self, id: NodeId) -> Result<Option<Node>> {
+    fn cached_directory(&self, id: NodeId) -> Result<Option<Node>> {
         if id == self.root.id {
-            let (stat, checked) = (stat::of_fd(&self.root.fd)?, Instant::now());
-            return Ok(Some(Node { stat, checked, ..self.root.clone() }));
+            let (stat, confined_at) = (stat::of_fd(&self.root.fd)?, Instant::now());
+            return Ok(Some(Node { stat, confined_at, ..self.root.clone() }));
         }
         let held = self.directories.lock().get(&id).cloned();
-        let Some(Held { fd, checked, .. }) = held else { return Ok(None) };
+        let Some(CachedDirectory { fd, confined_at, .. }) = held else { return Ok(None) };
         let stat = stat::of_fd(&fd)?;
-        let mut found = Node { id, object: self.ids.object(&stat), stat, fd, under: None, checked };
-        if checked.elapsed() > TRUSTED {
-            if !self.contains(&found.fd) {
+        let mut found = Node { id, object: self.ids.object(&stat), stat, fd, resolved_by: None, confined_at };
+        if confined_at.elapsed() > RECHECK_AFTER {
+            if !self.is_confined(&found.fd) {
                 self.directories.lock().pop(&id);
                 return Ok(None);
             }
-            found.checked = Instant::now();
-            self.hold(&found);
+            found.confined_at = Instant::now();
+            self.cache_directory(&found);
         }
         Ok(Some(found))
     }
 
     fn by_name(&self, id: NodeId, parent: NodeId, name: &Name) -> Result<Node> {
-        let dir = self.hinted(parent)?;
+        let dir = self.resolve_hint(parent)?;
         let fd = self.open_child(&dir, name).map_err(Fault::or_stale)?;
         let mut found = self.verified(fd, id)?;
-        (found.under, found.checked) = (Some(Under::new(&dir, name)), dir.checked);
+        (found.resolved_by, found.confined_at) = (Some(ResolvedName::new(&dir, name)), dir.confined_at);
         self.remember(parent, name, &found);
         Ok(found)
     }
 
     /// Resolves along remembered parents and names, starting from the nearest ancestor with an open descriptor.
-    fn by_places(&self, id: NodeId) -> Result<Node> {
+    fn by_known_parents(&self, id: NodeId) -> Result<Node> {
         let mut names: Vec<Name> = Vec::new();
         let mut at = id;
         let mut base = None;
         for _ in 0..MAX_DEPTH {
-            let Some((parent, name)) = self.places.lock().get(&at).cloned() else { break };
+            let Some((parent, name)) = self.known_parents.lock().get(&at).cloned() else { break };
             names.push(name);
             at = parent;
-            base = self.held_directory(at)?;
+            base = self.cached_directory(at)?;
             if base.is_some() {
                 break;
             }
         }
-        let Node { mut fd, checked, .. } = base.ok_or(Fault::STALE)?;
+        let Node { mut fd, confined_at, .. } = base.ok_or(Fault::STALE)?;
         let mut path = Vec::new();
         while let Some(name) = names.pop() {
             path.extend_from_slice(name.as_bytes());
@@ -439,9 +439,9 @@ impl NodeResolver {
             }
         }
         let mut found = self.verified(Arc::into_inner(fd).ok_or(Fault::STALE)?, id)?;
-        found.checked = checked;
-        if found.stat.attr.is_dir() && self.may_hold(&found) {
-            self.hold(&found);
+        found.confined_at = confined_at;
+        if found.stat.attr.is_dir() && self.may_cache_fd(&found) {
+            self.cache_directory(&found);
         }
         Ok(found)
     }
@@ -449,30 +449,30 @@ impl NodeResolver {
     fn by_handle(&self, id: NodeId) -> Result<Node> {
         let opener = self.opener.as_ref().ok_or(Fault::STALE)?;
         let handle = self.handles.lock().get(&id).cloned().ok_or(Fault::STALE)?;
-        self.told(self.verified(opener.open(&handle)?, id)?)
+        self.require_current_path(self.verified(opener.open(&handle)?, id)?)
     }
 
-    fn departed(&self, id: NodeId) -> Result<Node> {
-        let found = self.departed.find(id).ok_or(Fault::STALE)?;
-        self.told(Node { stat: stat::of_fd(&found.fd)?, ..found })
+    fn by_recently_unlinked(&self, id: NodeId) -> Result<Node> {
+        let found = self.recently_unlinked.find(id).ok_or(Fault::STALE)?;
+        self.require_current_path(Node { stat: stat::of_fd(&found.fd)?, ..found })
     }
 
     /// Rejects a file whose opening name was removed while another link remains: the kernel's path would not show
     /// where it lies.
-    fn told(&self, found: Node) -> Result<Node> {
+    fn require_current_path(&self, found: Node) -> Result<Node> {
         let told = found.stat.attr.nlink == 0 || !is_deleted(&found.fd);
-        if told && self.contains(&found.fd) { Ok(found) } else { Err(Fault::STALE) }
+        if told && self.is_confined(&found.fd) { Ok(found) } else { Err(Fault::STALE) }
     }
 
     fn verified(&self, fd: OwnedFd, id: NodeId) -> Result<Node> {
-        let found = self.opened(fd)?;
+        let found = self.identify(fd)?;
         if found.id == id { Ok(found) } else { Err(Fault::STALE) }
     }
 
     /// Whether the path of an open inode lies below the root's path. The kernel composes each path at one moment. A
     /// path too long for readlink(2) counts as outside; the client then resolves it again.
-    pub(crate) fn contains(&self, fd: impl AsFd) -> bool {
-        let (Some(root), Some(path)) = (link(&self.root.fd), link(fd)) else { return false };
+    pub(crate) fn is_confined(&self, fd: impl AsFd) -> bool {
+        let (Some(root), Some(path)) = (current_path(&self.root.fd), current_path(fd)) else { return false };
         root == b"/"
             || path == root
             || path.strip_prefix(&root[..]).is_some_and(|rest| rest.starts_with(b"/"))
@@ -486,10 +486,10 @@ impl Node {
     }
 }
 
-impl Under {
-    fn new(dir: &Node, name: &Name) -> Under {
+impl ResolvedName {
+    fn new(dir: &Node, name: &Name) -> ResolvedName {
         let device = dir.directory().device;
-        Under { dir: dir.id, object: dir.object, fd: Arc::clone(&dir.fd), device, name: name.clone() }
+        ResolvedName { dir: dir.id, object: dir.object, fd: Arc::clone(&dir.fd), device, name: name.clone() }
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
@@ -505,15 +505,15 @@ impl Under {
     }
 
     /// Returns the inode's current attributes, if the name still leads to it.
-    pub(crate) fn look_again(&self, node: &Node) -> Option<Stat> {
+    pub(crate) fn current_stat(&self, node: &Node) -> Option<Stat> {
         stat::of_name(&self.fd, self.name.as_bytes()).ok().filter(|stat| stat.is_same(&node.stat))
     }
 }
 
 /// Whether a name is reserved for the server and hidden from every export. This holds in every directory, since one
 /// below may be the root of another export or filesystem.
-pub(crate) fn hides(name: &[u8]) -> bool {
-    spelling::may_be_same(name, FOLDER)
+pub(crate) fn is_reserved(name: &[u8]) -> bool {
+    case_folding::may_fold_to(name, FOLDER)
 }
 
 /// `/proc/self/fd/N`, the path by which an `O_PATH` descriptor is opened, changed or linked.
@@ -551,13 +551,13 @@ pub(crate) fn without_atime(fd: OwnedFd) -> OwnedFd {
 }
 
 /// Returns the inode's current absolute path from the kernel, with the suffix " (deleted)" if its name was removed.
-pub(crate) fn link(fd: impl AsFd) -> Option<Vec<u8>> {
+pub(crate) fn current_path(fd: impl AsFd) -> Option<Vec<u8>> {
     let path = rustix::fs::readlink(proc_path(fd), Vec::with_capacity(256)).ok()?;
     Some(path.into_bytes())
 }
 
 pub(crate) fn is_deleted(fd: &OwnedFd) -> bool {
-    link(fd).is_none_or(|path| path.ends_with(b" (deleted)"))
+    current_path(fd).is_none_or(|path| path.ends_with(b" (deleted)"))
 }
 
 /// Opens `path` below a directory as `O_PATH`. `path` consists of names joined by `/`.

@@ -31,10 +31,10 @@ pub(crate) struct Orphans(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     folders: Mutex<Folders>,
-    known: Mutex<FxHashMap<NodeId, Known>>,
-    objects: Objects,
+    known: Mutex<FxHashMap<NodeId, KnownOrphan>>,
+    objects: LinkStates,
     /// The server stops: the files stay for clients that return to the next server.
-    stays: AtomicBool,
+    keeps_all: AtomicBool,
     /// How long orphans of an earlier server are kept for returning sessions, in nanoseconds.
     grace_ns: AtomicU64,
     /// Grace period, which tells whether sessions are still expected back.
@@ -44,24 +44,24 @@ struct Shared {
 /// The inodes of `known`, consulted for every attribute reply. No other lock is taken under its lock, which is held
 /// for a moment.
 #[derive(Debug, Default)]
-struct Objects {
+struct LinkStates {
     count: AtomicU64,
-    all: Mutex<FxHashMap<Object, Named>>,
+    all: Mutex<FxHashMap<Object, LinkState>>,
     /// Incremented at each beginning and each end of a change.
     changes: AtomicU64,
     settled: Condvar,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Named {
-    Yes,
+enum LinkState {
+    Linked,
     /// Its link in the folder is being made or removed.
     Changing,
 }
 
 /// State of an inode while its link is made or removed. Dropping it ends the change.
-struct Change<'a> {
-    objects: &'a Objects,
+struct LinkChange<'a> {
+    objects: &'a LinkStates,
     object: Object,
     /// Whether the inode has the link after the change.
     has: bool,
@@ -80,16 +80,16 @@ struct Folders {
 struct Folder {
     fd: OwnedFd,
     /// The parent directory, if the folder is to be removed after use.
-    top: Option<Arc<OwnedFd>>,
+    parent: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownOrphan {
     object: Object,
     folder: Arc<Folder>,
     name: String,
     /// When it was found as a leftover of an earlier server, while no session has it open.
-    left: Option<Instant>,
+    leftover_since: Option<Instant>,
     /// A session has opened it since.
     was_open: bool,
 }
@@ -107,23 +107,23 @@ pub(crate) struct Orphan {
 }
 
 /// The root of an export, or of a filesystem or subvolume inside it.
-pub(crate) struct Top {
+pub(crate) struct OrphanRoot {
     fd: Arc<OwnedFd>,
     pub(crate) object: Object,
     is_root: bool,
 }
 
 /// Attempts to read a file's state while orphan links change.
-const LOOKS: u32 = 8;
+const OBSERVE_ATTEMPTS: u32 = 8;
 
 /// A deeper directory is treated as stale.
 const MAX_DEPTH: u32 = 1 << 16;
 
 impl Orphans {
     /// Finds the leftovers of an earlier server at the root; they are kept for the grace time.
-    pub(crate) fn find_left(&self, reach: &NodeResolver) {
+    pub(crate) fn find_leftovers(&self, reach: &NodeResolver) {
         let root = reach.root_node();
-        let top = Top { fd: Arc::clone(&root.fd), object: root.object, is_root: true };
+        let top = OrphanRoot { fd: Arc::clone(&root.fd), object: root.object, is_root: true };
         // There is no folder, or it belongs to another user.
         let _ = self.folder(reach, &top, false);
     }
@@ -135,8 +135,8 @@ impl Orphans {
     }
 
     /// Disables the removal of links from now on.
-    pub(crate) fn stay(&self) {
-        self.0.stays.store(true, Ordering::SeqCst);
+    pub(crate) fn keep_all(&self) {
+        self.0.keeps_all.store(true, Ordering::SeqCst);
     }
 
     /// Returns why files removed while open will not outlive the server, if that is known in advance.
@@ -158,29 +158,34 @@ impl Orphans {
 
     /// Returns the directory in which the orphan folder for files of `dir` has to be made, if the folder is missing.
     /// Making it changes the attributes of the returned directory.
-    pub(crate) fn needs_folder(&self, reach: &NodeResolver, dir: &Node) -> Option<Top> {
-        let top = top(reach, dir).ok()?;
+    pub(crate) fn needs_folder(&self, reach: &NodeResolver, dir: &Node) -> Option<OrphanRoot> {
+        let top = orphan_root(reach, dir).ok()?;
         let there = self.folder(reach, &top, false);
         matches!(there, Err(Fault(Errno::NOENT))).then_some(top)
     }
 
     /// Links a file of `dir` into the orphan folder. `make`: the folder may be made.
     pub(crate) fn link(&self, reach: &NodeResolver, dir: &Node, file: &Node, make: bool) -> Result<Orphan> {
-        let folder = self.folder(reach, &top(reach, dir)?, make)?;
+        let folder = self.folder(reach, &orphan_root(reach, dir)?, make)?;
         let (name, object) = (name_of(&file.stat), file.object);
         let mut change = self.0.objects.change(object);
         rustix::fs::linkat(CWD, proc_path(&file.fd), &folder.fd, name.as_str(), AtFlags::SYMLINK_FOLLOW)?;
         change.has = true;
-        let known =
-            Known { object, folder: Arc::clone(&folder), name: name.clone(), left: None, was_open: true };
+        let known = KnownOrphan {
+            object,
+            folder: Arc::clone(&folder),
+            name: name.clone(),
+            leftover_since: None,
+            was_open: true,
+        };
         self.0.known.lock().insert(file.id, known);
         Ok(Orphan { shared: Arc::clone(&self.0), folder, id: file.id, object, name, left: None })
     }
 
     /// Returns the directory in which the orphan folder for `dir` is made, with its attributes.
-    pub(crate) fn top_of(&self, reach: &NodeResolver, dir: &Node) -> Option<(NodeId, Attr)> {
-        let top = top(reach, dir).ok()?;
-        let node = reach.opened(rustix::io::fcntl_dupfd_cloexec(&top.fd, 0).ok()?).ok()?;
+    pub(crate) fn orphan_root_attr(&self, reach: &NodeResolver, dir: &Node) -> Option<(NodeId, Attr)> {
+        let top = orphan_root(reach, dir).ok()?;
+        let node = reach.identify(rustix::io::fcntl_dupfd_cloexec(&top.fd, 0).ok()?).ok()?;
         Some((node.id, node.stat.attr))
     }
 
@@ -189,14 +194,14 @@ impl Orphans {
         if !self.0.known.lock().contains_key(&id)
             && let Some(dir) = dir
         {
-            let top = top(reach, dir)?;
+            let top = orphan_root(reach, dir)?;
             if !top.is_root {
                 self.folder(reach, &top, false).map_err(Fault::or_stale)?;
             }
         }
         let found = self.0.known.lock().get(&id).map(|known| (Arc::clone(&known.folder), known.name.clone()));
         let (folder, name) = found.ok_or(Fault::STALE)?;
-        let node = reach.opened(open_beneath(&folder.fd, name.as_bytes()).map_err(Fault::or_stale)?)?;
+        let node = reach.identify(open_beneath(&folder.fd, name.as_bytes()).map_err(Fault::or_stale)?)?;
         if node.id == id { Ok(node) } else { Err(Fault::STALE) }
     }
 
@@ -204,27 +209,29 @@ impl Orphans {
     pub(crate) fn adopt(&self, id: NodeId) -> Option<Orphan> {
         let mut known = self.0.known.lock();
         let found = known.get_mut(&id)?;
-        let left = Some(found.left.take()?);
+        let left = Some(found.leftover_since.take()?);
         let (object, folder, name) = (found.object, Arc::clone(&found.folder), found.name.clone());
         Some(Orphan { shared: Arc::clone(&self.0), folder, id, object, name, left })
     }
 
     /// Observes a file together with whether it had an orphan link at that moment, including links of an earlier
     /// server. `look` may be called more than once.
-    pub(crate) fn look<T>(&self, object: Object, look: impl FnMut() -> T) -> (T, bool) {
-        self.0.objects.look(object, look)
+    pub(crate) fn observe<T>(&self, object: Object, look: impl FnMut() -> T) -> (T, bool) {
+        self.0.objects.observe(object, look)
     }
 
     /// Removes leftovers whose sessions did not return in time.
     pub(crate) fn sweep(&self, now: Instant) {
         let grace = Duration::from_nanos(self.0.grace_ns.load(Ordering::Relaxed));
-        let is_over = |known: &mut Known| {
+        let is_over = |known: &mut KnownOrphan| {
             let over = |since| now.saturating_duration_since(since) > grace;
-            known.left.is_some_and(|since| over(since) || known.was_open && !self.0.waits())
+            known
+                .leftover_since
+                .is_some_and(|since| over(since) || known.was_open && !self.0.awaits_sessions())
         };
-        let over: Vec<Known> =
+        let over: Vec<KnownOrphan> =
             self.0.known.lock().extract_if(|_, known| is_over(known)).map(|(_, known)| known).collect();
-        for Known { object, folder, name, .. } in over {
+        for KnownOrphan { object, folder, name, .. } in over {
             tracing::info!(name, "nobody came back for a file that was removed while open: it goes");
             let mut change = self.0.objects.change(object);
             folder.remove(&name);
@@ -232,7 +239,7 @@ impl Orphans {
         }
     }
 
-    fn folder(&self, reach: &NodeResolver, top: &Top, make: bool) -> Result<Arc<Folder>> {
+    fn folder(&self, reach: &NodeResolver, top: &OrphanRoot, make: bool) -> Result<Arc<Folder>> {
         let mut folders = self.0.folders.lock();
         let open = match top.is_root {
             true => folders.root.clone(),
@@ -242,7 +249,7 @@ impl Orphans {
             return Ok(open);
         }
         let folder = Arc::new(Folder::open(top, make)?);
-        self.note_left(reach, &folder)?;
+        self.note_leftovers(reach, &folder)?;
         if top.is_root {
             folders.root = Some(Arc::clone(&folder));
         } else {
@@ -252,15 +259,15 @@ impl Orphans {
         Ok(folder)
     }
 
-    fn note_left(&self, reach: &NodeResolver, folder: &Arc<Folder>) -> Result<()> {
+    fn note_leftovers(&self, reach: &NodeResolver, folder: &Arc<Folder>) -> Result<()> {
         let now = Instant::now();
         for name in folder.names()? {
-            let Ok(node) = open_beneath(&folder.fd, name.as_bytes()).and_then(|fd| reach.opened(fd)) else {
+            let Ok(node) = open_beneath(&folder.fd, name.as_bytes()).and_then(|fd| reach.identify(fd)) else {
                 continue;
             };
             if node.stat.attr.kind() == Kind::File && name == name_of(&node.stat) {
                 let (object, folder, left) = (node.object, Arc::clone(folder), Some(now));
-                let known = Known { object, folder, name, left, was_open: false };
+                let known = KnownOrphan { object, folder, name, leftover_since: left, was_open: false };
                 self.0.objects.change(object).has = true;
                 self.0.known.lock().entry(node.id).or_insert(known);
             }
@@ -271,25 +278,25 @@ impl Orphans {
 
 impl Shared {
     /// Whether sessions of an earlier server may still return for their open files.
-    fn waits(&self) -> bool {
-        self.returning.get().is_some_and(|grace| grace.stands())
+    fn awaits_sessions(&self) -> bool {
+        self.returning.get().is_some_and(|grace| grace.is_active())
     }
 }
 
-impl Objects {
+impl LinkStates {
     /// Begins making or removing an inode's link. Unless `has` is set, the state stays as it was.
-    fn change(&self, object: Object) -> Change<'_> {
+    fn change(&self, object: Object) -> LinkChange<'_> {
         let mut all = self.all.lock();
         let has = self.settled(&mut all, object);
-        if all.insert(object, Named::Changing).is_none() {
+        if all.insert(object, LinkState::Changing).is_none() {
             self.count.fetch_add(1, Ordering::SeqCst);
         }
         self.changes.fetch_add(1, Ordering::SeqCst);
-        Change { objects: self, object, has }
+        LinkChange { objects: self, object, has }
     }
 
-    fn settled(&self, all: &mut MutexGuard<'_, FxHashMap<Object, Named>>, object: Object) -> bool {
-        self.settled.wait_while(all, |all| all.get(&object) == Some(&Named::Changing));
+    fn settled(&self, all: &mut MutexGuard<'_, FxHashMap<Object, LinkState>>, object: Object) -> bool {
+        self.settled.wait_while(all, |all| all.get(&object) == Some(&LinkState::Changing));
         all.contains_key(&object)
     }
 
@@ -299,8 +306,8 @@ impl Objects {
 
     /// Repeats an observation that overlapped with a change: it would be unclear whether nlink included the orphan
     /// link.
-    fn look<T>(&self, object: Object, mut look: impl FnMut() -> T) -> (T, bool) {
-        for _ in 0..LOOKS {
+    fn observe<T>(&self, object: Object, mut look: impl FnMut() -> T) -> (T, bool) {
+        for _ in 0..OBSERVE_ATTEMPTS {
             let before = self.changes.load(Ordering::SeqCst);
             let has = self.has(object);
             let seen = look();
@@ -315,12 +322,12 @@ impl Objects {
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for LinkChange<'_> {
     fn drop(&mut self) {
-        let Objects { count, all, changes, settled } = self.objects;
+        let LinkStates { count, all, changes, settled } = self.objects;
         let mut all = all.lock();
         if self.has {
-            all.insert(self.object, Named::Yes);
+            all.insert(self.object, LinkState::Linked);
         } else {
             all.remove(&self.object);
             count.fetch_sub(1, Ordering::SeqCst);
@@ -333,7 +340,7 @@ impl Drop for Change<'_> {
 impl Folder {
     /// Opens the folder. Fails with `ENOENT` if it is missing and `make` is false, with `EACCES` if it is not this
     /// server's.
-    fn open(top: &Top, make: bool) -> Result<Folder> {
+    fn open(top: &OrphanRoot, make: bool) -> Result<Folder> {
         if make {
             make_in(&top.fd)?;
         }
@@ -348,7 +355,7 @@ impl Folder {
             rustix::fs::fchmod(&fd, Mode::RWXU)?;
         }
         rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Folder { fd, top: top.is_root.then(|| Arc::clone(&top.fd)) })
+        Ok(Folder { fd, parent: top.is_root.then(|| Arc::clone(&top.fd)) })
     }
 
     fn names(&self) -> Result<Vec<String>> {
@@ -371,7 +378,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        if let Some(top) = &self.top {
+        if let Some(top) = &self.parent {
             // rmdir fails while the folder holds files for returning sessions.
             let before = times_of(top);
             if rustix::fs::unlinkat(top, FOLDER, AtFlags::REMOVEDIR).is_ok() {
@@ -383,14 +390,14 @@ impl Drop for Folder {
 
 impl Drop for Orphan {
     fn drop(&mut self) {
-        if self.shared.stays.load(Ordering::SeqCst) {
+        if self.shared.keeps_all.load(Ordering::SeqCst) {
             return;
         }
-        if self.left.is_some() && self.shared.waits() {
+        if self.left.is_some() && self.shared.awaits_sessions() {
             // The session that reopened the file has closed it, or another session has replaced that session. Other
             // sessions may still return for the file.
             if let Some(known) = self.shared.known.lock().get_mut(&self.id) {
-                (known.left, known.was_open) = (self.left, true);
+                (known.leftover_since, known.was_open) = (self.left, true);
             }
             return;
         }
@@ -402,11 +409,11 @@ impl Drop for Orphan {
 }
 
 /// Returns the directory that contains the orphan folder for files of `dir`.
-fn top(reach: &NodeResolver, dir: &Node) -> Result<Top> {
+fn orphan_root(reach: &NodeResolver, dir: &Node) -> Result<OrphanRoot> {
     let root = reach.root_node();
     let place = |stat: &Stat| (stat.dev, stat.mount, stat.subvolume);
     if place(&dir.stat) == place(&root.stat) {
-        return Ok(Top { fd: Arc::clone(&root.fd), object: root.object, is_root: true });
+        return Ok(OrphanRoot { fd: Arc::clone(&root.fd), object: root.object, is_root: true });
     }
     let (mut fd, mut at) = (Arc::clone(&dir.fd), stat::of_fd(&dir.fd)?);
     for _ in 0..MAX_DEPTH {
@@ -414,7 +421,7 @@ fn top(reach: &NodeResolver, dir: &Node) -> Result<Top> {
         let above = Arc::new(rustix::fs::openat(&fd, c"..", flags, Mode::empty())?);
         let there = stat::of_fd(&above)?;
         if place(&there) != place(&at) {
-            return Ok(Top { fd, object: reach.ids.object(&at), is_root: false });
+            return Ok(OrphanRoot { fd, object: reach.ids.object(&at), is_root: false });
         }
         // The root of all mounts is its own parent: the export was not the way to this directory.
         if there.is_same(&at) {
@@ -465,7 +472,7 @@ mod tests {
     /// link meanwhile.
     #[test]
     fn attributes_read_during_orphan_link_change_are_read_again() {
-        let (objects, names) = (Objects::default(), Cell::new(1));
+        let (objects, names) = (LinkStates::default(), Cell::new(1));
         for has in [true, false] {
             let looks = Cell::new(0);
             let look = || {
@@ -478,33 +485,33 @@ mod tests {
                 }
                 seen
             };
-            let (seen, counts) = objects.look(FILE, look);
+            let (seen, counts) = objects.observe(FILE, look);
             assert_eq!((seen - u32::from(counts), looks.get()), (1, 2));
         }
     }
 
     #[test]
     fn observation_ends_however_fast_other_orphan_links_change() {
-        let (objects, looks) = (Objects::default(), Cell::new(0));
+        let (objects, looks) = (LinkStates::default(), Cell::new(0));
         let other = Object { ino: 4, ..FILE };
         let look = || {
             looks.set(looks.get() + 1);
-            if looks.get() <= LOOKS {
+            if looks.get() <= OBSERVE_ATTEMPTS {
                 drop(objects.change(other));
             }
         };
-        assert_eq!(objects.look(FILE, look), ((), false));
-        assert_eq!(looks.get(), LOOKS + 1);
+        assert_eq!(objects.observe(FILE, look), ((), false));
+        assert_eq!(looks.get(), OBSERVE_ATTEMPTS + 1);
     }
 
     #[test]
     fn observation_waits_only_for_orphan_link_change_of_its_file() {
-        let objects = Objects::default();
+        let objects = LinkStates::default();
         let change = objects.change(FILE);
         let other = Object { ino: 4, ..FILE };
-        assert_eq!(objects.look(other, || ()), ((), false));
+        assert_eq!(objects.observe(other, || ()), ((), false));
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| objects.look(FILE, || ()));
+            let waits = scope.spawn(|| objects.observe(FILE, || ()));
             std::thread::sleep(Duration::from_millis(20));
             assert!(!waits.is_finished());
             drop(change);

@@ -1,9 +1,9 @@
 //! Send queue of a client.
 
-use crate::ops::ahead::Begun;
+use crate::ops::prefetch::ReplyStream;
 use crate::pool::{Job, Pool};
 use nigh_link::Link;
-use nigh_native::{FrameBytes, WINDOW_BYTES, is_urgent, pack};
+use nigh_native::{FrameBytes, WINDOW_BYTES, compress, is_urgent};
 use nigh_types::{Call, CallId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -39,38 +39,38 @@ struct Queue {
     urgent: VecDeque<FrameBytes>,
     /// Sent bytes of the first frame, once it was offered to the link. A link may have buffered bytes that it did not
     /// report (TLS does), so this frame is offered again before any other.
-    begun: Option<usize>,
+    partly_sent: Option<usize>,
     bytes: u64,
     /// Bytes that the session holds back until the client is connected or has confirmed more.
     waiting: u64,
     /// Bytes that the client has not confirmed, including `waiting`.
     kept: u64,
     /// Bytes that running reads will add.
-    promised: u64,
-    pace: Pace,
+    reserved: u64,
+    throughput: Throughput,
     /// Held calls; listings already begun come first.
-    held: VecDeque<Job>,
+    held_calls: VecDeque<Job>,
     /// Listings begun and not finished: each keeps all names of its directory in memory.
     listings: u32,
     /// Names-only listings begun and not finished.
     dirents: u32,
-    turn: Turn,
+    sender: Sender,
     /// The client read nothing for too long on the latest link.
-    deaf: bool,
+    not_reading: bool,
     /// Frame bodies are compressed.
-    packs: bool,
+    compresses: bool,
     /// The session is ending: the connection is closed when all frames are sent.
     ending: bool,
 }
 
 /// Throughput of the link when its buffer is full.
 #[derive(Default)]
-struct Pace {
+struct Throughput {
     bytes: u64,
     spent: Duration,
 }
 
-impl Pace {
+impl Throughput {
     fn note(&mut self, bytes: usize, spent: Duration) {
         if self.spent > Duration::from_secs(1) {
             (self.bytes, self.spent) = (self.bytes / 2, self.spent / 2);
@@ -80,20 +80,22 @@ impl Pace {
     }
 
     /// The bytes that the link accepts per second, if known and less than [`Outbox::CALM`].
-    fn calm(&self) -> u64 {
+    fn queue_limit(&self) -> u64 {
         if self.spent < Duration::from_millis(50) {
-            return Outbox::CALM;
+            return Outbox::QUEUE_LIMIT;
         }
         let second = u128::from(self.bytes) * 1_000 / self.spent.as_millis().max(1);
-        u64::try_from(second).unwrap_or(Outbox::CALM).clamp(Outbox::CALM_LEAST, Outbox::CALM)
+        u64::try_from(second)
+            .unwrap_or(Outbox::QUEUE_LIMIT)
+            .clamp(Outbox::QUEUE_LIMIT_LEAST, Outbox::QUEUE_LIMIT)
     }
 }
 
 impl Queue {
     /// Whether the queue would be sent within about a second: a recall waits behind the queued frames.
     fn has_room(&self) -> bool {
-        let kept = self.kept + self.promised;
-        kept <= WINDOW_BYTES && self.bytes + self.waiting + self.promised <= self.pace.calm()
+        let kept = self.kept + self.reserved;
+        kept <= WINDOW_BYTES && self.bytes + self.waiting + self.reserved <= self.throughput.queue_limit()
     }
 
     /// Whether the client confirms what it reads; a working client does so long before the window is full.
@@ -103,18 +105,18 @@ impl Queue {
 
     fn may_go(&self, job: &Job) -> bool {
         match job.request.call {
-            Call::List { .. } if job.begun.is_none() => self.has_room() && self.listings < Outbox::LISTINGS,
-            Call::ListNames { .. } if job.begun.is_none() => {
+            Call::List { .. } if job.stream.is_none() => self.has_room() && self.listings < Outbox::LISTINGS,
+            Call::ListNames { .. } if job.stream.is_none() => {
                 self.has_room() && self.dirents < Outbox::LISTINGS
             }
-            Call::Prefetch { .. } => self.has_room() && !job.begun.as_ref().is_some_and(Begun::waits),
+            Call::Prefetch { .. } => self.has_room() && !job.stream.as_ref().is_some_and(ReplyStream::waits),
             Call::List { .. } | Call::ListNames { .. } | Call::Read { .. } => self.has_room(),
             _ => job.change.is_some() || self.is_confirmed(),
         }
     }
 
     /// The counter of running calls of this kind, if their number is limited.
-    fn begun(&mut self, call: &Call) -> Option<&mut u32> {
+    fn running_of_kind(&mut self, call: &Call) -> Option<&mut u32> {
         match call {
             Call::List { .. } => Some(&mut self.listings),
             Call::ListNames { .. } => Some(&mut self.dirents),
@@ -127,18 +129,18 @@ impl Queue {
     }
 
     fn next(&mut self) -> Option<FrameBytes> {
-        let urgent = if self.begun.is_none() { self.urgent.pop_front() } else { None };
+        let urgent = if self.partly_sent.is_none() { self.urgent.pop_front() } else { None };
         urgent.or_else(|| self.frames.pop_front())
     }
 }
 
 /// Which thread is sending; only that thread may take frames off the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-enum Turn {
+enum Sender {
     #[default]
-    Nobody,
+    Idle,
     /// A thread that added a frame and sends without waiting.
-    Caller,
+    Adder,
     /// The writer thread, which may wait.
     Writer,
 }
@@ -155,17 +157,17 @@ impl Outbox {
     /// other frames.
     const LIMIT: u64 = WINDOW_BYTES + nigh_native::MAX_BODY as u64 + (1 << 20);
     /// Listings and reads wait while more bytes than this, or than one second of throughput, are queued.
-    const CALM: u64 = 4 << 20;
-    const CALM_LEAST: u64 = 64 << 10;
+    const QUEUE_LIMIT: u64 = 4 << 20;
+    const QUEUE_LIMIT_LEAST: u64 = 64 << 10;
     /// Maximum number of concurrent listings of a session.
     const LISTINGS: u32 = 4;
     /// Number of held calls that return to the pool at a time; their replies make room for more.
     const RETURNING: usize = 8;
     /// How long a client may take to read the rest when its session ends.
-    const FAREWELL: Duration = Duration::from_secs(2);
+    const DRAIN_TIME: Duration = Duration::from_secs(2);
     /// Bytes that an adding thread sends before it leaves the rest to the writer, because it serves other clients
     /// too.
-    const IN_PASSING: u64 = 256 << 10;
+    const ADDER_BATCH: u64 = 256 << 10;
     pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
     pub(crate) fn new(pool: Weak<Pool>) -> Outbox {
@@ -179,13 +181,13 @@ impl Outbox {
         self.unlink(&mut queue);
         queue.number += 1;
         queue.link = Some(link);
-        (queue.pace, queue.turn, queue.deaf) = (Pace::default(), Turn::Nobody, false);
+        (queue.throughput, queue.sender, queue.not_reading) = (Throughput::default(), Sender::Idle, false);
         queue.number
     }
 
     /// Enables compression of frame bodies where that makes them shorter.
-    pub(crate) fn pack(&self) {
-        self.queue.lock().packs = true;
+    pub(crate) fn enable_compression(&self) {
+        self.queue.lock().compresses = true;
     }
 
     /// Closes this link, unless another has replaced it.
@@ -197,8 +199,8 @@ impl Outbox {
     }
 
     /// Whether the latest link was closed because the client did not read.
-    pub(crate) fn is_deaf(&self) -> bool {
-        self.queue.lock().deaf
+    pub(crate) fn is_not_reading(&self) -> bool {
+        self.queue.lock().not_reading
     }
 
     /// Bytes read from and written to all its links.
@@ -225,7 +227,7 @@ impl Outbox {
             }
         }
         if queue.bytes > Outbox::LIMIT {
-            queue.deaf = true;
+            queue.not_reading = true;
             self.unlink(&mut queue);
         }
     }
@@ -233,17 +235,17 @@ impl Outbox {
     /// Sends what the link accepts at once, and resumes held calls that fit.
     pub(crate) fn send(&self) {
         let mut queue = self.queue.lock();
-        if queue.turn == Turn::Nobody && !queue.is_empty() {
-            queue.turn = Turn::Caller;
+        if queue.sender == Sender::Idle && !queue.is_empty() {
+            queue.sender = Sender::Adder;
             match self.send_frames(&mut queue, false) {
-                Ok(Sent::All) => queue.turn = Turn::Nobody,
-                Ok(Sent::Blocked) => queue.turn = Turn::Writer,
+                Ok(Sent::All) => queue.sender = Sender::Idle,
+                Ok(Sent::Blocked) => queue.sender = Sender::Writer,
                 Ok(Sent::Replaced) => {}
                 Err(_) => self.unlink(&mut queue),
             }
         }
-        self.let_go(&mut queue);
-        let for_writer = queue.turn == Turn::Writer || queue.ending;
+        self.resume_held(&mut queue);
+        let for_writer = queue.sender == Sender::Writer || queue.ending;
         drop(queue);
         if for_writer {
             self.wake.notify_all();
@@ -260,16 +262,16 @@ impl Outbox {
     pub(crate) fn admit(&self, job: Job) -> Option<Job> {
         let mut queue = self.queue.lock();
         if queue.ending || queue.may_go(&job) {
-            if job.begun.is_none() {
-                queue.begun(&job.request.call).into_iter().for_each(|count| *count += 1);
+            if job.stream.is_none() {
+                queue.running_of_kind(&job.request.call).into_iter().for_each(|count| *count += 1);
             }
-            queue.promised += promised(&job.request.call);
+            queue.reserved += reserved_bytes(&job.request.call);
             return Some(job);
         }
-        if job.begun.as_ref().is_some_and(|begun| !begun.waits()) {
-            queue.held.push_front(job);
+        if job.stream.as_ref().is_some_and(|begun| !begun.waits()) {
+            queue.held_calls.push_front(job);
         } else {
-            queue.held.push_back(job);
+            queue.held_calls.push_back(job);
         }
         None
     }
@@ -280,25 +282,25 @@ impl Outbox {
             return;
         }
         let mut queue = self.queue.lock();
-        queue.begun(call).into_iter().for_each(|count| *count -= 1);
-        queue.promised -= promised(call);
-        self.let_go(&mut queue);
+        queue.running_of_kind(call).into_iter().for_each(|count| *count -= 1);
+        queue.reserved -= reserved_bytes(call);
+        self.resume_held(&mut queue);
     }
 
     /// Removes and returns a held call.
     pub(crate) fn take_back(&self, call: CallId) -> Option<Job> {
         let mut queue = self.queue.lock();
-        let at = queue.held.iter().position(|job| job.call == call)?;
-        queue.held.remove(at)
+        let at = queue.held_calls.iter().position(|job| job.call == call)?;
+        queue.held_calls.remove(at)
     }
 
     /// Drops held prefetch jobs without answering them.
-    pub(crate) fn drop_walks(&self) {
+    pub(crate) fn drop_prefetch_jobs(&self) {
         let mut queue = self.queue.lock();
-        let held = std::mem::take(&mut queue.held);
+        let held = std::mem::take(&mut queue.held_calls);
         let (walks, held) =
             held.into_iter().partition(|job| matches!(job.request.call, Call::Prefetch { .. }));
-        queue.held = held;
+        queue.held_calls = held;
         drop(queue);
         let walks: VecDeque<Job> = walks;
         drop(walks); // ends their changes, which takes other locks
@@ -306,24 +308,28 @@ impl Outbox {
 
     /// Drops all held calls. None of them has changed anything.
     pub(crate) fn drop_held(&self) {
-        let held = std::mem::take(&mut self.queue.lock().held);
+        let held = std::mem::take(&mut self.queue.lock().held_calls);
         drop(held); // ends their changes, which takes other locks
     }
 
     /// Resubmits some of the held calls.
-    fn let_go(&self, queue: &mut MutexGuard<'_, Queue>) {
-        if queue.held.is_empty() || !queue.is_confirmed() {
+    fn resume_held(&self, queue: &mut MutexGuard<'_, Queue>) {
+        if queue.held_calls.is_empty() || !queue.is_confirmed() {
             return;
         }
-        let going =
-            queue.held.iter().filter(|job| queue.may_go(job)).take(Outbox::RETURNING).map(|job| job.call);
+        let going = queue
+            .held_calls
+            .iter()
+            .filter(|job| queue.may_go(job))
+            .take(Outbox::RETURNING)
+            .map(|job| job.call);
         let going: Vec<CallId> = going.collect();
         if going.is_empty() {
             return;
         }
-        let all = std::mem::take(&mut queue.held).into_iter();
+        let all = std::mem::take(&mut queue.held_calls).into_iter();
         let (jobs, held): (VecDeque<Job>, _) = all.partition(|job| going.contains(&job.call));
-        queue.held = held;
+        queue.held_calls = held;
         MutexGuard::unlocked(queue, || match self.pool.upgrade() {
             Some(pool) => jobs.into_iter().for_each(|job| pool.submit(job)),
             None => drop(jobs),
@@ -342,7 +348,7 @@ impl Outbox {
     pub(crate) fn finish(&self) {
         let mut queue = self.queue.lock();
         queue.ending = true;
-        while queue.link.is_some() && queue.turn == Turn::Caller {
+        while queue.link.is_some() && queue.sender == Sender::Adder {
             self.wake.wait(&mut queue); // an adding thread does not wait for the link
         }
         self.unlink(&mut queue);
@@ -354,22 +360,22 @@ impl Outbox {
     pub(crate) fn write(&self, number: u64) {
         let mut queue = self.queue.lock();
         while queue.number == number && queue.link.is_some() {
-            match queue.turn {
-                Turn::Caller => self.wake.wait(&mut queue),
-                Turn::Nobody if !queue.is_empty() => queue.turn = Turn::Writer,
-                Turn::Nobody if !queue.ending => self.wake.wait(&mut queue),
-                Turn::Nobody => {
+            match queue.sender {
+                Sender::Adder => self.wake.wait(&mut queue),
+                Sender::Idle if !queue.is_empty() => queue.sender = Sender::Writer,
+                Sender::Idle if !queue.ending => self.wake.wait(&mut queue),
+                Sender::Idle => {
                     let waits = queue.waiting > 0;
-                    if !waits || self.wake.wait_for(&mut queue, Outbox::FAREWELL).timed_out() {
+                    if !waits || self.wake.wait_for(&mut queue, Outbox::DRAIN_TIME).timed_out() {
                         self.unlink(&mut queue);
                     }
                 }
                 // The link's own timeout is PATIENCE.
-                Turn::Writer => match self.send_frames(&mut queue, true) {
-                    Ok(Sent::All) => queue.turn = Turn::Nobody,
+                Sender::Writer => match self.send_frames(&mut queue, true) {
+                    Ok(Sent::All) => queue.sender = Sender::Idle,
                     Ok(Sent::Replaced) => return,
                     Ok(Sent::Blocked) => {
-                        queue.deaf = true;
+                        queue.not_reading = true;
                         self.unlink(&mut queue);
                     }
                     Err(_) => self.unlink(&mut queue),
@@ -382,13 +388,13 @@ impl Outbox {
         let (Some(link), number) = (queue.link.clone(), queue.number) else { return Ok(Sent::Replaced) };
         let mut done = 0;
         while let Some(mut frame) = queue.next() {
-            let offered = queue.begun.take();
-            let (packs, whole) = (queue.packs && offered.is_none(), frame.len());
+            let offered = queue.partly_sent.take();
+            let (packs, whole) = (queue.compresses && offered.is_none(), frame.len());
             let mut sent = offered.unwrap_or(0);
             let (begun, before) = (Instant::now(), sent);
             let result = MutexGuard::unlocked(queue, || {
                 unless_it_panics(|| {
-                    if packs && let Some(packed) = pack(&frame) {
+                    if packs && let Some(packed) = compress(&frame) {
                         frame = FrameBytes::new(packed);
                     }
                     while sent < frame.len() {
@@ -402,22 +408,22 @@ impl Outbox {
             }
             queue.bytes -= (whole - frame.len()) as u64;
             if wait {
-                queue.pace.note(sent - before, begun.elapsed());
+                queue.throughput.note(sent - before, begun.elapsed());
             }
             match result {
                 Ok(()) => {
                     queue.bytes -= frame.len() as u64;
-                    self.let_go(queue);
+                    self.resume_held(queue);
                     if queue.number != number || queue.link.is_none() {
                         return Ok(Sent::Replaced);
                     }
                     done += frame.len() as u64;
-                    if !wait && done >= Outbox::IN_PASSING && !queue.is_empty() {
+                    if !wait && done >= Outbox::ADDER_BATCH && !queue.is_empty() {
                         return Ok(Sent::Blocked);
                     }
                 }
                 Err(error) => {
-                    queue.begun = Some(sent);
+                    queue.partly_sent = Some(sent);
                     queue.frames.push_front(frame);
                     let blocked = error.kind() == io::ErrorKind::WouldBlock;
                     return if blocked { Ok(Sent::Blocked) } else { Err(error) };
@@ -433,7 +439,7 @@ impl Outbox {
         (queue.past.0, queue.past.1) = (queue.past.0 + read, queue.past.1 + written);
         queue.frames.clear();
         queue.urgent.clear();
-        (queue.begun, queue.bytes) = (None, 0);
+        (queue.partly_sent, queue.bytes) = (None, 0);
         link.shutdown();
         self.wake.notify_all();
     }
@@ -447,7 +453,7 @@ fn unless_it_panics(write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
 }
 
 /// Maximum length of a read's reply; 0 for other calls.
-fn promised(call: &Call) -> u64 {
+fn reserved_bytes(call: &Call) -> u64 {
     match call {
         Call::Read { length, .. } => u64::from(*length),
         _ => 0,

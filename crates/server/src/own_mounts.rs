@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(ended.unwrap().unwrap().1.exit_status(), Some(0));
         let address = [path.as_os_str().as_bytes(), b":a/sub"].concat();
         assert!(!is_ours(&address), "it may be another process's");
-        let passed = crate::socket_activation::Passed::new("s".into(), passed).unwrap();
+        let passed = crate::socket_activation::PassedSocket::new("s".into(), passed).unwrap();
         assert!(is_ours(&address));
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();

@@ -3,13 +3,13 @@
 mod fair;
 mod lent;
 
-use crate::inflight_calls::Taken;
-use crate::ops::ahead::Begun;
+use crate::inflight_calls::InflightCall;
+use crate::ops::prefetch::ReplyStream;
 use crate::session::Session;
 use crate::session_leases::PendingChange;
 use fair::FairQueue;
-pub(crate) use fair::Share;
-use lent::{Lent, Loans, Place};
+pub(crate) use fair::QueueKey;
+use lent::{CallTarget, Lent, Loans};
 use nigh_types::{Call, CallId, Errno, Origin, Request, Response};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
@@ -23,28 +23,28 @@ pub(crate) struct Job {
     pub(crate) request: Request,
     /// The pending change that an earlier attempt began.
     pub(crate) change: Option<PendingChange>,
-    pub(crate) taken: Taken,
+    pub(crate) inflight: InflightCall,
     /// The client first sent the call in a session that the server has discarded.
-    pub(crate) again: bool,
+    pub(crate) resent: bool,
     /// Progress of a streamed reply, from an earlier attempt.
-    pub(crate) begun: Option<Begun>,
+    pub(crate) stream: Option<ReplyStream>,
 }
 
 impl Job {
     /// Aborts a cancelled call that has changed nothing.
-    pub(crate) fn give_up(self) {
+    pub(crate) fn abort(self) {
         drop(self.change);
-        if matches!(self.begun, Some(Begun::Listing(_))) {
+        if matches!(self.stream, Some(ReplyStream::Listing(_))) {
             self.session.outbox.done(&self.request.call);
         }
-        self.session.walks.forget(self.call);
+        self.session.prefetch_jobs.forget(self.call);
         if self.request.call.waits_for_lock()
             && let Some(attached) = self.session.attached()
         {
             attached.locks.forget(self.session.id, self.call);
         }
-        self.session.answer(self.call, Response::plain(Err(Errno::INTR)));
-        drop(self.taken);
+        self.session.reply(self.call, Response::plain(Err(Errno::INTR)));
+        drop(self.inflight);
     }
 }
 
@@ -56,17 +56,17 @@ impl Job {
 
     /// Fails a call that waited for a hung filesystem and has had no effect.
     fn fail(self) {
-        if self.begun.is_some() || self.request.call.waits_for_lock() {
-            return self.give_up();
+        if self.stream.is_some() || self.request.call.waits_for_lock() {
+            return self.abort();
         }
         drop(self.change);
-        self.session.answer(self.call, Response::plain(Err(Errno::IO)));
-        drop(self.taken);
+        self.session.reply(self.call, Response::plain(Err(Errno::IO)));
+        drop(self.inflight);
     }
 
-    fn place(&self) -> Option<Place> {
+    fn place(&self) -> Option<CallTarget> {
         let export = self.session.attached().map_or(0, |attached| Arc::as_ptr(&attached.export).addr());
-        Place::of(export, &self.request.call)
+        CallTarget::of(export, &self.request.call)
     }
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Pool {
     queues: Mutex<Queues>,
     wake: Condvar,
     /// Signals work that waits while all threads are busy, or work held for a hung filesystem.
-    crowded: Condvar,
+    backlog: Condvar,
     /// Interrupts the watcher's polling interval on [`Pool::stop`].
     pause: Condvar,
     limits: Limits,
@@ -107,9 +107,9 @@ struct Queues {
     last_thread: u64,
     loans: Loans,
     /// Replacement threads that could not be started.
-    missing: u32,
+    unstarted: u32,
     /// Work held for hung filesystems, with the time since when.
-    kept: Vec<(Work, Instant)>,
+    held: Vec<(Work, Instant)>,
     /// The watcher is polling.
     watching: bool,
     stopping: bool,
@@ -127,13 +127,13 @@ struct Running {
 /// Long work.
 enum Work {
     Call(Box<Job>),
-    Other(Share, Box<dyn FnOnce() + Send>),
+    Other(QueueKey, Box<dyn FnOnce() + Send>),
 }
 
 impl Work {
-    fn share(&self) -> Share {
+    fn share(&self) -> QueueKey {
         match self {
-            Work::Call(job) => job.session.share(),
+            Work::Call(job) => job.session.queue_key(),
             Work::Other(share, _) => *share,
         }
     }
@@ -143,7 +143,7 @@ impl Work {
             Work::Call(job) => job.place(),
             Work::Other(..) => None,
         };
-        Lent { origin: self.share().0, place }
+        Lent { origin: self.share().0, target: place }
     }
 }
 
@@ -151,7 +151,7 @@ impl Work {
 const MIN_THREADS: u32 = 4;
 
 /// Queue key of the server's own work.
-pub(crate) const OWN: Share = (Origin { uid: None, host: None }, 0);
+pub(crate) const OWN: QueueKey = (Origin { uid: None, host: None }, 0);
 
 impl Pool {
     pub(crate) fn start(threads: u32) -> std::io::Result<Arc<Pool>> {
@@ -160,7 +160,7 @@ impl Pool {
         let pool = Arc::new(Pool {
             queues: Mutex::default(),
             wake: Condvar::new(),
-            crowded: Condvar::new(),
+            backlog: Condvar::new(),
             pause: Condvar::new(),
             limits,
         });
@@ -187,17 +187,17 @@ impl Pool {
 
     pub(crate) fn submit(&self, job: Job) {
         let job = Box::new(job);
-        let (share, long) = (job.session.share(), is_long(&job));
+        let (share, long) = (job.session.queue_key(), is_long(&job));
         let mut queues = self.queues.lock();
         if long {
             queues.long.push(share, Work::Call(job))
         } else {
             queues.short.push(share, job)
         }
-        self.call_a_thread(queues);
+        self.wake_worker(queues);
     }
 
-    fn call_a_thread(&self, queues: MutexGuard<'_, Queues>) {
+    fn wake_worker(&self, queues: MutexGuard<'_, Queues>) {
         self.call_watcher(&queues);
         drop(queues);
         self.wake.notify_one();
@@ -205,36 +205,36 @@ impl Pool {
 
     /// Number of a session's calls that wait for a thread.
     pub(crate) fn queued(&self, session: &Arc<Session>) -> u64 {
-        let (queues, share) = (self.queues.lock(), session.share());
+        let (queues, share) = (self.queues.lock(), session.queue_key());
         let long = queues.long.count(share, |work| matches!(work, Work::Call(_)));
-        let kept = queues.kept.iter().filter(|(work, _)| work.share() == share).count();
+        let kept = queues.held.iter().filter(|(work, _)| work.share() == share).count();
         (queues.short.count(share, |_| true) + long + kept) as u64
     }
 
     /// Queues long work, in the session's turn. It is never executed if the server stops first.
-    pub(crate) fn later(&self, share: Share, what: impl FnOnce() + Send + 'static) {
+    pub(crate) fn later(&self, share: QueueKey, what: impl FnOnce() + Send + 'static) {
         let mut queues = self.queues.lock();
         queues.long.push(share, Work::Other(share, Box::new(what)));
-        self.call_a_thread(queues);
+        self.wake_worker(queues);
     }
 
     /// Number of threads blocked in hung filesystems, and of work items held for these.
     pub(crate) fn lent(&self) -> (usize, usize) {
         let queues = self.queues.lock();
-        (queues.loans.count(), queues.kept.len())
+        (queues.loans.count(), queues.held.len())
     }
 
     /// Removes and returns a call that no thread has begun.
     pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
-        let share = session.share();
+        let share = session.queue_key();
         let mut queues = self.queues.lock();
         if let Some(job) = queues.short.take(share, |job| job.call == call).pop_front() {
             return Some(*job);
         }
         let is_it = |work: &Work| matches!(work, Work::Call(job) if job.call == call);
         let found = queues.long.take(share, is_it).pop_front().or_else(|| {
-            let at = queues.kept.iter().position(|(work, _)| work.share() == share && is_it(work))?;
-            Some(queues.kept.swap_remove(at).0)
+            let at = queues.held.iter().position(|(work, _)| work.share() == share && is_it(work))?;
+            Some(queues.held.swap_remove(at).0)
         });
         match found {
             Some(Work::Call(job)) => Some(*job),
@@ -244,13 +244,13 @@ impl Pool {
 
     /// Drops all calls of a session that no thread has begun.
     pub(crate) fn forget(&self, session: &Arc<Session>) {
-        let share = session.share();
+        let share = session.queue_key();
         let mut queues = self.queues.lock();
         let short = queues.short.take(share, |_| true);
         let long = queues.long.take(share, |work| matches!(work, Work::Call(_)));
         let is_theirs =
             |(work, _): &mut (Work, Instant)| matches!(work, Work::Call(_)) && work.share() == share;
-        let kept: Vec<_> = queues.kept.extract_if(.., is_theirs).collect();
+        let kept: Vec<_> = queues.held.extract_if(.., is_theirs).collect();
         drop(queues);
         drop((short, long, kept)); // ends their changes, which takes other locks
     }
@@ -259,13 +259,13 @@ impl Pool {
     pub(crate) fn stop(&self) {
         self.queues.lock().stopping = true;
         self.wake.notify_all();
-        self.crowded.notify_all();
+        self.backlog.notify_all();
         self.pause.notify_all();
     }
 
     fn call_watcher(&self, queues: &Queues) {
-        if !queues.watching && (queues.is_crowded(self.limits) || !queues.kept.is_empty()) {
-            self.crowded.notify_one();
+        if !queues.watching && (queues.has_backlog(self.limits) || !queues.held.is_empty()) {
+            self.backlog.notify_one();
         }
     }
 
@@ -284,9 +284,9 @@ impl Pool {
             let what = work.what();
             // Other clients wait for the end of a change that has begun.
             let has_begun = matches!(&work, Work::Call(job) if job.change.is_some());
-            if queues.loans.are_enough_for(what.origin, what.place, has_begun) {
+            if queues.loans.are_enough_for(what.origin, what.target, has_begun) {
                 long.into_iter().for_each(|origin| queues.end_long(origin));
-                queues.kept.push((work, Instant::now()));
+                queues.held.push((work, Instant::now()));
                 self.call_watcher(&queues);
                 continue;
             }
@@ -303,11 +303,11 @@ impl Pool {
             if lent {
                 // A replacement thread has taken its place.
                 queues.loans.end(what);
-                queues.take_up();
-                if queues.missing == 0 {
-                    return self.call_a_thread(queues);
+                queues.requeue_held();
+                if queues.unstarted == 0 {
+                    return self.wake_worker(queues);
                 }
-                queues.missing -= 1;
+                queues.unstarted -= 1;
                 self.wake.notify_one();
                 continue;
             }
@@ -323,18 +323,18 @@ impl Pool {
     fn watch(self: &Arc<Pool>) {
         let mut queues = self.queues.lock();
         while !queues.stopping {
-            queues.watching = queues.is_crowded(self.limits) || !queues.kept.is_empty();
+            queues.watching = queues.has_backlog(self.limits) || !queues.held.is_empty();
             if !queues.watching {
-                self.crowded.wait(&mut queues);
+                self.backlog.wait(&mut queues);
                 continue;
             }
             self.pause.wait_for(&mut queues, lent::PATIENCE / 4);
-            let spares = if queues.is_crowded(self.limits) {
-                queues.lend() + std::mem::take(&mut queues.missing)
+            let spares = if queues.has_backlog(self.limits) {
+                queues.lend() + std::mem::take(&mut queues.unstarted)
             } else {
                 0
             };
-            let late = queues.take_late();
+            let late = queues.take_overdue();
             let missing = MutexGuard::unlocked(&mut queues, || {
                 let missing = (0..spares).filter(|_| self.start_thread().is_err()).count();
                 for work in late {
@@ -345,7 +345,7 @@ impl Pool {
                 }
                 u32::try_from(missing).unwrap_or(u32::MAX)
             });
-            queues.missing += missing;
+            queues.unstarted += missing;
         }
     }
 }
@@ -372,7 +372,7 @@ impl Queues {
     }
 
     /// Whether work waits while all threads available to it are busy.
-    fn is_crowded(&self, limits: Limits) -> bool {
+    fn has_backlog(&self, limits: Limits) -> bool {
         let long = !self.long.is_empty();
         self.idle == 0 && (long || !self.short.is_empty()) || long && self.long_running >= limits.long
     }
@@ -402,8 +402,8 @@ impl Queues {
     }
 
     /// Requeues held work after a lent thread has returned.
-    fn take_up(&mut self) {
-        for (work, _) in std::mem::take(&mut self.kept) {
+    fn requeue_held(&mut self) {
+        for (work, _) in std::mem::take(&mut self.held) {
             let share = work.share();
             match work {
                 Work::Call(job) if !is_long(&job) => self.short.push(share, job),
@@ -413,12 +413,12 @@ impl Queues {
     }
 
     /// Takes out work that was held for too long.
-    fn take_late(&mut self) -> Vec<Work> {
+    fn take_overdue(&mut self) -> Vec<Work> {
         let late = |(work, since): &mut (Work, Instant)| {
-            let may_fail = matches!(work, Work::Call(job) if !tells_of_loss(&job.request.call));
+            let may_fail = matches!(work, Work::Call(job) if !reports_data_loss(&job.request.call));
             may_fail && since.elapsed() >= lent::LIMIT
         };
-        self.kept.extract_if(.., late).map(|(work, _)| work).collect()
+        self.held.extract_if(.., late).map(|(work, _)| work).collect()
     }
 
     fn end_long(&mut self, origin: Origin) {
@@ -433,8 +433,8 @@ impl Queues {
 }
 
 /// Whether a failure of the call reports the loss of written or mapped data.
-fn tells_of_loss(call: &Call) -> bool {
-    matches!(call, Call::Fsync { .. }) || call.is_flush()
+fn reports_data_loss(call: &Call) -> bool {
+    matches!(call, Call::Fsync { .. }) || call.is_write_back()
 }
 
 /// Whether a call may take long: in proportion to entries or bytes, or until a disk has written.
@@ -462,31 +462,39 @@ mod tests {
     use crate::leases::Leases;
     use nigh_link::Peer;
     use nigh_native::lease::LeaseConfig;
-    use nigh_native::{ServerConfig, ServerConnection};
+    use nigh_native::{ServerConfig, ServerSession};
     use nigh_types::{Credentials, NodeId, NodeRef};
     use std::os::unix::net::UnixStream;
 
     /// Factory for calls of one session.
     struct Jobs {
         session: Arc<Session>,
-        under_way: Arc<crate::inflight_calls::Work>,
+        under_way: Arc<crate::inflight_calls::InflightCalls>,
     }
 
     impl Jobs {
         fn new() -> Jobs {
             let (link, _theirs) = UnixStream::pair().unwrap();
             let leases = Leases::new(LeaseConfig::default(), None);
-            let story = crate::session_log::Story::new(&Arc::default(), nigh_link::Kind::Unix);
-            let connection = ServerConnection::new(crate::session::now(), ServerConfig::default());
+            let story = crate::session_log::SessionLog::new(&Arc::default(), nigh_link::Kind::Unix);
+            let connection = ServerSession::new(crate::session::now(), ServerConfig::default());
             let of = (link.into(), Peer::in_process(), 0);
             let session = Arc::new(Session::new(connection, of, story, &leases, &Arc::default()));
             Jobs { session, under_way: Arc::default() }
         }
 
         fn job(&self, number: u64, call: Call) -> Job {
-            let request = Request { credentials: Credentials::default(), name: None, call };
+            let request = Request { credentials: Credentials::default(), mutation_id: None, call };
             let (session, taken) = (Arc::clone(&self.session), self.under_way.take().unwrap());
-            Job { session, call: CallId(number), request, change: None, taken, again: false, begun: None }
+            Job {
+                session,
+                call: CallId(number),
+                request,
+                change: None,
+                inflight: taken,
+                resent: false,
+                stream: None,
+            }
         }
     }
 
@@ -495,7 +503,7 @@ mod tests {
         let jobs = Jobs::new();
         let mut queues = Queues::default();
         for call in 0..100 {
-            let node = NodeRef::bare(NodeId { ino: 1, generation: 1 });
+            let node = NodeRef::without_hint(NodeId { ino: 1, generation: 1 });
             queues.short.push(OWN, Box::new(jobs.job(call, Call::GetAttr { node })));
             queues.long.push(OWN, Work::Other(OWN, Box::new(|| ())));
         }
@@ -515,13 +523,13 @@ mod tests {
         let jobs = Jobs::new();
         let is_long = |call: Call| is_long(&jobs.job(1, call));
         assert!(is_long(Call::LookupNumber { ino: 1 }));
-        assert!(!is_long(Call::GetAttr { node: NodeRef::bare(NodeId { ino: 1, generation: 1 }) }));
+        assert!(!is_long(Call::GetAttr { node: NodeRef::without_hint(NodeId { ino: 1, generation: 1 }) }));
     }
 
     #[test]
     fn calls_held_too_long_for_hung_filesystem_fail_except_fsync() {
         let jobs = Jobs::new();
-        let node = NodeRef::bare(NodeId { ino: 1, generation: 1 });
+        let node = NodeRef::without_hint(NodeId { ino: 1, generation: 1 });
         let mut queues = Queues::default();
         let long_ago = Instant::now().checked_sub(lent::LIMIT).unwrap();
         for (number, since) in [(1, long_ago), (2, Instant::now()), (3, long_ago)] {
@@ -530,15 +538,15 @@ mod tests {
                 3 => Call::Fsync { node, handle: None, data_only: false },
                 _ => Call::GetAttr { node },
             };
-            queues.kept.push((Work::Call(Box::new(jobs.job(number, call))), since));
+            queues.held.push((Work::Call(Box::new(jobs.job(number, call))), since));
         }
-        let late = queues.take_late();
+        let late = queues.take_overdue();
         let numbers: Vec<u64> =
             late.iter().map(|work| if let Work::Call(job) = work { job.call.0 } else { 0 }).collect();
-        assert_eq!((numbers, queues.kept.len()), (vec![1], 2));
-        queues.take_up();
+        assert_eq!((numbers, queues.held.len()), (vec![1], 2));
+        queues.requeue_held();
         assert_eq!(queues.short.pop().map(|job| job.call), Some(CallId(2)));
-        assert!(queues.kept.is_empty() && !queues.long.is_empty(), "they take their turn again");
+        assert!(queues.held.is_empty() && !queues.long.is_empty(), "they take their turn again");
     }
 
     #[test]

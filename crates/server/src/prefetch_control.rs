@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 /// The prefetch jobs of one session. No other lock is taken under these locks, which are held for a moment.
 #[derive(Default)]
-pub(crate) struct Walks(Mutex<BTreeMap<CallId, Arc<Steering>>>);
+pub(crate) struct PrefetchJobs(Mutex<BTreeMap<CallId, Arc<PrefetchControl>>>);
 
 /// Control messages that a job has not consumed yet.
 #[derive(Default)]
-pub(crate) struct Steering(Mutex<Said>);
+pub(crate) struct PrefetchControl(Mutex<ControlMessages>);
 
 #[derive(Default)]
-pub(crate) struct Said {
+pub(crate) struct ControlMessages {
     pub(crate) credit: u64,
     pub(crate) wants: Vec<NodeRef>,
     /// The job is to end.
@@ -26,11 +26,11 @@ pub(crate) struct Said {
 /// Maximum number of concurrent jobs of a session.
 const MOST: usize = 16;
 /// Maximum number of requested directories that a job has not consumed yet.
-const MOST_WANTS: usize = 1_024;
+const MOST_REQUESTED: usize = 1_024;
 
-impl Walks {
+impl PrefetchJobs {
     /// Registers a job. Returns `None` at the limit.
-    pub(crate) fn begin(&self, call: CallId) -> Option<Arc<Steering>> {
+    pub(crate) fn begin(&self, call: CallId) -> Option<Arc<PrefetchControl>> {
         let mut walks = self.0.lock();
         if walks.len() >= MOST {
             return None;
@@ -40,7 +40,7 @@ impl Walks {
 
     /// Handles a control message. Returns false if too many directories are requested. A message for an ended job is
     /// ignored.
-    pub(crate) fn steer(&self, call: &Call) -> bool {
+    pub(crate) fn handle_control(&self, call: &Call) -> bool {
         let Call::PrefetchCredit { walk, credit, want } = call else { return false };
         let walks = self.0.lock();
         let Some(steering) = walks.get(walk) else { return true };
@@ -48,7 +48,7 @@ impl Walks {
         said.credit = said.credit.saturating_add(u64::from(*credit));
         said.wants.extend(want.clone());
         said.waits = false;
-        said.wants.len() <= MOST_WANTS
+        said.wants.len() <= MOST_REQUESTED
     }
 
     /// Ends this call's job, if it is one.
@@ -66,17 +66,17 @@ impl Walks {
     }
 }
 
-impl Steering {
+impl PrefetchControl {
     fn end(&self) {
         let mut said = self.0.lock();
         (said.ends, said.waits) = (true, false);
     }
 
     /// Takes the control messages received since the last call.
-    pub(crate) fn hear(&self) -> Said {
+    pub(crate) fn take_messages(&self) -> ControlMessages {
         let mut said = self.0.lock();
         let ends = said.ends;
-        Said { ends, ..std::mem::take(&mut *said) }
+        ControlMessages { ends, ..std::mem::take(&mut *said) }
     }
 
     /// Puts the job to sleep until the next message. Returns false if a message is pending.
@@ -97,36 +97,36 @@ mod tests {
     use nigh_types::NodeId;
 
     fn steer(walk: u64, credit: u32, want: bool) -> Call {
-        let place = NodeRef::bare(NodeId { ino: 7, generation: 1 });
+        let place = NodeRef::without_hint(NodeId { ino: 7, generation: 1 });
         Call::PrefetchCredit { walk: CallId(walk), credit, want: want.then_some(place) }
     }
 
     #[test]
     fn prefetch_job_sleeps_until_control_message_and_gets_it_once() {
-        let walks = Walks::default();
+        let walks = PrefetchJobs::default();
         let one = walks.begin(CallId(1)).unwrap();
         assert!(one.wait() && one.waits());
-        assert!(walks.steer(&steer(2, 5, true)), "of another one, that has ended");
+        assert!(walks.handle_control(&steer(2, 5, true)), "of another one, that has ended");
         assert!(one.waits());
-        assert!(walks.steer(&steer(1, 5, false)) && walks.steer(&steer(1, 6, true)));
+        assert!(walks.handle_control(&steer(1, 5, false)) && walks.handle_control(&steer(1, 6, true)));
         assert!(!one.waits() && !one.wait());
-        let said = one.hear();
+        let said = one.take_messages();
         assert_eq!((said.credit, said.wants.len(), said.ends), (11, 1, false));
         assert!(one.wait());
         walks.end(CallId(1));
-        assert!(!one.waits() && !one.wait() && one.hear().ends);
+        assert!(!one.waits() && !one.wait() && one.take_messages().ends);
     }
 
     #[test]
     fn prefetch_jobs_and_their_requests_are_limited() {
-        let walks = Walks::default();
+        let walks = PrefetchJobs::default();
         for call in 0..MOST as u64 {
             assert!(walks.begin(CallId(call)).is_some());
         }
         assert!(walks.begin(CallId(99)).is_none());
         walks.forget(CallId(3));
         assert!(walks.begin(CallId(99)).is_some());
-        assert!((0..MOST_WANTS).all(|_| walks.steer(&steer(1, 0, true))));
-        assert!(!walks.steer(&steer(1, 0, true)));
+        assert!((0..MOST_REQUESTED).all(|_| walks.handle_control(&steer(1, 0, true))));
+        assert!(!walks.handle_control(&steer(1, 0, true)));
     }
 }

@@ -3,7 +3,7 @@
 //! A scarce resource is taken from the origin that uses most, and there from the client that uses most. A peer that
 //! invents many clients takes the resource from its own origin.
 
-use crate::pool::Share;
+use crate::pool::QueueKey;
 use crate::server::{End, Server};
 use crate::session::Session;
 use nigh_link::Origin;
@@ -21,7 +21,7 @@ pub struct ServerLimits {
     /// Sessions of one origin ([`nigh_link::Origin`]).
     pub sessions_per_origin: u64,
     /// Number of courtesy sessions of one disconnected client.
-    pub dormant_per_client: u64,
+    pub courtesy_per_client: u64,
     /// Memory of all sessions in bytes: unanswered requests, and replies that the client has not confirmed.
     pub bytes: u64,
 }
@@ -31,7 +31,7 @@ impl Default for ServerLimits {
         ServerLimits {
             sessions: 8_192,
             sessions_per_origin: 2_048,
-            dormant_per_client: 256,
+            courtesy_per_client: 256,
             bytes: (memory_bytes() / 4).max(256 << 20),
         }
     }
@@ -55,7 +55,7 @@ pub(crate) type Client = (Origin, u64);
 
 /// Returns the client that has to release something. `shares` holds client, amount and number; of equal amounts the
 /// highest number is chosen.
-pub(crate) fn most(shares: impl Iterator<Item = (Client, u64, u64)>) -> Option<Client> {
+pub(crate) fn largest_user(shares: impl Iterator<Item = (Client, u64, u64)>) -> Option<Client> {
     let mut origins = BTreeMap::<Origin, (u64, u64, BTreeMap<u64, (u64, u64)>)>::new();
     for ((origin, client), much, number) in shares {
         let of_origin = origins.entry(origin).or_default();
@@ -76,7 +76,7 @@ impl Session {
     }
 
     /// The session's key in queues that are shared fairly.
-    pub(crate) fn share(&self) -> Share {
+    pub(crate) fn queue_key(&self) -> QueueKey {
         (self.origin, self.id)
     }
 }
@@ -90,32 +90,32 @@ impl Server {
     pub(crate) fn make_room(&self, session: &Session) -> Result<(), (Errno, String)> {
         loop {
             let all = self.all_sessions();
-            let Some(full) = self.full(&all, session) else { return Ok(()) };
+            let Some(full) = self.exceeded_quota(&all, session) else { return Ok(()) };
             let counted = || all.iter().filter(|other| !full.of_origin || other.origin == session.origin);
-            let awake = exports(counted().filter(|other| !other.standing.is_dormant()));
+            let awake = exports(counted().filter(|other| !other.phase.is_courtesy()));
             let makes_way = |other: &&Arc<Session>| {
                 let frees = !full.exports || export_of(other).is_some_and(|export| !awake.contains(&export));
-                other.standing.is_dormant() && frees
+                other.phase.is_courtesy() && frees
             };
             let dormant = counted().filter(makes_way).map(|session| (Arc::clone(session), 1)).collect();
             let Some(first) = first_to_go(dormant) else {
                 return Err((Errno::AGAIN, full.why(session.origin)));
             };
-            self.send_away(&first, "others need the room");
+            self.expire_for_others(&first, "others need the room");
         }
     }
 
     /// Returns the limit that one more session would exceed.
-    fn full(&self, all: &[Arc<Session>], session: &Session) -> Option<Full> {
+    fn exceeded_quota(&self, all: &[Arc<Session>], session: &Session) -> Option<ExceededQuota> {
         let (bounds, origin) = (self.options.bounds, session.origin);
         let theirs = || all.iter().filter(|other| other.origin == origin);
         let (most, most_of_origin) = self.descriptors.most_sessions(origin);
         let (count, count_of_origin) = (all.len() as u64, theirs().count() as u64);
         if count_of_origin >= bounds.sessions_per_origin.min(most_of_origin) {
-            return Some(Full { count: count_of_origin, exports: false, of_origin: true });
+            return Some(ExceededQuota { count: count_of_origin, exports: false, of_origin: true });
         }
         if count >= bounds.sessions.min(most) {
-            return Some(Full { count, exports: false, of_origin: false });
+            return Some(ExceededQuota { count, exports: false, of_origin: false });
         }
         let own = export_of(session)?;
         let (most, most_of_origin) = self.descriptors.most_exports(origin);
@@ -123,7 +123,7 @@ impl Server {
             |exports: &BTreeSet<usize>, most| !exports.contains(&own) && exports.len() as u64 >= most;
         let (exports, exports_of_origin) = (exports(all.iter()), exports(theirs()));
         let full = |exports: BTreeSet<usize>, of_origin| {
-            Some(Full { count: exports.len() as u64, exports: true, of_origin })
+            Some(ExceededQuota { count: exports.len() as u64, exports: true, of_origin })
         };
         if is_full(&exports_of_origin, most_of_origin) {
             return full(exports_of_origin, true);
@@ -132,11 +132,11 @@ impl Server {
     }
 
     /// Discards excess courtesy sessions of each client, longest disconnected first.
-    pub(crate) fn bound_dormant(&self) {
+    pub(crate) fn limit_courtesy_sessions(&self) {
         let mut dormant: Vec<(Instant, Arc<Session>)> = Vec::new();
         for session in self.all_sessions() {
-            if session.standing.is_dormant()
-                && let Some(since) = session.away()
+            if session.phase.is_courtesy()
+                && let Some(since) = session.disconnected_since()
             {
                 dormant.push((since, session));
             }
@@ -146,32 +146,32 @@ impl Server {
         for (_, session) in dormant {
             let count = counts.entry(session.client()).or_default();
             *count += 1;
-            if *count > self.options.bounds.dormant_per_client {
-                self.send_away(&session, "too many sessions of its client are dormant");
+            if *count > self.options.bounds.courtesy_per_client {
+                self.expire_for_others(&session, "too many sessions of its client are dormant");
             }
         }
     }
 
     /// Discards the session with the most memory while the memory limit is exceeded.
-    pub(crate) fn bound_bytes(&self) {
-        while self.keeper.is_crowded() {
+    pub(crate) fn limit_memory(&self) {
+        while self.reaper.is_over_limit() {
             let all = self.all_sessions().into_iter();
             let shares = all.map(|session| (session.kept_bytes().1, session)).filter(|(bytes, _)| *bytes > 0);
             let Some(first) = first_to_go(shares.map(|(bytes, session)| (session, bytes)).collect()) else {
                 return;
             };
             first.expire("too much is kept for its client");
-            self.forget(&first, End::Forgotten);
+            self.discard(&first, End::Discarded);
         }
     }
 
     /// Discards a courtesy session with open files after an origin was refused a file: one of that origin, or else of
     /// an origin with more open files.
-    pub(crate) fn bound_files(&self) {
+    pub(crate) fn limit_files(&self) {
         for refused in self.descriptors.take_refused() {
             let files =
                 |session: &Arc<Session>| session.attached().map_or(0, |attached| attached.files.count());
-            let dormant = self.all_sessions().into_iter().filter(|session| session.standing.is_dormant());
+            let dormant = self.all_sessions().into_iter().filter(|session| session.phase.is_courtesy());
             let dormant: Vec<_> =
                 dormant.map(|session| (files(&session), session)).filter(|(files, _)| *files > 0).collect();
             let theirs = self.descriptors.files_of(refused);
@@ -182,31 +182,31 @@ impl Server {
             };
             let shares = dormant.into_iter().filter(|(_, session)| may_go(session));
             if let Some(first) = first_to_go(shares.map(|(files, session)| (session, files)).collect()) {
-                self.send_away(&first, "others need the files that it has open");
+                self.expire_for_others(&first, "others need the files that it has open");
             }
         }
     }
 
-    fn send_away(&self, session: &Arc<Session>, why: &str) {
+    fn expire_for_others(&self, session: &Arc<Session>, why: &str) {
         // The client may have returned.
-        if session.standing.doom_dormant() {
-            session.story.ends(|| why.to_owned());
-            self.forget(session, End::Forgotten);
+        if session.phase.expire_courtesy() {
+            session.log.set_end_reason(|| why.to_owned());
+            self.discard(session, End::Discarded);
         }
     }
 }
 
 /// An exceeded limit, of the server or of one origin.
-struct Full {
+struct ExceededQuota {
     count: u64,
     /// Counts exports; otherwise sessions.
     exports: bool,
     of_origin: bool,
 }
 
-impl Full {
+impl ExceededQuota {
     fn why(&self, origin: Origin) -> String {
-        let Full { count, exports, of_origin } = *self;
+        let ExceededQuota { count, exports, of_origin } = *self;
         let what = if exports { "directories mounted" } else { "sessions" };
         match of_origin {
             true => format!(
@@ -231,7 +231,7 @@ fn exports<'a>(sessions: impl Iterator<Item = &'a Arc<Session>>) -> BTreeSet<usi
 
 /// Selects the session to discard; `shares` holds each session's use.
 fn first_to_go(shares: Vec<(Arc<Session>, u64)>) -> Option<Arc<Session>> {
-    let client = most(shares.iter().map(|(session, much)| (session.client(), *much, session.id)))?;
+    let client = largest_user(shares.iter().map(|(session, much)| (session.client(), *much, session.id)))?;
     let theirs = shares.into_iter().filter(|(session, _)| session.client() == client);
     theirs.max_by_key(|(session, much)| (*much, session.id)).map(|(session, _)| session)
 }
@@ -252,10 +252,14 @@ mod tests {
         let good = (0..20_u64).map(|nth| (client("10.0.0.1", 1), 50, nth));
         let made_up = (100..1_200_u64).map(|nth| (client("10.0.0.2", nth), 1, nth));
         let all: Vec<_> = good.chain(made_up).collect();
-        assert_eq!(most(all.iter().cloned()), Some(client("10.0.0.2", 1_199)), "of equals the latest");
+        assert_eq!(
+            largest_user(all.iter().cloned()),
+            Some(client("10.0.0.2", 1_199)),
+            "of equals the latest"
+        );
         let larger = all.iter().cloned().chain([(client("10.0.0.2", 300), 1, 5)]);
-        assert_eq!(most(larger), Some(client("10.0.0.2", 300)), "the client that has most");
-        assert_eq!(most(all.into_iter().take(20)), Some(client("10.0.0.1", 1)));
-        assert_eq!(most(std::iter::empty()), None);
+        assert_eq!(largest_user(larger), Some(client("10.0.0.2", 300)), "the client that has most");
+        assert_eq!(largest_user(all.into_iter().take(20)), Some(client("10.0.0.1", 1)));
+        assert_eq!(largest_user(std::iter::empty()), None);
     }
 }

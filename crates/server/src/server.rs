@@ -3,12 +3,12 @@
 mod status;
 
 use crate::descriptors::Descriptors;
-use crate::export::{Export, ExportError, ExportOptions, Opened};
+use crate::export::{Export, ExportError, ExportOptions, OpenedRoot};
 use crate::exports::Exports;
 use crate::grace::Grace;
-use crate::idle_connections::Quiet;
-use crate::impersonate::can_act;
-use crate::inflight_calls::Work;
+use crate::idle_connections::IdleConnections;
+use crate::impersonate::can_impersonate;
+use crate::inflight_calls::InflightCalls;
 use crate::leases::Leases;
 use crate::locks::Locks;
 use crate::pool::{OWN, Pool};
@@ -16,16 +16,16 @@ use crate::quotas::ServerLimits;
 use crate::reply_cache::ReplyCache;
 use crate::session::{Attached, Session, now};
 use crate::session_log;
-use crate::session_reaper::Keeper;
-use crate::session_registry::{Register, Who};
+use crate::session_reaper::SessionReaper;
+use crate::session_registry::{ClientIncarnation, SessionRegistry};
 use crate::states::States;
-use crate::watch::{Watch, WatchWay};
+use crate::watch::{Watch, WatchMethod};
 use nigh_native::SESSION_TERM;
 use nigh_native::lease::{LeaseConfig, LeaseReport};
 use nigh_types::{Origin, Span, Time};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
-use status::Meter;
+use status::Counters;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -53,7 +53,7 @@ pub struct ServerOptions {
     pub bounds: ServerLimits,
     /// Limit on the server's descriptors, if below the process limit.
     pub descriptors: Option<u64>,
-    pub watch: WatchWay,
+    pub watch: WatchMethod,
 }
 
 impl ServerOptions {
@@ -69,7 +69,7 @@ impl ServerOptions {
             leases: LeaseConfig::default(),
             bounds: ServerLimits::default(),
             descriptors: None,
-            watch: WatchWay::default(),
+            watch: WatchMethod::default(),
         }
     }
 }
@@ -85,8 +85,8 @@ pub struct Server {
     pub(crate) pool: Arc<Pool>,
     pub(crate) leases: Arc<Leases>,
     pub(crate) watch: Arc<Watch>,
-    pub(crate) keeper: Arc<Keeper>,
-    pub(crate) quiet: Arc<Quiet>,
+    pub(crate) reaper: Arc<SessionReaper>,
+    pub(crate) idle_connections: Arc<IdleConnections>,
     /// Exports and listen addresses of guests, by scope ([`nigh_link::Peer::within`]).
     pub(crate) guests: Mutex<BTreeMap<u64, Served>>,
     /// Open exports, by export id and by the mount through which they are reached.
@@ -98,19 +98,19 @@ pub struct Server {
     /// Comes before the lease table and `Session::wire` in lock order.
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
     pub(crate) locks: Arc<Locks>,
-    pub(crate) register: Register,
+    pub(crate) registry: SessionRegistry,
     pub(crate) grace: Arc<Grace>,
     pub(crate) descriptors: Arc<Descriptors>,
     pub(crate) memory: ReplyCache,
-    pub(crate) work: Arc<Work>,
-    pub(crate) meter: Meter,
+    pub(crate) inflight: Arc<InflightCalls>,
+    pub(crate) meter: Counters,
     /// The highest session number of earlier servers; new sessions get higher numbers.
-    before: u64,
+    last_of_earlier: u64,
     last_session: AtomicU64,
     /// Held while a session takes its place within the limits; comes before all other locks.
-    pub(crate) room: Mutex<()>,
+    pub(crate) quota_lock: Mutex<()>,
     /// Connections that have not authenticated yet.
-    pub(crate) greeting: AtomicU64,
+    pub(crate) unattached: AtomicU64,
     /// The server stops and ends all sessions.
     ending: AtomicBool,
     /// Exports whose idle descriptors are being closed, by memory address.
@@ -132,9 +132,9 @@ pub(crate) enum End {
     /// Its client has dropped all its grants.
     Goodbye,
     /// The client may trust its grants until its lease expires.
-    Cut,
+    Disconnected,
     /// The client is disconnected, and may trust its grants until its lease expires.
-    Forgotten,
+    Discarded,
 }
 
 /// Descriptors reserved for uses other than open files.
@@ -148,10 +148,11 @@ impl Server {
     pub fn new(mut options: ServerOptions) -> io::Result<Arc<Server>> {
         let held = options.export.directories.get() as u64 + options.export.readers.get() as u64;
         let limit = raise_descriptor_limit().min(options.descriptors.unwrap_or(u64::MAX));
-        let descriptors = Descriptors::new(limit.saturating_sub(SPARE_DESCRIPTORS).max(64), can_act());
+        let descriptors =
+            Descriptors::new(limit.saturating_sub(SPARE_DESCRIPTORS).max(64), can_impersonate());
         let room = limit.saturating_sub(held + SPARE_DESCRIPTORS);
         options.files_per_session = options.files_per_session.min(room.max(16));
-        let (register, absent, last) = Register::open(&options.state_dir)?;
+        let (register, absent, last) = SessionRegistry::open(&options.state_dir)?;
         let pool = Pool::start(options.threads)?;
         let config = LeaseConfig { term: options.session_term, ..options.leases };
         let leases = Leases::new(config, Some(&pool));
@@ -169,8 +170,8 @@ impl Server {
             pool,
             leases,
             watch,
-            keeper: Arc::new(Keeper::new(options.bounds.bytes)),
-            quiet: Arc::new(Quiet::new()?),
+            reaper: Arc::new(SessionReaper::new(options.bounds.bytes)),
+            idle_connections: Arc::new(IdleConnections::new()?),
             options,
             guests: Mutex::default(),
             exports: Arc::default(),
@@ -179,28 +180,28 @@ impl Server {
             sessions: Mutex::default(),
             descriptors: Arc::new(descriptors),
             locks: Arc::new(Locks::new(Arc::clone(&grace))),
-            register,
+            registry: register,
             grace,
             memory: ReplyCache::default(),
-            work: Arc::default(),
-            meter: Meter::default(),
-            before: last,
+            inflight: Arc::default(),
+            meter: Counters::default(),
+            last_of_earlier: last,
             last_session: AtomicU64::new(last),
-            room: Mutex::default(),
-            greeting: AtomicU64::new(0),
+            quota_lock: Mutex::default(),
+            unattached: AtomicU64::new(0),
             ending: AtomicBool::new(false),
             sweeping: Arc::default(),
             unrecorded: Mutex::default(),
         });
-        let (keeper, weak) = (Arc::clone(&server.keeper), Arc::downgrade(&server));
+        let (keeper, weak) = (Arc::clone(&server.reaper), Arc::downgrade(&server));
         std::thread::Builder::new().name("nigh-keeper".into()).spawn(move || {
             let mut busy = true;
             while keeper.wait(busy) {
                 let Some(server) = weak.upgrade() else { return };
-                busy = server.tend();
+                busy = server.reap();
             }
         })?;
-        let (quiet, weak) = (Arc::clone(&server.quiet), Arc::downgrade(&server));
+        let (quiet, weak) = (Arc::clone(&server.idle_connections), Arc::downgrade(&server));
         std::thread::Builder::new().name("nigh-quiet".into()).spawn(move || quiet.listen(&weak))?;
         Ok(server)
     }
@@ -208,21 +209,21 @@ impl Server {
     /// Counts active sessions and connections that are being set up.
     #[must_use]
     pub fn session_count(&self) -> u64 {
-        let greeting = if self.is_ending() { 0 } else { self.greeting.load(Ordering::SeqCst) };
+        let greeting = if self.is_ending() { 0 } else { self.unattached.load(Ordering::SeqCst) };
         self.sessions.lock().len() as u64 + greeting
     }
 
     /// Refuses new calls and new connections; accepted calls go on. Calls that have had no effect and wait for a
     /// disconnected client are dropped: the client resends them to the next server.
     pub fn stop_taking(&self) {
-        self.work.stop();
+        self.inflight.stop();
         drop(self.grace.take_parked());
         for session in self.all_sessions() {
-            session.walks.end_all();
-            if session.away().is_some() {
+            session.prefetch_jobs.end_all();
+            if session.disconnected_since().is_some() {
                 session.outbox.drop_held();
             } else {
-                session.outbox.drop_walks();
+                session.outbox.drop_prefetch_jobs();
             }
         }
     }
@@ -231,7 +232,7 @@ impl Server {
     /// without bound.
     #[must_use]
     pub fn calls_under_way(&self) -> u64 {
-        self.work.under_way()
+        self.inflight.under_way()
     }
 
     /// Reports the leases and the waits for them.
@@ -243,17 +244,17 @@ impl Server {
     /// Ends all sessions: closes each connection once its queued messages are sent. Clients get no goodbye, so they
     /// reconnect to the next server of these directories, which finds their orphans. `why` is for the log.
     pub fn end_sessions(&self, why: &str) {
-        self.work.stop();
+        self.inflight.stop();
         let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
-        exports.iter().for_each(|export| export.leave_orphans());
+        exports.iter().for_each(|export| export.keep_orphans());
         // Before the sessions end, so that their locks do not go to other clients.
         self.locks.stop();
         self.ending.store(true, Ordering::SeqCst);
         for session in self.all_sessions() {
-            session.story.ends(|| why.to_owned());
+            session.log.set_end_reason(|| why.to_owned());
             session.stop();
-            if session.away().is_some() {
-                self.forget(&session, End::Cut);
+            if session.disconnected_since().is_some() {
+                self.discard(&session, End::Disconnected);
             }
         }
     }
@@ -291,37 +292,38 @@ impl Server {
     pub(crate) fn begin(&self, session: &Arc<Session>, attached: &Attached, dropped: bool) -> bool {
         let moment = session.moment();
         let mut sessions = self.sessions.lock();
-        let is_later = |other: &&Arc<Session>| is_of(other, session, attached) && other.moment() > moment;
+        let is_later =
+            |other: &&Arc<Session>| is_other_session_of(other, session, attached) && other.moment() > moment;
         if sessions.values().any(|other| is_later(&other)) {
             return false;
         }
         sessions.insert(session.id, Arc::clone(session));
         drop(sessions);
-        self.forget_earlier(session, attached, dropped);
+        self.discard_earlier(session, attached, dropped);
         self.locks.begin(session, attached.who, dropped);
         self.leases.attach(session, attached, dropped);
         if self.is_ending() {
             session.stop();
         }
-        self.keeper.call();
+        self.reaper.notify();
         true
     }
 
     /// Ends earlier sessions of the client that begins this one.
-    pub(crate) fn forget_earlier(&self, session: &Session, attached: &Attached, dropped: bool) {
+    pub(crate) fn discard_earlier(&self, session: &Session, attached: &Attached, dropped: bool) {
         let moment = session.moment();
         let mut earlier = self.sessions_of(session, attached);
         earlier.retain(|other| other.moment() <= moment);
         for earlier in earlier {
-            earlier.story.ends(|| "its client began another".into());
-            self.forget(&earlier, if dropped { End::Goodbye } else { End::Cut });
+            earlier.log.set_end_reason(|| "its client began another".into());
+            self.discard(&earlier, if dropped { End::Goodbye } else { End::Disconnected });
         }
     }
 
     /// Returns the other sessions of this session's client.
     pub(crate) fn sessions_of(&self, session: &Session, attached: &Attached) -> Vec<Arc<Session>> {
         let mut all = self.all_sessions();
-        all.retain(|other| is_of(other, session, attached));
+        all.retain(|other| is_other_session_of(other, session, attached));
         all
     }
 
@@ -330,7 +332,7 @@ impl Server {
     }
 
     /// Removes an ended session.
-    pub(crate) fn forget(&self, session: &Arc<Session>, end: End) {
+    pub(crate) fn discard(&self, session: &Arc<Session>, end: End) {
         let goodbye = end == End::Goodbye;
         let lapsed = session.lapse_moment();
         let mut sessions = self.sessions.lock();
@@ -340,7 +342,7 @@ impl Server {
         // Under the lock, so that a lookup finds either the session or its stored replies.
         let earliest = match session.attached().filter(|_| !goodbye && !self.is_ending()) {
             Some(attached) => {
-                session.take_replies().map(|answers| self.memory.keep(session, attached, answers))
+                session.take_replies().map(|answers| self.memory.store(session, attached, answers))
             }
             None => None,
         };
@@ -350,63 +352,63 @@ impl Server {
         self.pool.forget(session);
         self.grace.forget(session);
         if let Some(attached) = session.attached() {
-            self.leases.leave(session, attached.who, goodbye);
+            self.leases.remove_session(session, attached.who, goodbye);
             if goodbye {
                 self.locks.leave(session.id);
                 // Other calls in the grace period no longer wait for a client that has left.
                 self.returned(attached.who);
             }
         }
-        self.let_go((Arc::clone(session), end, lapsed));
-        self.keeper.call();
+        self.release_locks((Arc::clone(session), end, lapsed));
+        self.reaper.notify();
         self.meter.count_ended(session.outbox.bytes());
         session_log::ended(session, end);
     }
 
     /// Last step of a session's removal: frees its locks for other clients. That waits until the loss is recorded,
     /// since the next server would otherwise grant the locks to this client.
-    fn let_go(&self, (session, end, lapsed): Unrecorded) {
+    fn release_locks(&self, (session, end, lapsed): Unrecorded) {
         let goodbye = end == End::Goodbye;
         let locks = self.locks.are_held_by(session.id);
         let loses = !goodbye && !self.is_ending();
-        if loses && !self.register.disown(session.id, locks) && locks {
+        if loses && !self.registry.record_lost_locks(session.id, locks) && locks {
             // The session reaper tries again.
             return self.unrecorded.lock().push((session, end, lapsed));
         }
-        session.leave();
+        session.close();
         // The next server waits for the clients of this one, except those that have left.
         if goodbye || !self.is_ending() {
-            self.register.end(session.id, if goodbye { Time(0) } else { lapsed });
-            self.register.tidy(now());
+            self.registry.end(session.id, if goodbye { Time(0) } else { lapsed });
+            self.registry.tidy(now());
         }
     }
 
     /// Expires sessions of disconnected clients and tidies exports. Returns whether it should run again soon.
-    fn tend(&self) -> bool {
+    fn reap(&self) -> bool {
         let now = now();
-        if self.grace.run_out(now) > 0 {
+        if self.grace.expire_absent(now) > 0 {
             tracing::warn!("sessions of the server before this one did not come back: nobody waits for them");
         }
         self.end_grace();
         let unrecorded = std::mem::take(&mut *self.unrecorded.lock());
-        unrecorded.into_iter().for_each(|session| self.let_go(session));
+        unrecorded.into_iter().for_each(|session| self.release_locks(session));
         for session in self.all_sessions() {
-            if let Some(why) = session.reason_to_go()
-                && session.standing.doom_dormant()
+            if let Some(why) = session.expiry_reason()
+                && session.phase.expire_courtesy()
             {
-                session.story.ends(|| why.to_owned());
+                session.log.set_end_reason(|| why.to_owned());
             }
-            if session.standing.is_doomed() {
-                self.forget(&session, End::Forgotten);
+            if session.phase.is_expiring() {
+                self.discard(&session, End::Discarded);
             }
         }
         let exports = self.sweep();
-        self.bound_dormant();
-        self.bound_bytes();
-        self.bound_files();
-        self.register.tidy(now);
+        self.limit_courtesy_sessions();
+        self.limit_memory();
+        self.limit_files();
+        self.registry.tidy(now);
         let remembers = self.memory.tidy();
-        remembers || exports > 0 || self.grace.stands() || !self.unrecorded.lock().is_empty()
+        remembers || exports > 0 || self.grace.is_active() || !self.unrecorded.lock().is_empty()
     }
 
     /// Closes idle descriptors of all exports. Returns the number of exports.
@@ -464,13 +466,13 @@ impl Server {
     }
 
     /// Ends the grace period's wait for this client.
-    pub(crate) fn returned(&self, who: Who) {
+    pub(crate) fn returned(&self, who: ClientIncarnation) {
         self.grace.returned(who);
         self.end_grace();
     }
 
     fn end_grace(&self) {
-        let parked = self.grace.end(|| self.register.forget_absent(self.before));
+        let parked = self.grace.end(|| self.registry.forget_absent(self.last_of_earlier));
         parked.into_iter().for_each(|job| self.pool.submit(job));
     }
 
@@ -480,7 +482,7 @@ impl Server {
         path: &Path,
         origin: Origin,
     ) -> Result<Arc<Export>, ExportError> {
-        let opened = Opened::new(root, path)?;
+        let opened = OpenedRoot::new(root, path)?;
         let key = opened.key();
         let opening = {
             let mut opening = self.opening.lock();
@@ -498,7 +500,7 @@ impl Server {
             twins.find_map(|(_, twin)| twin.upgrade())
         };
         let ids = match &twin {
-            Some(twin) => Arc::clone(&twin.reach().ids),
+            Some(twin) => Arc::clone(&twin.resolver().ids),
             None => opened.open_ids(path, &self.options.state_dir)?,
         };
         if !self.options.exports.iter().any(|(_, named)| named == path) {
@@ -523,18 +525,18 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.end_sessions("the server stops");
-        self.keeper.stop();
+        self.reaper.stop();
         self.pool.stop();
         self.leases.stop();
         self.watch.stop();
-        self.quiet.stop();
+        self.idle_connections.stop();
     }
 }
 
 /// Whether `other` is another session of this client.
-fn is_of(other: &Session, session: &Session, attached: &Attached) -> bool {
+fn is_other_session_of(other: &Session, session: &Session, attached: &Attached) -> bool {
     let who = other.attached().map(|other| other.who);
-    other.id != session.id && who == Some(attached.who) && other.peer.is_same(&session.peer)
+    other.id != session.id && who == Some(attached.who) && other.peer.has_same_rights(&session.peer)
 }
 
 fn raise_descriptor_limit() -> u64 {

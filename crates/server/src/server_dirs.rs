@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 
 /// The directories of one user's server.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Places {
+pub struct ServerDirs {
     /// Directory of socket, locks and log; 0700.
     pub runtime: PathBuf,
     /// Parent of the state directories of the exports.
     pub state: PathBuf,
 }
 
-impl Places {
+impl ServerDirs {
     /// Returns the directories of this user. Root: `/run/nigh` and `/var/lib/nigh`. Others: `$XDG_RUNTIME_DIR/nigh`
     /// (or `/tmp/nigh-UID`) and `$XDG_STATE_HOME/nigh` (or `~/.local/state/nigh`). `NIGH_RUNTIME_DIR` and
     /// `NIGH_STATE_DIR` override them.
-    pub fn of_user() -> io::Result<Places> {
-        Places::find(rustix::process::geteuid().as_raw(), |name| env::var_os(name).map(PathBuf::from))
+    pub fn of_user() -> io::Result<ServerDirs> {
+        ServerDirs::find(rustix::process::geteuid().as_raw(), |name| env::var_os(name).map(PathBuf::from))
     }
 
     /// Path of the socket on which the server listens.
@@ -28,7 +28,7 @@ impl Places {
         self.runtime.join("serve.sock")
     }
 
-    fn find(uid: u32, variable: impl Fn(&str) -> Option<PathBuf>) -> io::Result<Places> {
+    fn find(uid: u32, variable: impl Fn(&str) -> Option<PathBuf>) -> io::Result<ServerDirs> {
         let set = |name: &str| variable(name).filter(|path| path.is_absolute());
         let runtime = match set("NIGH_RUNTIME_DIR") {
             Some(chosen) => chosen,
@@ -46,7 +46,7 @@ impl Places {
                 .ok_or_else(|| io::Error::other("neither XDG_STATE_HOME nor HOME is set"))?
                 .join("nigh"),
         };
-        Ok(Places { runtime, state })
+        Ok(ServerDirs { runtime, state })
     }
 
     /// Makes the runtime directory, or checks that the existing one is private to this user: another user could have
@@ -109,9 +109,9 @@ mod tests {
     #[test]
     fn server_directories_follow_environment_and_ignore_relative_paths() {
         let with = |uid, set: &'static [(&str, &str)]| {
-            Places::find(uid, |name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
+            ServerDirs::find(uid, |name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
         };
-        let of = |runtime: &str, state: &str| Places { runtime: runtime.into(), state: state.into() };
+        let of = |runtime: &str, state: &str| ServerDirs { runtime: runtime.into(), state: state.into() };
         assert_eq!(with(0, &[("XDG_RUNTIME_DIR", "/x")]).unwrap(), of("/run/nigh", "/var/lib/nigh"));
         assert_eq!(with(7, &[("HOME", "/h")]).unwrap(), of("/tmp/nigh-7", "/h/.local/state/nigh"));
         let all = &[("XDG_RUNTIME_DIR", "/r"), ("XDG_STATE_HOME", "/s"), ("HOME", "/h")];
@@ -127,7 +127,7 @@ mod tests {
     fn runtime_directory_accessible_to_others_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        let places = Places { runtime: dir.path().join("run"), state: dir.path().join("state") };
+        let places = ServerDirs { runtime: dir.path().join("run"), state: dir.path().join("state") };
         places.make_runtime().unwrap();
         places.make_runtime().unwrap();
         std::fs::set_permissions(&places.runtime, std::fs::Permissions::from_mode(0o755)).unwrap();

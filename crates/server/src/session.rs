@@ -7,14 +7,14 @@ use crate::locks::{Locks, Running};
 use crate::ops::{self};
 use crate::outbox::Outbox;
 use crate::pool::Job;
-use crate::prefetch_control::Walks;
-use crate::reply_cache::{Answers, ReplyCache};
-use crate::session_log::{self, Story};
-use crate::session_reaper::{Charge, DORMANCY, Keeper, MemoryAccount, Standing};
+use crate::prefetch_control::PrefetchJobs;
+use crate::reply_cache::{Replies, ReplyCache};
+use crate::session_log::{self, SessionLog};
+use crate::session_reaper::{COURTESY_TIME, Charge, MemoryAccount, SessionPhase, SessionReaper};
 use crate::squash::CredentialPolicy;
 use nigh_link::{Link, Peer};
 use nigh_native::lease::Holder;
-use nigh_native::{COMPRESSED, ProtocolError, ServerConnection, encode_response};
+use nigh_native::{COMPRESSED, ProtocolError, ServerSession, encode_response};
 use nigh_types::{Call, CallId, Credentials, MutationId, NodeRef, Origin, Request, Response, Term, Time};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
@@ -31,20 +31,20 @@ pub(crate) struct Session {
     pub(crate) origin: Origin,
     /// Maps the credentials in requests to those with which calls are executed.
     pub(crate) admission: CredentialPolicy,
-    pub(crate) story: Story,
+    pub(crate) log: SessionLog,
     leases: Arc<Leases>,
-    keeper: Arc<Keeper>,
+    reaper: Arc<SessionReaper>,
     tally: Arc<MemoryAccount>,
     attached: OnceLock<Attached>,
-    pub(crate) standing: Standing,
+    pub(crate) phase: SessionPhase,
     /// Counter of the leases that the session has had in the lease table.
     lease: AtomicU64,
     /// Held while input of a connection is handled, so that a later connection's input follows it.
-    intake: Mutex<()>,
+    input_lock: Mutex<()>,
     wire: Mutex<Wire>,
     /// Unanswered calls that the client has cancelled. Changed under `wire`, which knows whether a call is answered.
     cancelled: Mutex<FxHashSet<CallId>>,
-    pub(crate) walks: Walks,
+    pub(crate) prefetch_jobs: PrefetchJobs,
     /// Calls that pool threads are executing.
     running: Running,
     pub(crate) outbox: Outbox,
@@ -55,23 +55,23 @@ pub(crate) enum Resumption {
     /// The session goes on; this is the number of the new link.
     Link(u64),
     /// The session is discarded already.
-    Forgotten,
+    Discarded,
     /// The client has made a later connection.
     Stale,
 }
 
 struct Wire {
-    connection: ServerConnection,
+    connection: ServerSession,
     /// The outbox's number of the current link.
     link: u64,
     /// When the client made the link's connection, by the client's clock.
     moment: u64,
     /// Since when the client is disconnected.
-    away: Option<Instant>,
+    disconnected_since: Option<Instant>,
     /// The server stops: the connection closes once the client has all queued messages.
     stopping: bool,
     /// Set once the session is discarded: replies to its named operations are stored there.
-    late: Option<Arc<Answers>>,
+    late_replies: Option<Arc<Replies>>,
     /// Memory used by the connection.
     held: Charge,
 }
@@ -93,15 +93,15 @@ pub(crate) struct Attached {
 impl Session {
     /// Maximum size in bytes of the unsent and unconfirmed replies and recalls of one session. [`Outbox::admit`]
     /// stops calls at much less; the rest covers replies under way at that moment, and recalls.
-    const MOST_KEPT: u64 = 32 << 20;
+    const MOST_UNCONFIRMED: u64 = 32 << 20;
 
     /// A session on a connection whose HELLO has arrived.
     pub(crate) fn new(
-        connection: ServerConnection,
+        connection: ServerSession,
         (link, peer, moment): (Link, Peer, u64),
-        story: Story,
+        log: SessionLog,
         leases: &Arc<Leases>,
-        keeper: &Arc<Keeper>,
+        keeper: &Arc<SessionReaper>,
     ) -> Session {
         let outbox = Outbox::new(leases.pool());
         let link = outbox.connect(link);
@@ -112,25 +112,25 @@ impl Session {
             admission: CredentialPolicy::of(&peer),
             origin: peer.origin(),
             peer,
-            story,
+            log,
             leases: Arc::clone(leases),
-            keeper: Arc::clone(keeper),
+            reaper: Arc::clone(keeper),
             tally,
             attached: OnceLock::new(),
-            standing: Standing::default(),
+            phase: SessionPhase::default(),
             lease: AtomicU64::new(0),
-            intake: Mutex::new(()),
+            input_lock: Mutex::new(()),
             wire: Mutex::new(Wire {
                 connection,
                 link,
                 moment,
-                away: None,
+                disconnected_since: None,
                 stopping: false,
-                late: None,
+                late_replies: None,
                 held,
             }),
             cancelled: Mutex::default(),
-            walks: Walks::default(),
+            prefetch_jobs: PrefetchJobs::default(),
             running: Running::default(),
             outbox,
         }
@@ -147,7 +147,7 @@ impl Session {
 
     pub(crate) fn attach(&self, attached: Attached) {
         if attached.features & COMPRESSED != 0 {
-            self.outbox.pack();
+            self.outbox.enable_compression();
         }
         // A connection sends one HELLO, so the cell is still empty.
         let _ = self.attached.set(attached);
@@ -155,7 +155,7 @@ impl Session {
 
     /// Runs `act` on the connection state and sends the resulting frames. Not to be called with the lease table
     /// locked.
-    pub(crate) fn with_connection<T>(&self, act: impl FnOnce(&mut ServerConnection) -> T) -> T {
+    pub(crate) fn with_connection<T>(&self, act: impl FnOnce(&mut ServerSession) -> T) -> T {
         let mut wire = self.wire.lock();
         let result = act(&mut wire.connection);
         self.flush(&mut wire);
@@ -171,14 +171,14 @@ impl Session {
 
     /// Runs `take` on a link's input while no other link's input is handled. Returns `None` if another link has
     /// replaced this one.
-    pub(crate) fn intake<T>(&self, link: u64, take: impl FnOnce() -> T) -> Option<T> {
-        let _one = self.intake.lock();
+    pub(crate) fn with_input<T>(&self, link: u64, take: impl FnOnce() -> T) -> Option<T> {
+        let _one = self.input_lock.lock();
         self.is_over_link(link).then(take)
     }
 
     /// Like [`Session::validate_ids`], but returns `None` at once while other input is handled.
-    pub(crate) fn intake_now<T>(&self, link: u64, take: impl FnOnce() -> T) -> Option<Option<T>> {
-        let _one = self.intake.try_lock()?;
+    pub(crate) fn try_with_input<T>(&self, link: u64, take: impl FnOnce() -> T) -> Option<Option<T>> {
+        let _one = self.input_lock.try_lock()?;
         Some(self.is_over_link(link).then(take))
     }
 
@@ -190,30 +190,30 @@ impl Session {
     ///
     /// # Errors
     /// The frame count is impossible. The session is over, and its client is informed.
-    pub(crate) fn go_on(
+    pub(crate) fn resume(
         self: &Arc<Session>,
         link: Link,
         (moment, received): (u64, u64),
-        agreed: nigh_native::Session,
+        agreed: nigh_native::SessionParams,
     ) -> Result<Resumption, ProtocolError> {
-        let _one = self.intake.lock();
+        let _one = self.input_lock.lock();
         if self.moment() > moment {
             return Ok(Resumption::Stale);
         }
-        let Some(attached) = self.attached() else { return Ok(Resumption::Forgotten) };
+        let Some(attached) = self.attached() else { return Ok(Resumption::Discarded) };
         let mut lapsed = self.leases.resume(self, attached);
         let mut wire = self.wire.lock();
-        if !lapsed && self.standing.is_dormant() {
+        if !lapsed && self.phase.is_courtesy() {
             // The lease of a suspect session expired in between: its messages do not renew it.
             drop(wire);
             lapsed = self.leases.resume(self, attached);
             wire = self.wire.lock();
         }
-        if wire.connection.is_ended() || !self.standing.resume() {
-            return Ok(Resumption::Forgotten);
+        if wire.connection.is_ended() || !self.phase.resume() {
+            return Ok(Resumption::Discarded);
         }
         wire.link = self.outbox.connect(link);
-        (wire.moment, wire.away) = (moment, None);
+        (wire.moment, wire.disconnected_since) = (moment, None);
         let resumed = wire.connection.resume(now(), received, lapsed, agreed);
         self.flush(&mut wire);
         let number = wire.link;
@@ -228,16 +228,16 @@ impl Session {
     }
 
     /// Handles the end of a link; the session goes on. Returns false if another link has replaced it already.
-    pub(crate) fn cut(&self, link: u64) -> bool {
+    pub(crate) fn disconnect(&self, link: u64) -> bool {
         let mut wire = self.wire.lock();
         if wire.link != link || wire.connection.is_ended() {
             return false;
         }
-        wire.cut();
+        wire.disconnect();
         self.flush(&mut wire);
         drop(wire);
         self.outbox.disconnect(link);
-        self.keeper.call();
+        self.reaper.notify();
         true
     }
 
@@ -247,20 +247,20 @@ impl Session {
         if self.lease() != lease || wire.connection.is_ended() {
             return;
         }
-        wire.cut();
+        wire.disconnect();
         self.flush(&mut wire);
-        self.standing.lapse();
+        self.phase.lapse();
         let link = wire.link;
         drop(wire);
         // The client may have reconnected over another link by now.
         self.outbox.disconnect(link);
         session_log::dormant(self);
-        self.keeper.call();
+        self.reaper.notify();
     }
 
     /// The time at which the client stops trusting its grants unless it renews.
     pub(crate) fn lapse_moment(&self) -> Time {
-        if self.standing.is_dormant() { Time(0) } else { self.wire.lock().connection.lapses() }
+        if self.phase.is_courtesy() { Time(0) } else { self.wire.lock().connection.lapses() }
     }
 
     pub(crate) fn lease(&self) -> u64 {
@@ -273,23 +273,23 @@ impl Session {
     }
 
     /// Since when the client is disconnected.
-    pub(crate) fn away(&self) -> Option<Instant> {
-        self.wire.lock().away
+    pub(crate) fn disconnected_since(&self) -> Option<Instant> {
+        self.wire.lock().disconnected_since
     }
 
     /// Returns why a courtesy session is to be discarded, if it is.
-    pub(crate) fn reason_to_go(&self) -> Option<&'static str> {
-        if !self.standing.is_dormant() {
+    pub(crate) fn expiry_reason(&self) -> Option<&'static str> {
+        if !self.phase.is_courtesy() {
             return None;
         }
         let attached = self.attached()?;
         let wire = self.wire.lock();
-        let long = wire.away.is_none_or(|since| since.elapsed() > DORMANCY);
+        let long = wire.disconnected_since.is_none_or(|since| since.elapsed() > COURTESY_TIME);
         let kept = wire.connection.kept_bytes();
         let busy = wire.connection.outstanding() > 0;
         drop(wire);
         let holds = busy || kept > 0 || attached.files.count() > 0 || attached.locks.are_held_by(self.id);
-        if attached.locks.are_in_the_way(self.id) {
+        if attached.locks.are_waited_for(self.id) {
             Some("another client waits for its locks")
         } else if long {
             Some("its client was away for too long")
@@ -300,42 +300,42 @@ impl Session {
 
     /// Marks the session for removal by the reaper.
     pub(crate) fn expire(&self, why: &str) {
-        self.story.ends(|| why.to_owned());
-        self.standing.expire();
-        self.keeper.call();
+        self.log.set_end_reason(|| why.to_owned());
+        self.phase.expire();
+        self.reaper.notify();
     }
 
     /// Ends the session with a final error message to the client.
     pub(crate) fn end(&self, why: &str) {
-        self.story.ends(|| why.to_owned());
+        self.log.set_end_reason(|| why.to_owned());
         self.with_connection(|connection| connection.end(why));
         self.outbox.end();
     }
 
     /// Ends the session silently: the client reconnects and learns that the session is discarded.
     pub(crate) fn abandon(&self) {
-        self.with_connection(ServerConnection::abandon);
+        self.with_connection(ServerSession::abandon);
         self.outbox.finish();
     }
 
     /// Ends the session without closing the connection. Returns the replies to named operations that the client may
     /// not have received; replies of calls still executing are added to them.
-    pub(crate) fn take_replies(&self) -> Option<Arc<Answers>> {
+    pub(crate) fn take_replies(&self) -> Option<Arc<Replies>> {
         let mut wire = self.wire.lock();
         self.detach(&mut wire);
         self.flush(&mut wire);
-        wire.late.clone()
+        wire.late_replies.clone()
     }
 
     fn detach(&self, wire: &mut Wire) {
         if let Some(attached) = self.attached()
-            && wire.late.is_none()
+            && wire.late_replies.is_none()
         {
-            let answers = Answers::default();
-            for (sequence, response) in wire.connection.unheard_answers() {
+            let answers = Replies::default();
+            for (sequence, response) in wire.connection.unconfirmed_replies() {
                 answers.note(sequence, response, &attached.files);
             }
-            wire.late = Some(Arc::new(answers));
+            wire.late_replies = Some(Arc::new(answers));
         }
         wire.connection.abandon();
     }
@@ -403,7 +403,7 @@ impl Session {
     }
 
     /// Lets threads begin no more calls. The session's locks are released with the last executing call.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn close(&self) {
         if self.running.close() {
             self.free_locks();
         }
@@ -431,13 +431,13 @@ impl Session {
             }
         };
         if let Some(result) = result {
-            self.answer(call, Response::plain(result));
+            self.reply(call, Response::plain(result));
         }
     }
 
     /// Returns the credentials with which a call asked for by `asked` is executed.
     pub(crate) fn admit(&self, asked: Credentials) -> Credentials {
-        let (admitted, first) = self.admission.admit_saying(asked);
+        let (admitted, first) = self.admission.admit_noting_root(asked);
         if first {
             session_log::claimed_root(self, &admitted);
         }
@@ -450,7 +450,7 @@ impl Session {
         while let Some(job) = next {
             let waits = self.attempt(job);
             let goes_on =
-                waits.and_then(|job| if job.begun.is_some() { Some(job) } else { self.leases.park(job) });
+                waits.and_then(|job| if job.stream.is_some() { Some(job) } else { self.leases.park(job) });
             next = goes_on.and_then(|job| self.hold(job));
         }
     }
@@ -461,7 +461,7 @@ impl Session {
         let call = job.call;
         let job = self.outbox.admit(job);
         if job.is_none() && self.is_cancelled(call) {
-            self.outbox.take_back(call).into_iter().for_each(Job::give_up);
+            self.outbox.take_back(call).into_iter().for_each(Job::abort);
         }
         job
     }
@@ -469,30 +469,30 @@ impl Session {
     /// Makes one attempt to execute a call. Returns the call if it has to wait.
     fn attempt(&self, job: Job) -> Option<Job> {
         let Attached { export, files, .. } = self.attached()?;
-        let Job { session, call, request, change, taken, again, begun } = job;
+        let Job { session, call, request, change, inflight, resent, stream: begun } = job;
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             if let Call::Lock { node, .. } | Call::GetLock { node, .. } = &request.call {
                 self.lock(call, &request, node);
                 return Progress::Answered;
             }
-            export.attempt(files, call, (&request, again), (change, begun), &mut |response| {
-                self.answer_named(call, request.name, response);
+            export.attempt(files, call, (&request, resent), (change, begun), &mut |response| {
+                self.reply_named(call, request.mutation_id, response);
                 self.outbox.has_room()
             })
         }));
         // A waiting call is admitted again when it resumes. A paused listing keeps its admission.
         if !matches!(done, Ok(Progress::Pauses(_))) {
             self.outbox.done(&request.call);
-            self.walks.forget(call);
+            self.prefetch_jobs.forget(call);
         }
         match done {
             Ok(Progress::Answered) => None,
             Ok(Progress::Waits(change)) => {
-                Some(Job { session, call, request, change: Some(change), taken, again, begun: None })
+                Some(Job { session, call, request, change: Some(change), inflight, resent, stream: None })
             }
             Ok(Progress::Pauses(mut begun)) => {
                 begun.count(&self.tally);
-                Some(Job { session, call, request, change: None, taken, again, begun: Some(begun) })
+                Some(Job { session, call, request, change: None, inflight, resent, stream: Some(begun) })
             }
             Err(_) => {
                 self.end("the server has a bug; its log says where");
@@ -503,11 +503,11 @@ impl Session {
 
     /// Answers a resent call from the replies of the client's discarded sessions, if one of them executed it. The
     /// call counts as running until its reply is sent, or, if this session is discarded by then, stored again.
-    pub(crate) fn answer_again(&self, memory: &ReplyCache, call: CallId, name: MutationId) -> bool {
-        let known = if self.running.enter() { memory.recall(self, name) } else { None };
+    pub(crate) fn replay_reply(&self, memory: &ReplyCache, call: CallId, name: MutationId) -> bool {
+        let known = if self.running.enter() { memory.find_reply(self, name) } else { None };
         let found = known.is_some();
         if let Some(response) = known {
-            self.answer_named(call, Some(name), response);
+            self.reply_named(call, Some(name), response);
         }
         if self.running.leave() {
             self.free_locks();
@@ -517,11 +517,11 @@ impl Session {
 
     /// Sends a response, without those grants that were recalled or ended since their registration. The response is
     /// encoded before any lock is taken.
-    pub(crate) fn answer(&self, call: CallId, response: Response) {
-        self.answer_named(call, None, response);
+    pub(crate) fn reply(&self, call: CallId, response: Response) {
+        self.reply_named(call, None, response);
     }
 
-    fn answer_named(&self, call: CallId, name: Option<MutationId>, mut response: Response) {
+    fn reply_named(&self, call: CallId, name: Option<MutationId>, mut response: Response) {
         let bytes = encode_response(call, &response);
         if response.grants.is_empty() {
             self.transmit(call, name, &response, bytes);
@@ -541,7 +541,7 @@ impl Session {
     }
 
     /// Queues a recall, an update prepare or an update commit. The caller flushes the outbox once it holds no lock.
-    pub(crate) fn queue(&self, say: impl FnOnce(&mut ServerConnection)) {
+    pub(crate) fn queue(&self, say: impl FnOnce(&mut ServerSession)) {
         let mut wire = self.wire.lock();
         say(&mut wire.connection);
         self.flush(&mut wire);
@@ -549,7 +549,7 @@ impl Session {
 
     fn transmit(&self, call: CallId, name: Option<MutationId>, response: &Response, bytes: Vec<u8>) {
         let mut wire = self.wire.lock();
-        if let (Some(late), Some(name), Some(attached)) = (&wire.late, name, self.attached()) {
+        if let (Some(late), Some(name), Some(attached)) = (&wire.late_replies, name, self.attached()) {
             late.note(name.sequence, response.clone(), &attached.files);
             return;
         }
@@ -570,7 +570,7 @@ impl Session {
         };
         let kept = connection.kept_bytes();
         self.outbox.add(frames, waiting, kept);
-        if kept > Session::MOST_KEPT && !connection.is_ended() {
+        if kept > Session::MOST_UNCONFIRMED && !connection.is_ended() {
             self.detach(wire);
             self.expire("its client takes nothing of what it asked for");
         }
@@ -579,9 +579,9 @@ impl Session {
 }
 
 impl Wire {
-    fn cut(&mut self) {
-        self.connection.cut();
-        self.away.get_or_insert_with(Instant::now);
+    fn disconnect(&mut self) {
+        self.connection.handle_disconnect();
+        self.disconnected_since.get_or_insert_with(Instant::now);
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::change_result::ChangeProbe;
 use crate::leases::Leases;
 use nigh_native::lease::{
-    Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, MergeBase, Reading, WroteBack,
+    Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, MergeBase, ReadGrant, WroteBack,
 };
 use nigh_types::{GrantId, LeaseScope, NodeId, Span, Term};
 use std::sync::Arc;
@@ -17,8 +17,8 @@ pub(crate) struct PendingChange {
 
 impl PendingChange {
     /// Whether another holder has suspended the facts that this change affects.
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.leases.is_awaited(self.id)
+    pub(crate) fn has_suspended_holders(&self) -> bool {
+        self.leases.has_suspended_holders(self.id)
     }
 
     /// Ends the change after its effect.
@@ -44,8 +44,8 @@ impl PendingChange {
     }
 
     /// Whether another client may still have to merge its pages with the data written back by this change.
-    pub(crate) fn overtakes(&self) -> bool {
-        self.leases.overtakes(self.id)
+    pub(crate) fn may_need_merge(&self) -> bool {
+        self.leases.may_need_merge(self.id)
     }
 
     /// Records applied write-back.
@@ -70,23 +70,23 @@ impl Drop for PendingChange {
 /// One session's leases in the lease table.
 #[derive(Clone)]
 pub(crate) struct SessionLeases {
-    pub(crate) leases: Arc<Leases>,
+    pub(crate) table: Arc<Leases>,
     pub(crate) holder: Holder,
 }
 
 impl SessionLeases {
     /// A session with its own lease table.
-    pub(crate) fn alone(term: Term) -> SessionLeases {
-        let leases = Leases::new(LeaseConfig { term: Span(u64::MAX / 2), ..LeaseConfig::default() }, None);
+    pub(crate) fn unshared(term: Term) -> SessionLeases {
+        let table = Leases::new(LeaseConfig { term: Span(u64::MAX / 2), ..LeaseConfig::default() }, None);
         let holder = Holder(1);
-        leases.attach_alone(holder, term);
-        SessionLeases { leases, holder }
+        table.attach_unconnected(holder, term);
+        SessionLeases { table, holder }
     }
 
     /// Begins a change, or extends `open`. Returns true if the change may be applied now.
     pub(crate) fn change(&self, open: &mut Option<PendingChange>, changes: &[Change], flush: bool) -> bool {
         let begun = open.as_ref().map(|change| change.id);
-        let (id, ready) = self.leases.change(self.holder, begun, changes, flush);
+        let (id, ready) = self.table.change(self.holder, begun, changes, flush);
         open.get_or_insert_with(|| self.opened(id));
         ready
     }
@@ -99,12 +99,12 @@ impl SessionLeases {
         node: NodeId,
     ) -> Result<Option<Granted>, ()> {
         if let Some(waited) = open.take() {
-            return Ok(self.leases.claim(waited.id));
+            return Ok(self.table.take_grant(waited.id));
         }
-        match self.leases.read((self.holder, key), node) {
-            Reading::Granted(granted) => Ok(Some(granted)),
-            Reading::Refused => Ok(None),
-            Reading::Waits(id) => {
+        match self.table.read((self.holder, key), node) {
+            ReadGrant::Granted(granted) => Ok(Some(granted)),
+            ReadGrant::Refused => Ok(None),
+            ReadGrant::Waits(id) => {
                 *open = Some(self.opened(id));
                 Err(())
             }
@@ -112,17 +112,17 @@ impl SessionLeases {
     }
 
     /// Waits until other holders have returned the recalled leases. Returns true if they have.
-    pub(crate) fn settle(&self, open: &mut Option<PendingChange>, key: LeaseKey) -> bool {
+    pub(crate) fn wait_for_returns(&self, open: &mut Option<PendingChange>, key: LeaseKey) -> bool {
         let id = match open {
             Some(open) => open.id,
-            None => self.leases.settle(self.holder, key),
+            None => self.table.wait_for_returns(self.holder, key),
         };
         open.get_or_insert_with(|| self.opened(id));
-        self.leases.is_ready(id)
+        self.table.is_ready(id)
     }
 
     fn opened(&self, id: ChangeId) -> PendingChange {
-        PendingChange { leases: Arc::clone(&self.leases), id, is_over: false }
+        PendingChange { leases: Arc::clone(&self.table), id, is_over: false }
     }
 }
 

@@ -13,26 +13,26 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Maximum length of text from a client, in characters.
-const SAID: usize = 200;
+const MOST_TEXT: usize = 200;
 
 /// Rate limit on log lines that a peer can cause: `burst` lines at once, then one per `pause`.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct LineLimiter {
     burst: u32,
     pause: Duration,
-    state: Mutex<LinesState>,
+    state: Mutex<LimiterState>,
 }
 
 #[derive(Debug, Default)]
-struct LinesState {
+struct LimiterState {
     /// When the budget for all written lines is restored.
-    paid: Option<Instant>,
-    unsaid: u64,
+    budget_restored: Option<Instant>,
+    suppressed: u64,
 }
 
-impl Lines {
-    pub(crate) fn new(burst: u32, pause: Duration) -> Lines {
-        Lines { burst, pause, state: Mutex::default() }
+impl LineLimiter {
+    pub(crate) fn new(burst: u32, pause: Duration) -> LineLimiter {
+        LineLimiter { burst, pause, state: Mutex::default() }
     }
 
     /// Returns the number of suppressed lines if a line may be written.
@@ -42,53 +42,53 @@ impl Lines {
 
     fn allow_at(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock();
-        let paid = state.paid.unwrap_or(now).max(now);
+        let paid = state.budget_restored.unwrap_or(now).max(now);
         if paid - now > self.pause * self.burst.saturating_sub(1) {
-            state.unsaid += 1;
+            state.suppressed += 1;
             return None;
         }
-        state.paid = Some(paid + self.pause);
-        Some(std::mem::take(&mut state.unsaid))
+        state.budget_restored = Some(paid + self.pause);
+        Some(std::mem::take(&mut state.suppressed))
     }
 }
 
 /// Rate limits by kind of peer.
 #[derive(Debug)]
-pub(crate) struct Limits {
-    strangers: Lines,
-    clients: Lines,
+pub(crate) struct LogLimits {
+    strangers: LineLimiter,
+    clients: LineLimiter,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            strangers: Lines::new(20, Duration::from_secs(1)),
-            clients: Lines::new(1_000, Duration::from_millis(50)),
+impl Default for LogLimits {
+    fn default() -> LogLimits {
+        LogLimits {
+            strangers: LineLimiter::new(20, Duration::from_secs(1)),
+            clients: LineLimiter::new(1_000, Duration::from_millis(50)),
         }
     }
 }
 
 /// Properties of a session for log and status.
 #[derive(Debug)]
-pub(crate) struct Story {
-    limits: Arc<Limits>,
+pub(crate) struct SessionLog {
+    limits: Arc<LogLimits>,
     pub(crate) link: Kind,
     pub(crate) since: SystemTime,
-    why: OnceLock<String>,
+    end_reason: OnceLock<String>,
 }
 
-impl Story {
-    pub(crate) fn new(limits: &Arc<Limits>, link: Kind) -> Story {
-        Story { limits: Arc::clone(limits), link, since: SystemTime::now(), why: OnceLock::new() }
+impl SessionLog {
+    pub(crate) fn new(limits: &Arc<LogLimits>, link: Kind) -> SessionLog {
+        SessionLog { limits: Arc::clone(limits), link, since: SystemTime::now(), end_reason: OnceLock::new() }
     }
 
     /// Records why the session ends; the first reason counts.
-    pub(crate) fn ends(&self, why: impl FnOnce() -> String) {
-        let _ = self.why.get_or_init(why);
+    pub(crate) fn set_end_reason(&self, why: impl FnOnce() -> String) {
+        let _ = self.end_reason.get_or_init(why);
     }
 }
 
-pub(crate) fn connected(story: &Story, session: u64, peer: &Peer) {
+pub(crate) fn connected(story: &SessionLog, session: u64, peer: &Peer) {
     if let Some(unsaid) = story.limits.strangers.allow() {
         let (peer, link) = (peer.to_string(), story.link);
         tracing::info!(event = "connected", session, peer, %link, unsaid, "session connected");
@@ -96,7 +96,7 @@ pub(crate) fn connected(story: &Story, session: u64, peer: &Peer) {
 }
 
 /// Logs a connection that ended before its HELLO.
-pub(crate) fn left(story: &Story, session: u64, peer: &Peer, why: &str) {
+pub(crate) fn left(story: &SessionLog, session: u64, peer: &Peer, why: &str) {
     if let Some(unsaid) = story.limits.strangers.allow() {
         let (why, peer) = (shorten(why), peer.to_string());
         tracing::info!(event = "ended", session, peer, ?why, unsaid, "session ended");
@@ -105,7 +105,7 @@ pub(crate) fn left(story: &Story, session: u64, peer: &Peer, why: &str) {
 
 pub(crate) fn attached(session: &Session, term: Term) {
     let Some(attached) = session.attached() else { return };
-    if let Some(unsaid) = session.story.limits.clients.allow() {
+    if let Some(unsaid) = session.log.limits.clients.allow() {
         let (export, path) = (attached.export.id(), attached.export.path());
         let (peer, client) = (session.peer.to_string(), client_name(attached.who.0));
         tracing::info!(
@@ -124,16 +124,16 @@ pub(crate) fn attached(session: &Session, term: Term) {
 
 /// Logs a refusal. `rule`: the message to the client.
 pub(crate) fn refused(session: &Session, errno: Errno, rule: &str) {
-    if let Some(unsaid) = session.story.limits.strangers.allow() {
+    if let Some(unsaid) = session.log.limits.strangers.allow() {
         let (peer, rule) = (session.peer.to_string(), shorten(rule));
         tracing::warn!(event = "refused", session = session.id, peer, %errno, ?rule, unsaid, "session refused");
     }
-    session.story.ends(|| "refused".into());
+    session.log.set_end_reason(|| "refused".into());
 }
 
 /// Logs a session's first claim of uid 0 without proof.
 pub(crate) fn claimed_root(session: &Session, done_as: &Credentials) {
-    if let Some(unsaid) = session.story.limits.clients.allow() {
+    if let Some(unsaid) = session.log.limits.clients.allow() {
         let (peer, uid, gid) = (session.peer.to_string(), done_as.uid, done_as.gid);
         tracing::warn!(
             event = "claimed",
@@ -149,7 +149,7 @@ pub(crate) fn claimed_root(session: &Session, done_as: &Credentials) {
 }
 
 pub(crate) fn suspect(session: &Session) {
-    if let Some(unsaid) = session.story.limits.clients.allow() {
+    if let Some(unsaid) = session.log.limits.clients.allow() {
         let (peer, rule) = (session.peer.to_string(), "docs/decisions/0008-leases.md, rule 6");
         tracing::warn!(
             event = "suspect",
@@ -163,7 +163,7 @@ pub(crate) fn suspect(session: &Session) {
 }
 
 pub(crate) fn acknowledged(session: &Session) {
-    if let Some(unsaid) = session.story.limits.clients.allow() {
+    if let Some(unsaid) = session.log.limits.clients.allow() {
         let peer = session.peer.to_string();
         tracing::info!(
             event = "acknowledged",
@@ -178,7 +178,7 @@ pub(crate) fn acknowledged(session: &Session) {
 /// Logs the expiry of a session's lease.
 pub(crate) fn fenced(session: &Session) {
     let rule = "docs/decisions/0008-leases.md, rule 6";
-    if let Some(unsaid) = session.story.limits.clients.allow() {
+    if let Some(unsaid) = session.log.limits.clients.allow() {
         let peer = session.peer.to_string();
         tracing::warn!(
             event = "fenced",
@@ -199,7 +199,7 @@ pub(crate) fn fenced_apart(holder: Holder) {
 
 /// Logs the loss of a session's connection; the client may reconnect.
 pub(crate) fn cut(session: &Session, why: &str) {
-    if let Some(unsaid) = session.story.limits.clients.allow() {
+    if let Some(unsaid) = session.log.limits.clients.allow() {
         let (why, peer) = (shorten(why), session.peer.to_string());
         tracing::info!(
             event = "cut",
@@ -214,7 +214,7 @@ pub(crate) fn cut(session: &Session, why: &str) {
 
 /// Logs a resumption. `connection`: the number that the new connection had before.
 pub(crate) fn resumed(session: &Session, connection: u64) {
-    if let Some(unsaid) = session.story.limits.clients.allow() {
+    if let Some(unsaid) = session.log.limits.clients.allow() {
         let peer = session.peer.to_string();
         tracing::info!(
             event = "resumed",
@@ -229,7 +229,7 @@ pub(crate) fn resumed(session: &Session, connection: u64) {
 
 /// Logs that a session's lease has expired, while its open files and locks are kept for a time.
 pub(crate) fn dormant(session: &Session) {
-    if let Some(unsaid) = session.story.limits.clients.allow() {
+    if let Some(unsaid) = session.log.limits.clients.allow() {
         let peer = session.peer.to_string();
         let rule = "docs/decisions/0009-sessions-over-connections.md";
         tracing::info!(event = "dormant", session = session.id, peer, rule, unsaid, "session dormant");
@@ -237,14 +237,14 @@ pub(crate) fn dormant(session: &Session) {
 }
 
 pub(crate) fn ended(session: &Session, end: End) {
-    let limits = &session.story.limits;
+    let limits = &session.log.limits;
     let lines = if session.attached().is_some() { &limits.clients } else { &limits.strangers };
     let Some(unsaid) = lines.allow() else { return };
-    let why = session.story.why.get().map_or("the connection was lost", String::as_str);
+    let why = session.log.end_reason.get().map_or("the connection was lost", String::as_str);
     let (why, peer) = (shorten(why), session.peer.to_string());
-    let lasted_s = session.story.since.elapsed().unwrap_or_default().as_secs();
+    let lasted_s = session.log.since.elapsed().unwrap_or_default().as_secs();
     let (bytes_in, bytes_out) = session.outbox.bytes();
-    let event = if end == End::Forgotten { "forgotten" } else { "ended" };
+    let event = if end == End::Discarded { "forgotten" } else { "ended" };
     tracing::info!(
         event,
         session = session.id,
@@ -266,7 +266,7 @@ pub(crate) fn client_name(client: u64) -> String {
 }
 
 fn shorten(text: &str) -> String {
-    text.chars().take(SAID).collect()
+    text.chars().take(MOST_TEXT).collect()
 }
 
 #[cfg(test)]
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn log_lines_about_strangers_are_rate_limited() {
-        let lines = Lines::new(3, Duration::from_secs(1));
+        let lines = LineLimiter::new(3, Duration::from_secs(1));
         let begin = Instant::now();
         let said = |after_ms| lines.allow_at(begin + Duration::from_millis(after_ms));
         assert_eq!([said(0), said(0), said(0)], [Some(0); 3]);
@@ -293,15 +293,15 @@ mod tests {
 
     #[test]
     fn peer_text_in_log_is_truncated() {
-        assert_eq!(shorten(&"ä".repeat(10_000)).chars().count(), SAID);
+        assert_eq!(shorten(&"ä".repeat(10_000)).chars().count(), MOST_TEXT);
     }
 
     #[test]
     fn session_log_keeps_first_end_reason() {
-        let story = Story::new(&Arc::default(), Kind::Unix);
-        story.ends(|| "fenced".into());
-        story.ends(|| "closed".into());
-        assert_eq!(story.why.get().map(String::as_str), Some("fenced"));
+        let story = SessionLog::new(&Arc::default(), Kind::Unix);
+        story.set_end_reason(|| "fenced".into());
+        story.set_end_reason(|| "closed".into());
+        assert_eq!(story.end_reason.get().map(String::as_str), Some("fenced"));
     }
 
     #[test]

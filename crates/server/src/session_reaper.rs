@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long a courtesy session keeps its open files, locks and stream for its client.
-pub(crate) const DORMANCY: Duration = Duration::from_secs(600);
+pub(crate) const COURTESY_TIME: Duration = Duration::from_secs(600);
 /// Interval of the checks while a client is disconnected.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -19,83 +19,83 @@ const TICK: Duration = Duration::from_secs(1);
 ///      └───────── resumed ──────────┘          memory limit exceeded ─────┘ (from every phase)
 /// ```
 #[derive(Default)]
-pub(crate) struct Standing(AtomicU8);
+pub(crate) struct SessionPhase(AtomicU8);
 
-const STANDS: u8 = 0;
-const DORMANT: u8 = 1;
-const DOOMED: u8 = 2;
+const ACTIVE: u8 = 0;
+const COURTESY: u8 = 1;
+const EXPIRING: u8 = 2;
 
-impl Standing {
-    pub(crate) fn is_dormant(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == DORMANT
+impl SessionPhase {
+    pub(crate) fn is_courtesy(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == COURTESY
     }
 
-    pub(crate) fn is_doomed(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == DOOMED
+    pub(crate) fn is_expiring(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == EXPIRING
     }
 
     pub(crate) fn lapse(&self) {
-        let _ = self.0.compare_exchange(STANDS, DORMANT, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.0.compare_exchange(ACTIVE, COURTESY, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     /// Makes a courtesy session active again. Returns false if it is too late.
     pub(crate) fn resume(&self) -> bool {
-        self.0.compare_exchange(DORMANT, STANDS, Ordering::SeqCst, Ordering::SeqCst) != Err(DOOMED)
+        self.0.compare_exchange(COURTESY, ACTIVE, Ordering::SeqCst, Ordering::SeqCst) != Err(EXPIRING)
     }
 
     /// Marks a courtesy session for removal, unless its client has returned. Returns whether it did.
-    pub(crate) fn doom_dormant(&self) -> bool {
-        self.0.compare_exchange(DORMANT, DOOMED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    pub(crate) fn expire_courtesy(&self) -> bool {
+        self.0.compare_exchange(COURTESY, EXPIRING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     pub(crate) fn expire(&self) {
-        self.0.store(DOOMED, Ordering::SeqCst);
+        self.0.store(EXPIRING, Ordering::SeqCst);
     }
 }
 
 /// Wakes the reaper thread, and accounts the memory of all sessions.
 #[derive(Default)]
-pub(crate) struct Keeper {
+pub(crate) struct SessionReaper {
     state: Mutex<State>,
     wake: Condvar,
     /// Memory of all sessions in bytes, and its limit.
-    held: AtomicU64,
+    charged: AtomicU64,
     most: u64,
 }
 
 #[derive(Default)]
 struct State {
-    called: bool,
+    notified: bool,
     stopping: bool,
 }
 
-impl Keeper {
+impl SessionReaper {
     /// A reaper for sessions with at most `most` bytes of memory.
-    pub(crate) fn new(most: u64) -> Keeper {
-        Keeper { most, ..Keeper::default() }
+    pub(crate) fn new(most: u64) -> SessionReaper {
+        SessionReaper { most, ..SessionReaper::default() }
     }
 
     /// Changes the memory of a session from `before` to `now` bytes.
-    pub(crate) fn note_held(&self, before: u64, now: u64) {
+    pub(crate) fn note_charge(&self, before: u64, now: u64) {
         // A decrease wraps around.
-        self.held.fetch_add(now.wrapping_sub(before), Ordering::SeqCst);
-        if now > before && self.is_crowded() {
-            self.call();
+        self.charged.fetch_add(now.wrapping_sub(before), Ordering::SeqCst);
+        if now > before && self.is_over_limit() {
+            self.notify();
         }
     }
 
     /// Memory of all sessions in bytes.
-    pub(crate) fn held_bytes(&self) -> u64 {
-        self.held.load(Ordering::SeqCst)
+    pub(crate) fn charged_bytes(&self) -> u64 {
+        self.charged.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.held_bytes() > self.most
+    pub(crate) fn is_over_limit(&self) -> bool {
+        self.charged_bytes() > self.most
     }
 
     /// Wakes the reaper thread.
-    pub(crate) fn call(&self) {
-        self.state.lock().called = true;
+    pub(crate) fn notify(&self) {
+        self.state.lock().notified = true;
         self.wake.notify_one();
     }
 
@@ -107,27 +107,27 @@ impl Keeper {
     /// Waits for a wake-up, or if `busy` for the next tick. Returns false if the server stops.
     pub(crate) fn wait(&self, busy: bool) -> bool {
         let mut state = self.state.lock();
-        while !state.called && !state.stopping {
+        while !state.notified && !state.stopping {
             if !busy {
                 self.wake.wait(&mut state);
             } else if self.wake.wait_for(&mut state, TICK).timed_out() {
                 break;
             }
         }
-        state.called = false;
+        state.notified = false;
         !state.stopping
     }
 }
 
 /// Memory account of one session, also counted in the server's total.
 pub(crate) struct MemoryAccount {
-    keeper: Arc<Keeper>,
+    reaper: Arc<SessionReaper>,
     bytes: AtomicU64,
 }
 
 impl MemoryAccount {
-    pub(crate) fn new(keeper: &Arc<Keeper>) -> Arc<MemoryAccount> {
-        Arc::new(MemoryAccount { keeper: Arc::clone(keeper), bytes: AtomicU64::new(0) })
+    pub(crate) fn new(keeper: &Arc<SessionReaper>) -> Arc<MemoryAccount> {
+        Arc::new(MemoryAccount { reaper: Arc::clone(keeper), bytes: AtomicU64::new(0) })
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -151,7 +151,7 @@ impl Charge {
     pub(crate) fn set(&mut self, bytes: u64) {
         // A decrease wraps around.
         self.tally.bytes.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::SeqCst);
-        self.tally.keeper.note_held(self.bytes, bytes);
+        self.tally.reaper.note_charge(self.bytes, bytes);
         self.bytes = bytes;
     }
 }
@@ -168,30 +168,30 @@ mod tests {
 
     #[test]
     fn memory_account_is_the_sum_of_its_charges() {
-        let keeper = Arc::new(Keeper::new(10));
+        let keeper = Arc::new(SessionReaper::new(10));
         let (tally, other) = (MemoryAccount::new(&keeper), MemoryAccount::new(&keeper));
         let mut first = Charge::new(&tally, 5);
         let second = Charge::new(&tally, 4);
         let third = Charge::new(&other, 2);
-        assert_eq!((tally.bytes(), other.bytes(), keeper.held_bytes()), (9, 2, 11));
-        assert!(keeper.is_crowded());
+        assert_eq!((tally.bytes(), other.bytes(), keeper.charged_bytes()), (9, 2, 11));
+        assert!(keeper.is_over_limit());
         first.set(1);
         drop(second);
-        assert_eq!((tally.bytes(), keeper.held_bytes()), (1, 3));
+        assert_eq!((tally.bytes(), keeper.charged_bytes()), (1, 3));
         drop((first, third));
-        assert_eq!((tally.bytes(), other.bytes(), keeper.held_bytes()), (0, 0, 0));
+        assert_eq!((tally.bytes(), other.bytes(), keeper.charged_bytes()), (0, 0, 0));
     }
 
     #[test]
     fn courtesy_session_resumes_unless_it_is_expiring() {
-        let standing = Standing::default();
-        assert!(!standing.doom_dormant(), "it stands");
+        let standing = SessionPhase::default();
+        assert!(!standing.expire_courtesy(), "it stands");
         standing.lapse();
-        assert!(standing.is_dormant() && standing.resume() && !standing.is_dormant());
+        assert!(standing.is_courtesy() && standing.resume() && !standing.is_courtesy());
         assert!(standing.resume(), "it need not have lapsed");
         standing.lapse();
-        assert!(standing.doom_dormant() && standing.is_doomed() && !standing.resume());
+        assert!(standing.expire_courtesy() && standing.is_expiring() && !standing.resume());
         standing.lapse();
-        assert!(standing.is_doomed());
+        assert!(standing.is_expiring());
     }
 }

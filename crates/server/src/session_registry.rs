@@ -10,7 +10,7 @@
 //! An unterminated line was never acted on, and no line is ever appended behind one. The file is rewritten, through a
 //! rename, after a failed append, at each start, and when most lines are obsolete.
 
-use crate::export::{make_private, wants_room};
+use crate::export::{is_disk_full, make_private};
 use nigh_types::Time;
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
@@ -28,20 +28,20 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 const SLACK: u64 = 256;
 
 /// A client and its incarnation.
-pub(crate) type Who = (u64, u64);
+pub(crate) type ClientIncarnation = (u64, u64);
 
 /// An active session.
 #[derive(Clone, Copy)]
 struct Entry {
-    who: Who,
+    who: ClientIncarnation,
     /// No other client can have held the session's locks.
-    whole: bool,
+    locks_intact: bool,
     /// Offset of the session's line in bytes.
     at: u64,
 }
 
 /// The session registry: the file of the active sessions.
-pub(crate) struct Register {
+pub(crate) struct SessionRegistry {
     dir: PathBuf,
     state: Mutex<Result<State, io::Error>>,
 }
@@ -59,7 +59,7 @@ struct State {
     failing: bool,
     /// Lock file, held while the server runs.
     _lock: File,
-    standing: BTreeMap<u64, Entry>,
+    active: BTreeMap<u64, Entry>,
     /// The highest session number ever used.
     last: u64,
     /// Sessions that have ended, with the time until which their clients may trust the grants.
@@ -67,7 +67,7 @@ struct State {
     lines: u64,
 }
 
-impl Register {
+impl SessionRegistry {
     /// Opens or creates the file in `dir`. Also returns the clients with active sessions at the last server's crash,
     /// each with whether its locks were all its own, and the highest session number. If the file is unusable no
     /// session can begin; if the disk is full, sessions can begin once there is space.
@@ -75,7 +75,7 @@ impl Register {
     /// # Errors
     /// `WouldBlock` if another server uses the directory; the message is one line for users. This server cannot
     /// start, because it does not know what the other one will leave.
-    pub(crate) fn open(dir: &Path) -> io::Result<(Register, BTreeMap<Who, bool>, u64)> {
+    pub(crate) fn open(dir: &Path) -> io::Result<(SessionRegistry, BTreeMap<ClientIncarnation, bool>, u64)> {
         let state = State::open(dir);
         let (absent, last) = match &state {
             Ok(state) => (state.absent(), state.last),
@@ -87,24 +87,24 @@ impl Register {
                 (BTreeMap::new(), 0)
             }
         };
-        Ok((Register { dir: dir.to_owned(), state: Mutex::new(state) }, absent, last))
+        Ok((SessionRegistry { dir: dir.to_owned(), state: Mutex::new(state) }, absent, last))
     }
 
     /// Records the start of a session durably. `whole` is false for a session that replaces a discarded one.
     ///
     /// # Errors
     /// One line for users.
-    pub(crate) fn begin(&self, session: u64, who: Who, whole: bool) -> Result<(), String> {
+    pub(crate) fn begin(&self, session: u64, who: ClientIncarnation, whole: bool) -> Result<(), String> {
         let mut state = self.state.lock();
-        let begun = self.begin_in(&mut state, session, Entry { who, whole, at: 0 });
+        let begun = self.begin_in(&mut state, session, Entry { who, locks_intact: whole, at: 0 });
         begun.map_err(|error| problem(&self.dir, &error))
     }
 
     /// Records that a session has completed its reclaim. Not synced: if the record is lost, later reclaims are
     /// refused, no more.
-    pub(crate) fn claimed(&self, session: u64) {
+    pub(crate) fn reclaim_done(&self, session: u64) {
         if let Ok(state) = &mut *self.state.lock() {
-            let marked = state.mark_whole(session, true);
+            let marked = state.mark_locks_intact(session, true);
             self.is_recorded(state, marked, "a session has claimed its locks");
         }
     }
@@ -112,27 +112,27 @@ impl Register {
     /// Records that a discarded session loses its locks. Returns true once other clients may get the locks, because
     /// the next server would know of the loss; otherwise the caller retries. `synced` is false for a session without
     /// locks: its record reaches the disk before a session in its place begins.
-    pub(crate) fn disown(&self, session: u64, synced: bool) -> bool {
+    pub(crate) fn record_lost_locks(&self, session: u64, synced: bool) -> bool {
         let Ok(state) = &mut *self.state.lock() else { return true };
-        let marked = state.mark_whole(session, false);
+        let marked = state.mark_locks_intact(session, false);
         let marked = marked.and_then(|()| if synced { state.sync() } else { Ok(()) });
         if marked.is_err()
-            && let Some(entry) = state.standing.get_mut(&session)
+            && let Some(entry) = state.active.get_mut(&session)
         {
-            entry.whole = true;
+            entry.locks_intact = true;
         }
         self.is_recorded(state, marked, "a session loses its locks, so nobody else gets them")
     }
 
     fn begin_in(&self, state: &mut Result<State, io::Error>, session: u64, entry: Entry) -> io::Result<()> {
-        if state.as_ref().is_err_and(wants_room) {
+        if state.as_ref().is_err_and(is_disk_full) {
             // No session can be recorded in a file that could not be created.
             *state = State::open(&self.dir).and_then(State::fresh);
         }
         let state = state.as_mut().map_err(|error| again(error))?;
         state.last = state.last.max(session);
         state.append(session, entry).inspect_err(|_| {
-            state.standing.remove(&session);
+            state.active.remove(&session);
         })
     }
 
@@ -144,7 +144,7 @@ impl Register {
     }
 
     /// Removes sessions whose end time has passed. Not synced: the next server knows lost locks from
-    /// [`Register::disown`]. An entry that reappears after a crash only delays the next start.
+    /// [`SessionRegistry::record_lost_locks`]. An entry that reappears after a crash only delays the next start.
     pub(crate) fn tidy(&self, now: Time) {
         let Ok(state) = &mut *self.state.lock() else { return };
         let over: Vec<u64> = state.ending.iter().filter(|(_, until)| **until <= now).map(|e| *e.0).collect();
@@ -158,7 +158,7 @@ impl Register {
     /// server would know; otherwise the caller retries.
     pub(crate) fn forget_absent(&self, last: u64) -> bool {
         let Ok(state) = &mut *self.state.lock() else { return true };
-        let gone: Vec<u64> = state.standing.range(..=last).map(|(session, _)| *session).collect();
+        let gone: Vec<u64> = state.active.range(..=last).map(|(session, _)| *session).collect();
         let removed = gone.into_iter().try_for_each(|session| state.remove(session));
         let removed = removed.and_then(|()| state.sync());
         self.is_recorded(state, removed, "the grace is over, so it goes on")
@@ -197,16 +197,26 @@ impl State {
             Err(error) => return Err(error),
         };
         let (ending, length, torn, failing) = (BTreeMap::new(), 0, true, false);
-        let mut state =
-            State { path, file: None, length, torn, failing, _lock: lock, standing, last, ending, lines: 0 };
+        let mut state = State {
+            path,
+            file: None,
+            length,
+            torn,
+            failing,
+            _lock: lock,
+            active: standing,
+            last,
+            ending,
+            lines: 0,
+        };
         // A full disk delays this until a session begins; the recorded sessions are known already.
-        state.write_anew().or_else(|error| if wants_room(&error) { Ok(()) } else { Err(error) })?;
+        state.rewrite().or_else(|error| if is_disk_full(&error) { Ok(()) } else { Err(error) })?;
         Ok(state)
     }
 
-    fn absent(&self) -> BTreeMap<Who, bool> {
+    fn absent(&self) -> BTreeMap<ClientIncarnation, bool> {
         let mut absent = BTreeMap::new();
-        for Entry { who, whole, .. } in self.standing.values() {
+        for Entry { who, locks_intact: whole, .. } in self.active.values() {
             *absent.entry(*who).or_default() |= whole;
         }
         absent
@@ -214,7 +224,7 @@ impl State {
 
     /// Accepts the file only if no other server has used it.
     fn fresh(self) -> io::Result<State> {
-        if self.standing.is_empty() && self.last == 0 {
+        if self.active.is_empty() && self.last == 0 {
             return Ok(self);
         }
         Err(io::Error::other("another server was here meanwhile: start this one again"))
@@ -223,17 +233,17 @@ impl State {
     /// Appends one line durably. After a failure the line is not part of the file.
     fn append(&mut self, session: u64, entry: Entry) -> io::Result<()> {
         let entry = Entry { at: self.length, ..entry };
-        self.standing.insert(session, entry);
-        let most_is_past = self.lines > 2 * self.standing.len() as u64 + SLACK;
+        self.active.insert(session, entry);
+        let most_is_past = self.lines > 2 * self.active.len() as u64 + SLACK;
         if most_is_past || self.torn || self.file.is_none() {
-            let written = self.write_anew();
+            let written = self.rewrite();
             // A full disk may have space for a line, though not for a second file.
             if written.is_ok() || self.torn {
                 return written;
             }
         }
         let Some(file) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
-        let line = begun(session, entry);
+        let line = encode_begin(session, entry);
         let written = file.write_all_at(line.as_bytes(), self.length).and_then(|()| file.sync_data());
         if written.is_ok() {
             self.length += line.len() as u64;
@@ -247,10 +257,10 @@ impl State {
     }
 
     /// Overwrites the sign of an active session.
-    fn mark_whole(&mut self, session: u64, whole: bool) -> io::Result<()> {
-        match self.standing.get_mut(&session) {
-            Some(entry) if entry.whole != whole => {
-                entry.whole = whole;
+    fn mark_locks_intact(&mut self, session: u64, whole: bool) -> io::Result<()> {
+        match self.active.get_mut(&session) {
+            Some(entry) if entry.locks_intact != whole => {
+                entry.locks_intact = whole;
                 let at = entry.at;
                 self.mark(at, if whole { '+' } else { '?' })
             }
@@ -260,9 +270,9 @@ impl State {
 
     /// Removes an active session. It stays active if that cannot be recorded.
     fn remove(&mut self, session: u64) -> io::Result<()> {
-        if let Some(entry) = self.standing.remove(&session) {
+        if let Some(entry) = self.active.remove(&session) {
             self.mark(entry.at, '-').inspect_err(|_| {
-                self.standing.insert(session, entry);
+                self.active.insert(session, entry);
             })?;
         }
         self.ending.remove(&session);
@@ -273,7 +283,7 @@ impl State {
     fn mark(&mut self, at: u64, sign: char) -> io::Result<()> {
         match &self.file {
             Some(file) => file.write_all_at(sign.to_string().as_bytes(), at),
-            None => self.write_anew(),
+            None => self.rewrite(),
         }
     }
 
@@ -282,13 +292,13 @@ impl State {
     }
 
     /// Replaces the file by one with the active sessions only.
-    fn write_anew(&mut self) -> io::Result<()> {
+    fn rewrite(&mut self) -> io::Result<()> {
         let made = self.path.with_extension("new");
         let mut text = format!("{TITLE}= {:016x}\n", self.last);
         let mut places = Vec::new();
-        for (session, entry) in &self.standing {
+        for (session, entry) in &self.active {
             places.push(text.len() as u64);
-            text += &begun(*session, *entry);
+            text += &encode_begin(*session, *entry);
         }
         let file = write_file(&made, &text).inspect_err(|_| drop(std::fs::remove_file(&made)))?;
         std::fs::rename(&made, &self.path)?;
@@ -296,14 +306,17 @@ impl State {
         if let Some(dir) = self.path.parent() {
             File::open(dir)?.sync_all()?;
         }
-        self.standing.values_mut().zip(places).for_each(|(entry, at)| entry.at = at);
+        self.active.values_mut().zip(places).for_each(|(entry, at)| entry.at = at);
         (self.file, self.torn, self.length) = (Some(file), false, text.len() as u64);
-        self.lines = self.standing.len() as u64;
+        self.lines = self.active.len() as u64;
         Ok(())
     }
 }
 
-fn begun(session: u64, Entry { who: (client, incarnation), whole, .. }: Entry) -> String {
+fn encode_begin(
+    session: u64,
+    Entry { who: (client, incarnation), locks_intact: whole, .. }: Entry,
+) -> String {
     let sign = if whole { '+' } else { '?' };
     format!("{sign} {session:016x} {client:016x} {incarnation:016x}\n")
 }
@@ -318,7 +331,7 @@ fn write_file(path: &Path, text: &str) -> io::Result<File> {
 /// Formats an error as one line, with its remedy.
 fn problem(dir: &Path, error: &io::Error) -> String {
     let mend = match error.kind() {
-        _ if wants_room(error) => ": make room there",
+        _ if is_disk_full(error) => ": make room there",
         io::ErrorKind::WouldBlock => ": another server uses it: stop that one",
         _ if error.raw_os_error().is_some() => ": make it writable",
         // The error's text contains the remedy.
@@ -348,7 +361,8 @@ fn read(text: &str) -> io::Result<(BTreeMap<u64, Entry>, u64)> {
             ("=", &[session]) => last = session,
             ("+" | "?", &[session, client, incarnation]) => {
                 last = last.max(session);
-                standing.insert(session, Entry { who: (client, incarnation), whole: kind == "+", at: 0 });
+                standing
+                    .insert(session, Entry { who: (client, incarnation), locks_intact: kind == "+", at: 0 });
             }
             ("-", &[session, ..]) => {
                 last = last.max(session);
@@ -361,7 +375,7 @@ fn read(text: &str) -> io::Result<(BTreeMap<u64, Entry>, u64)> {
 }
 
 #[cfg(test)]
-impl Register {
+impl SessionRegistry {
     /// Makes writes to the file fail, or succeed again.
     pub(crate) fn set_readonly(&self, readonly: bool) {
         if let Ok(state) = &mut *self.state.lock() {
@@ -382,7 +396,7 @@ mod tests {
     #[test]
     fn sessions_active_at_a_kill_are_known_to_the_next_server() {
         let dir = tempfile::tempdir().unwrap();
-        let (register, absent, _) = Register::open(dir.path()).unwrap();
+        let (register, absent, _) = SessionRegistry::open(dir.path()).unwrap();
         assert!(absent.is_empty());
         for session in 1..=3 {
             register.begin(session, (7, session), true).unwrap();
@@ -390,7 +404,7 @@ mod tests {
         register.end(2, Time(5));
         register.tidy(Time(4));
         drop(register);
-        let (register, absent, _) = Register::open(dir.path()).unwrap();
+        let (register, absent, _) = SessionRegistry::open(dir.path()).unwrap();
         assert_eq!(
             absent,
             [((7, 1), true), ((7, 2), true), ((7, 3), true)].into(),
@@ -401,79 +415,79 @@ mod tests {
         register.tidy(Time(5));
         assert!(register.forget_absent(3));
         drop(register);
-        let (_, absent, last) = Register::open(dir.path()).unwrap();
+        let (_, absent, last) = SessionRegistry::open(dir.path()).unwrap();
         assert_eq!((absent, last), ([((7, 1), true)].into(), 10));
     }
 
     #[test]
     fn sessions_with_possibly_lost_locks_are_known_to_the_next_server() {
         let dir = tempfile::tempdir().unwrap();
-        let (register, ..) = Register::open(dir.path()).unwrap();
+        let (register, ..) = SessionRegistry::open(dir.path()).unwrap();
         register.begin(1, (7, 1), true).unwrap();
         register.begin(2, (7, 2), true).unwrap();
-        assert!(register.disown(1, true));
+        assert!(register.record_lost_locks(1, true));
         // Its client reconnects and loses its connection again before the reclaim.
         register.begin(3, (7, 1), false).unwrap();
         drop(register);
         let absent = |whole| [((7, 1), whole), ((7, 2), true)].into();
-        let (register, was, _) = Register::open(dir.path()).unwrap();
+        let (register, was, _) = SessionRegistry::open(dir.path()).unwrap();
         assert_eq!(was, absent(false));
-        register.claimed(3);
+        register.reclaim_done(3);
         drop(register);
-        assert_eq!(Register::open(dir.path()).unwrap().1, absent(true));
+        assert_eq!(SessionRegistry::open(dir.path()).unwrap().1, absent(true));
     }
 
     #[test]
     fn registry_signs_are_overwritten_in_place() {
         let dir = tempfile::tempdir().unwrap();
-        let (register, ..) = Register::open(dir.path()).unwrap();
+        let (register, ..) = SessionRegistry::open(dir.path()).unwrap();
         for session in 1..=4 {
             register.begin(session, (7, session), session != 3).unwrap();
         }
         let before = text(dir.path()).len();
-        assert!(register.disown(1, true));
+        assert!(register.record_lost_locks(1, true));
         register.end(2, Time(1));
         register.tidy(Time(1));
-        register.claimed(3);
+        register.reclaim_done(3);
         register.end(4, Time(1));
         register.tidy(Time(1));
         assert_eq!(text(dir.path()).len(), before);
         drop(register);
-        let (_, absent, last) = Register::open(dir.path()).unwrap();
+        let (_, absent, last) = SessionRegistry::open(dir.path()).unwrap();
         assert_eq!((absent, last), ([((7, 1), false), ((7, 3), true)].into(), 4));
     }
 
     #[test]
     fn failed_registry_write_is_retried() {
         let dir = tempfile::tempdir().unwrap();
-        let (register, ..) = Register::open(dir.path()).unwrap();
+        let (register, ..) = SessionRegistry::open(dir.path()).unwrap();
         register.begin(1, (7, 1), true).unwrap();
         register.begin(2, (7, 2), true).unwrap();
         register.begin(3, (7, 3), true).unwrap();
         register.set_readonly(true);
-        assert!(!register.disown(3, true) && !register.disown(3, true));
+        assert!(!register.record_lost_locks(3, true) && !register.record_lost_locks(3, true));
         assert!(!register.forget_absent(1));
         register.end(2, Time(1));
         register.tidy(Time(1));
         register.set_readonly(false);
-        assert!(register.disown(3, true) && register.forget_absent(1));
+        assert!(register.record_lost_locks(3, true) && register.forget_absent(1));
         register.tidy(Time(1));
         drop(register);
-        assert_eq!(Register::open(dir.path()).unwrap().1, [((7, 3), false)].into());
+        assert_eq!(SessionRegistry::open(dir.path()).unwrap().1, [((7, 3), false)].into());
     }
 
     #[test]
     fn registry_ignores_unterminated_line_and_reports_damage() {
         let dir = tempfile::tempdir().unwrap();
-        let entry = Entry { who: (2, 3), whole: true, at: 0 };
-        let whole = format!("{TITLE}{}{}", begun(1, entry), begun(4, entry));
+        let entry = Entry { who: (2, 3), locks_intact: true, at: 0 };
+        let whole = format!("{TITLE}{}{}", encode_begin(1, entry), encode_begin(4, entry));
         std::fs::write(dir.path().join("sessions"), &whole[..whole.len() - 1]).unwrap();
-        assert_eq!(Register::open(dir.path()).unwrap().1, [((2, 3), true)].into());
+        assert_eq!(SessionRegistry::open(dir.path()).unwrap().1, [((2, 3), true)].into());
         for bad in
             ["", "nigh", "nigh sessions 1\n+ 1 2\n", "nigh sessions 1\n* 1\n", "nigh sessions 1\n- x\n"]
         {
             std::fs::write(dir.path().join("sessions"), bad).unwrap();
-            let (register, absent, _) = Register::open(dir.path()).unwrap();
+            let (register, absent, _) = SessionRegistry::open(dir.path()).unwrap();
             assert!(absent.is_empty());
             assert!(register.begin(1, (1, 1), true).unwrap_err().contains("damaged"), "{bad}");
         }
@@ -482,7 +496,7 @@ mod tests {
     #[test]
     fn registry_file_does_not_grow_with_ended_sessions() {
         let dir = tempfile::tempdir().unwrap();
-        let (register, ..) = Register::open(dir.path()).unwrap();
+        let (register, ..) = SessionRegistry::open(dir.path()).unwrap();
         register.begin(0, (1, 0), true).unwrap();
         for session in 1..2000 {
             register.begin(session, (1, session), true).unwrap();
@@ -491,15 +505,15 @@ mod tests {
         }
         assert!(text(dir.path()).lines().count() < 600);
         drop(register);
-        let (_, absent, last) = Register::open(dir.path()).unwrap();
+        let (_, absent, last) = SessionRegistry::open(dir.path()).unwrap();
         assert_eq!((absent, last), ([((1, 0), true)].into(), 1999), "numbers do not come again");
     }
 
     #[test]
     fn two_servers_do_not_share_it() {
         let dir = tempfile::tempdir().unwrap();
-        let (first, ..) = Register::open(dir.path()).unwrap();
-        let problem = Register::open(dir.path()).map(drop).unwrap_err().to_string();
+        let (first, ..) = SessionRegistry::open(dir.path()).unwrap();
+        let problem = SessionRegistry::open(dir.path()).map(drop).unwrap_err().to_string();
         assert!(problem.contains("another server uses it") && !problem.contains('\n'), "{problem}");
         first.begin(1, (1, 1), true).unwrap();
     }

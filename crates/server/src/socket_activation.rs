@@ -1,7 +1,7 @@
 //! Socket activation: listening sockets passed by a service manager, sd_listen_fds(3).
 
 use crate::listeners::Socket;
-use crate::server_dirs::Places;
+use crate::server_dirs::ServerDirs;
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::io;
@@ -19,18 +19,18 @@ static UNIX: Mutex<Vec<Weak<OwnedFd>>> = Mutex::new(Vec::new());
 
 /// A passed socket: a listening unix or TCP socket.
 #[derive(Clone, Debug)]
-pub struct Passed {
+pub struct PassedSocket {
     name: String,
     tcp: bool,
     fd: Arc<OwnedFd>,
 }
 
-impl Passed {
+impl PassedSocket {
     /// `name` is the value of `FileDescriptorName=`, or else the manager's choice.
     ///
     /// # Errors
     /// One line, for any other descriptor.
-    pub fn new(name: String, fd: OwnedFd) -> Result<Passed, String> {
+    pub fn new(name: String, fd: OwnedFd) -> Result<PassedSocket, String> {
         let wrong =
             |what: &str, mend: &str| format!("the socket {name:?} of the service manager is {what}: {mend}");
         let family = match sockopt::socket_domain(&fd) {
@@ -48,7 +48,7 @@ impl Passed {
         if sockopt::socket_acceptconn(&fd) != Ok(true) {
             return Err(wrong("one connection, or does not listen", "say Accept=no"));
         }
-        let passed = Passed { name, tcp, fd: Arc::new(fd) };
+        let passed = PassedSocket { name, tcp, fd: Arc::new(fd) };
         if !tcp {
             let mut all = UNIX.lock();
             all.retain(|fd| fd.strong_count() > 0);
@@ -76,7 +76,7 @@ impl Passed {
     ///
     /// # Errors
     /// One line, if it is meant for them but has another path.
-    pub(crate) fn is_own(&self, places: &Places) -> io::Result<bool> {
+    pub(crate) fn is_own(&self, places: &ServerDirs) -> io::Result<bool> {
         if !self.is_called_user() {
             return Ok(false);
         }
@@ -92,7 +92,7 @@ impl Passed {
     }
 
     /// Its address, for display.
-    pub(crate) fn shown(&self) -> String {
+    pub(crate) fn display_address(&self) -> String {
         let place = match self.listener() {
             Ok(Socket::Tcp(socket)) => socket.local_addr().map(|address| format!("tcp://{address}")),
             Ok(Socket::Unix(_)) => self.path().map(|path| {
@@ -137,7 +137,7 @@ mod tests {
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
     fn refused(fd: impl Into<OwnedFd>) -> String {
-        let line = Passed::new("s.socket".into(), fd.into()).unwrap_err();
+        let line = PassedSocket::new("s.socket".into(), fd.into()).unwrap_err();
         assert_eq!(line.lines().count(), 1, "{line}");
         line
     }
@@ -154,19 +154,19 @@ mod tests {
         assert!(refused(UnixDatagram::pair().unwrap().0).contains("ListenStream"));
         assert!(refused(std::fs::File::open("/dev/null").unwrap()).contains("no socket"));
         assert!(refused(std::io::pipe().unwrap().0).contains("no socket"));
-        assert!(!Passed::new("x".into(), unix.into()).unwrap().is_tcp());
+        assert!(!PassedSocket::new("x".into(), unix.into()).unwrap().is_tcp());
         let again = tcp.try_clone().unwrap();
-        assert!(Passed::new("x".into(), tcp.into()).unwrap().is_tcp());
-        assert!(Passed::new("user".into(), again.into()).unwrap_err().contains("tcp"));
+        assert!(PassedSocket::new("x".into(), tcp.into()).unwrap().is_tcp());
+        assert!(PassedSocket::new("user".into(), again.into()).unwrap_err().contains("tcp"));
     }
 
     #[test]
     fn passed_user_socket_must_be_at_the_path_used_by_mounts() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places { runtime: dir.path().join("run"), state: dir.path().join("state") };
+        let places = ServerDirs { runtime: dir.path().join("run"), state: dir.path().join("state") };
         std::fs::create_dir(&places.runtime).unwrap();
         let at = |path: PathBuf, name: &str| {
-            Passed::new(name.into(), UnixListener::bind(path).unwrap().into()).unwrap()
+            PassedSocket::new(name.into(), UnixListener::bind(path).unwrap().into()).unwrap()
         };
         assert!(at(places.socket(), "user").is_own(&places).unwrap());
         assert!(!at(dir.path().join("a"), "other").is_own(&places).unwrap());

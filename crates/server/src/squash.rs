@@ -1,6 +1,6 @@
 //! Credential policy: the ids that a peer may claim. See docs/decisions/0010-transports-and-identity.md.
 
-use crate::impersonate::can_act;
+use crate::impersonate::can_impersonate;
 use nigh_link::{Claims, Peer, Squash};
 use nigh_types::Credentials;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,11 +32,11 @@ impl CredentialPolicy {
     /// Returns the credentials with which a call asked for by `asked` is executed.
     #[must_use]
     pub fn admit(&self, asked: Credentials) -> Credentials {
-        self.admit_saying(asked).0
+        self.admit_noting_root(asked).0
     }
 
     /// Like [`CredentialPolicy::admit`]; also returns whether uid 0 was replaced for the first time.
-    pub(crate) fn admit_saying(&self, asked: Credentials) -> (Credentials, bool) {
+    pub(crate) fn admit_noting_root(&self, asked: Credentials) -> (Credentials, bool) {
         let claims_root = asked.uid == 0;
         let (admitted, honest) = match (&self.claims, self.squash) {
             (Claims::Only(own), Squash::None | Squash::Root) => only(own, &asked),
@@ -127,7 +127,7 @@ pub(crate) fn is_own(uid: u32) -> bool {
 #[must_use]
 pub fn unix_peer(who: Credentials, squash: Squash) -> Option<Peer> {
     let uid = who.uid;
-    if !is_own(uid) && !can_act() {
+    if !is_own(uid) && !can_impersonate() {
         return None;
     }
     let claims = if uid == 0 { Claims::Any } else { Claims::Only(who) };
@@ -154,7 +154,7 @@ mod tests {
         let forged =
             [who(0, 0, &[]), who(1001, 100, &[]), who(1000, 0, &[]), who(1000, 100, &[0]), who(0, 100, &[4])];
         for (at, asked) in forged.into_iter().enumerate() {
-            assert_eq!(admission.admit_saying(asked), (own.clone(), at == 0), "uid 0 is told of once");
+            assert_eq!(admission.admit_noting_root(asked), (own.clone(), at == 0), "uid 0 is told of once");
             assert_eq!(admission.replaced(), at as u64 + 1);
         }
         assert!(!admission.vouches());

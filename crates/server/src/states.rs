@@ -6,7 +6,7 @@
 //! first. Exports of guests, which remain only while they are served, are treated alike.
 
 use crate::error::Fault;
-use crate::export::{Opened, open_root};
+use crate::export::{OpenedRoot, open_root};
 use crate::handle::{FileHandle, Opener};
 use nigh_types::{Errno, Origin};
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ pub(crate) struct States {
 }
 
 /// The directory that a state belongs to.
-struct Of {
+struct StateOwner {
     origin: Vec<u8>,
     handle: Option<FileHandle>,
     path: PathBuf,
@@ -94,12 +94,12 @@ impl States {
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
-    fn of(&self, id: &str) -> Option<Of> {
+    fn of(&self, id: &str) -> Option<StateOwner> {
         let text = std::fs::read(self.dir.join(id).join(NAME)).ok()?;
         let mut parts = text.splitn(3, |byte| *byte == b'\n');
         let origin = parts.next()?.to_vec();
         let handle = std::str::from_utf8(parts.next()?).ok().and_then(FileHandle::of_text);
-        Some(Of { origin, handle, path: PathBuf::from(OsStr::from_bytes(parts.next()?)) })
+        Some(StateOwner { origin, handle, path: PathBuf::from(OsStr::from_bytes(parts.next()?)) })
     }
 
     /// Returns the least recently used states above the limits, in total and per origin.
@@ -124,11 +124,11 @@ impl States {
 }
 
 /// Whether the state's directory is certainly gone, according to its filesystem.
-fn is_gone(id: &str, of: &Of, exports: &[PathBuf]) -> bool {
+fn is_gone(id: &str, of: &StateOwner, exports: &[PathBuf]) -> bool {
     let Some(handle) = &of.handle else { return false };
     let above = exports.iter().filter(|export| of.path.starts_with(export) && of.path != **export);
     let opened = match above.max_by_key(|export| export.as_os_str().len()) {
-        Some(export) => open_root(export).and_then(|root| Opened::new(root, export)).ok(),
+        Some(export) => open_root(export).and_then(|root| OpenedRoot::new(root, export)).ok(),
         None => of.path.ancestors().skip(1).find_map(opened_itself),
     };
     // A handle is meaningful only on its own filesystem.
@@ -142,10 +142,10 @@ fn is_gone(id: &str, of: &Of, exports: &[PathBuf]) -> bool {
 }
 
 /// Opens an ancestor of a served directory. Other users may have replaced it, so no symlink is followed.
-fn opened_itself(path: &Path) -> Option<Opened> {
+fn opened_itself(path: &Path) -> Option<OpenedRoot> {
     let flags = OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::PATH;
     let root = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok()?;
-    Opened::new(root, path).ok()
+    OpenedRoot::new(root, path).ok()
 }
 
 /// Returns the id without inode number and birth time of the root.
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn state_of_deleted_directory_is_removed() {
         let of_root = |dir: &Path| {
-            let opened = Opened::new(open_root(dir).unwrap(), dir).unwrap();
+            let opened = OpenedRoot::new(open_root(dir).unwrap(), dir).unwrap();
             (opened.id.clone(), opened)
         };
         let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -227,7 +227,7 @@ mod tests {
             std::fs::create_dir(state.path().join(&id)).unwrap();
             states.note(&id, &opened.root, path, Origin::default());
         }
-        let usable = |(id, opened): (String, Opened)| {
+        let usable = |(id, opened): (String, OpenedRoot)| {
             filesystem_of(&id).is_some() && opened.readable.and_then(Opener::new).is_some()
         };
         if !usable(of_root(&served)) {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 /// Renders [`crate::Server::status`] as `nigh status --server` prints it.
 #[must_use]
-pub fn page(status: &Value) -> String {
+pub fn status_page(status: &Value) -> String {
     let mut page = format!(
         "server of uid {}, pid {}, nigh {}, up for {}{}\n",
         number(status, "/uid"),
@@ -26,11 +26,11 @@ pub fn page(status: &Value) -> String {
         ),
     );
     for place in list(status, "/listening") {
-        page += &line("listening", &shown(place));
+        page += &line("listening", &printable(place));
     }
     for export in list(status, "/exports") {
-        let (path, name) = (shown(&export["path"]), &export["name"]);
-        let name = if name.is_null() { String::new() } else { format!("{} = ", shown(name)) };
+        let (path, name) = (printable(&export["path"]), &export["name"]);
+        let name = if name.is_null() { String::new() } else { format!("{} = ", printable(name)) };
         page +=
             &line("export", &format!("{name}{path}, {}", counted(number(export, "/sessions"), "session")));
     }
@@ -45,11 +45,11 @@ pub fn page(status: &Value) -> String {
     for contended in list(status, "/contended") {
         let what = match &contended["path"] {
             Value::Null => format!("inode {}", number(contended, "/inode")),
-            path => shown(path),
+            path => printable(path),
         };
         page += &line(
             "contended",
-            &format!("{} of {what}: granted to nobody for a while", shown(&contended["covers"])),
+            &format!("{} of {what}: granted to nobody for a while", printable(&contended["covers"])),
         );
     }
     page
@@ -73,15 +73,15 @@ fn session_lines(session: &Value) -> Vec<String> {
     if session["export"].is_null() {
         let held = number(session, "/grants/read");
         return vec![
-            format!("of client {}: connection lost, its lease runs out", shown(&session["client"])),
+            format!("of client {}: connection lost, its lease runs out", printable(&session["client"])),
             format!("{}, {}", counted(held, "grant"), heard(session)),
         ];
     }
     let mut lines = vec![format!(
         "{} ({}), on {}, for {}",
-        shown(&session["peer"]),
-        shown(&session["transport"]),
-        shown(&session["export"]),
+        printable(&session["peer"]),
+        printable(&session["transport"]),
+        printable(&session["export"]),
         seconds(number(session, "/lasted_s"))
     )];
     if session["connected"] == false {
@@ -131,7 +131,7 @@ fn session_lines(session: &Value) -> Vec<String> {
             Some(since) => format!(", for {}", millis(since)),
             None => String::new(),
         };
-        format!("{} waits for {whom}{since}", shown(&wait["call"]))
+        format!("{} waits for {whom}{since}", printable(&wait["call"]))
     }));
     lines
 }
@@ -159,11 +159,11 @@ fn number(value: &Value, path: &str) -> u64 {
 }
 
 fn text(value: &Value, path: &str) -> String {
-    value.pointer(path).map_or_else(|| "?".into(), shown)
+    value.pointer(path).map_or_else(|| "?".into(), printable)
 }
 
 /// Escapes control characters, so that a value cannot contain terminal commands.
-fn shown(value: &Value) -> String {
+fn printable(value: &Value) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     nigh_types::printable(&text, usize::MAX)
 }
@@ -208,7 +208,7 @@ mod tests {
             ],
             "contended": [{ "covers": "names", "path": "/x/d", "inode": 5 }],
         });
-        let page = page(&status);
+        let page = status_page(&status);
         assert!(page.contains("up for 1 h 2 min"), "{page}");
         assert!(page.contains("owes 1 acknowledgement since 2.5 s ago: suspect"), "{page}");
         assert!(page.contains("mkdir waits for session 2, for 2.4 s"), "{page}");

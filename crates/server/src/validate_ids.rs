@@ -3,12 +3,12 @@
 use crate::export::Export;
 use crate::squash::CredentialPolicy;
 use crate::users;
-use nigh_native::{ID_NAMES, Session};
+use nigh_native::{ID_NAMES, SessionParams};
 use nigh_types::{Call, NodeId, NodeRef, Request};
 
 /// Protocol violation that ends the client's session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Broken {
+pub(crate) enum ProtocolViolation {
     /// Only the server makes ids, and it recognises them by their MAC: this id is invented or belongs to another
     /// export.
     #[error("a node id that this export never made (inode {}): ids cannot be made up", .0.ino)]
@@ -17,10 +17,15 @@ pub(crate) enum Broken {
 
 /// Tells a client its effective ids, whether its kernel's permission checks are trusted, and on request the server's
 /// user names.
-pub(crate) fn introduce(session: &mut Session, export: &Export, admission: &CredentialPolicy, features: u64) {
-    if export.acts() {
+pub(crate) fn fill_session_params(
+    session: &mut SessionParams,
+    export: &Export,
+    admission: &CredentialPolicy,
+    features: u64,
+) {
+    if export.impersonates() {
         session.acts_as = admission.acts_as(session.acts_as);
-        session.takes_privileges = admission.vouches();
+        session.accepts_privileges = admission.vouches();
     }
     if features & ID_NAMES != 0 {
         session.names = users::names();
@@ -28,8 +33,8 @@ pub(crate) fn introduce(session: &mut Session, export: &Export, admission: &Cred
 }
 
 /// Checks that this export made every node id in a request.
-pub(crate) fn check(export: &Export, request: &Request) -> Result<(), Broken> {
-    let (places, bare) = named(&request.call);
+pub(crate) fn check(export: &Export, request: &Request) -> Result<(), ProtocolViolation> {
+    let (places, bare) = node_refs(&request.call);
     for place in places.into_iter().flatten() {
         check_place(export, place)?;
     }
@@ -40,18 +45,18 @@ pub(crate) fn check(export: &Export, request: &Request) -> Result<(), Broken> {
     }
 }
 
-fn check_place(export: &Export, place: &NodeRef) -> Result<(), Broken> {
+fn check_place(export: &Export, place: &NodeRef) -> Result<(), ProtocolViolation> {
     check_id(export, place.node)?;
     place.path_hint.as_ref().map_or(Ok(()), |(parent, _)| check_id(export, *parent))
 }
 
-fn check_id(export: &Export, node: NodeId) -> Result<(), Broken> {
-    if export.reach().ids.genuine(node) { Ok(()) } else { Err(Broken::ForgedId(node)) }
+fn check_id(export: &Export, node: NodeId) -> Result<(), ProtocolViolation> {
+    if export.resolver().ids.is_genuine(node) { Ok(()) } else { Err(ProtocolViolation::ForgedId(node)) }
 }
 
 /// Returns the node references of a call, and an id without path hint. A handle is meaningful only within its
 /// session.
-fn named(call: &Call) -> ([Option<&NodeRef>; 2], Option<NodeId>) {
+fn node_refs(call: &Call) -> ([Option<&NodeRef>; 2], Option<NodeId>) {
     match call {
         // The caller checks the roots of a prefetch.
         Call::Release { handles: _ } | Call::Prefetch { roots: _, .. } => ([None, None], None),
@@ -99,7 +104,7 @@ fn named(call: &Call) -> ([Option<&NodeRef>; 2], Option<NodeId>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_types::{CallId, Cookie, Credentials, Name, Order};
+    use nigh_types::{CallId, Cookie, Credentials, Name, PrefetchOrder};
     use std::path::Path;
 
     fn export(dir: &Path, state: &Path) -> Export {
@@ -107,14 +112,14 @@ mod tests {
     }
 
     fn asking(call: Call) -> Request {
-        Request { credentials: Credentials::default(), name: None, call }
+        Request { credentials: Credentials::default(), mutation_id: None, call }
     }
 
     #[test]
     fn forged_node_id_is_refused_in_every_field_of_every_call() {
         let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let export = export(dir.path(), state.path());
-        let real = export.reach().root();
+        let real = export.resolver().root();
         let forged = NodeId { generation: real.generation ^ 1, ..real };
         let name = || Name::new(b"x").unwrap();
         let place = |node| NodeRef { node, path_hint: Some((real, name())) };
@@ -128,16 +133,16 @@ mod tests {
             whiteout: false,
             keep,
         };
-        let ahead = |roots| Call::Prefetch { roots, order: Order::Cookie, credit: 1 };
+        let ahead = |roots| Call::Prefetch { roots, order: PrefetchOrder::Cookie, credit: 1 };
         let link = |node, dir| Call::Link { node, dir, name: name() };
         let good = [
             Call::ResolvePath { node: real, names: vec![] },
             Call::GetAttr { node: place(real) },
             Call::ListNames { dir: place(real), after: Cookie(0) },
-            link(place(real), NodeRef::bare(real)),
+            link(place(real), NodeRef::without_hint(real)),
             rename(place(real), place(real), Some(real)),
             Call::Release { handles: vec![] },
-            ahead(vec![place(real), NodeRef::bare(real)]),
+            ahead(vec![place(real), NodeRef::without_hint(real)]),
             Call::PrefetchCredit { walk: CallId(1), credit: 1, want: Some(place(real)) },
         ];
         for call in good {
@@ -146,9 +151,9 @@ mod tests {
         let hinted = NodeRef { node: real, path_hint: Some((forged, name())) };
         let bad = [
             Call::ResolvePath { node: forged, names: vec![] },
-            Call::GetAttr { node: NodeRef::bare(forged) },
+            Call::GetAttr { node: NodeRef::without_hint(forged) },
             Call::GetAttr { node: hinted.clone() },
-            Call::ListNames { dir: NodeRef::bare(forged), after: Cookie(0) },
+            Call::ListNames { dir: NodeRef::without_hint(forged), after: Cookie(0) },
             Call::ListNames { dir: hinted.clone(), after: Cookie(0) },
             Call::Unlink { dir: place(real), name: name(), keep: Some(forged) },
             link(place(forged), place(real)),
@@ -156,12 +161,16 @@ mod tests {
             rename(place(forged), place(real), None),
             rename(place(real), place(forged), None),
             rename(place(real), place(real), Some(forged)),
-            ahead(vec![place(real), NodeRef::bare(forged)]),
+            ahead(vec![place(real), NodeRef::without_hint(forged)]),
             ahead(vec![NodeRef { node: real, path_hint: Some((forged, name())) }]),
             Call::PrefetchCredit { walk: CallId(1), credit: 1, want: Some(place(forged)) },
         ];
         for call in bad {
-            assert_eq!(check(&export, &asking(call.clone())), Err(Broken::ForgedId(forged)), "{call:?}");
+            assert_eq!(
+                check(&export, &asking(call.clone())),
+                Err(ProtocolViolation::ForgedId(forged)),
+                "{call:?}"
+            );
         }
     }
 }

@@ -254,7 +254,8 @@ fn invalid_name_in_any_request_ends_the_session_with_one_log_line() {
         for call in calls(Name::new(&stand_in).unwrap()) {
             let name = MutationId { client: 66, incarnation: 1, sequence: 1 };
             let name = call.is_mutation().then_some(name);
-            let mut frame = encode_request(CallId(1), &Request { credentials: me(), name, call });
+            let mut frame =
+                encode_request(CallId(1), &Request { credentials: me(), mutation_id: name, call });
             // Searched together with its length prefix: the bytes alone may occur elsewhere.
             let prefix = u16::try_from(bad.len()).unwrap().to_le_bytes();
             let (sought, put) = ([&prefix, &stand_in[..]].concat(), [&prefix, bad].concat());
@@ -316,7 +317,7 @@ fn client_that_reads_nothing_is_cut_and_delays_no_other() {
     // The bound on a client's send queue (`Outbox::LIMIT`), and some memory for its calls.
     beside(&world, "asks and reads nothing", 48 << 20, |stop| {
         let mut rogue = Rogue::attached(&world);
-        let node = NodeRef::bare(world.client().root().node);
+        let node = NodeRef::without_hint(world.client().root().node);
         let mut frame = rogue.request(1, Call::GetAttr { node });
         let (mut id, number) = (1_u64, rogue.session.session_id());
         rogue.stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();

@@ -71,7 +71,7 @@ fn hundreds_of_briefly_disconnected_clients_all_resume_their_sessions() {
 fn dormant_sessions_have_a_limit_per_client() {
     let world = World::with(|options| {
         options.session_term = Span::from_secs(2);
-        options.bounds = ServerLimits { dormant_per_client: 8, ..options.bounds };
+        options.bounds = ServerLimits { courtesy_per_client: 8, ..options.bounds };
     });
     let node = world.client().place("d/f");
     // The victim disconnects first, so it is the longest disconnected.

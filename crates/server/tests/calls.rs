@@ -226,7 +226,7 @@ fn tmpfile_has_no_name_until_it_is_linked() {
         other => panic!("{other:?}"),
     };
     assert_eq!((entry.attr.nlink, entry.attr.mode), (0, 0o100_640));
-    let file = NodeRef::bare(entry.id);
+    let file = NodeRef::without_hint(entry.id);
     assert!(x.list(&x.top()).is_empty());
     let write = Call::Write {
         node: file.clone(),
@@ -298,10 +298,10 @@ fn links_unlink_and_the_last_link_kept_open() {
     assert!(linked.grants.iter().any(|g| g.covers == LeaseScope::Attributes && g.node == a.node));
     // `keep` names an inode that does not have this name, so this unlink returns no handle.
     let gone = x.response(Call::Unlink { dir: x.top(), name: name("b"), keep: Some(x.root) });
-    assert_eq!(gone.result, Ok(Reply::Removed { node: a.node, kept: None }));
+    assert_eq!(gone.result, Ok(Reply::Removed { node: a.node, pinned: None }));
     assert!(gone.after.contains(&(a.node, x.attr(&a).unwrap())));
     let gone = x.response(Call::Unlink { dir: x.top(), name: name("a"), keep: Some(a.node) });
-    let Ok(Reply::Removed { kept: Some(handle), .. }) = gone.result else { panic!() };
+    let Ok(Reply::Removed { pinned: Some(handle), .. }) = gone.result else { panic!() };
     assert!(gone.after.iter().any(|(id, attr)| *id == a.node && attr.nlink == 0));
     assert_eq!(x.read(&a, Some(handle)).unwrap(), b"data");
     let write = Call::Write {
@@ -331,7 +331,7 @@ fn rmdir_wants_an_empty_directory() {
     let d = x.place("d");
     fs::remove_dir(x.path("d/e")).unwrap();
     let gone = rmdir("d");
-    assert_eq!(gone.result, Ok(Reply::Removed { node: d.node, kept: None }));
+    assert_eq!(gone.result, Ok(Reply::Removed { node: d.node, pinned: None }));
     assert!(gone.after.iter().any(|(id, attr)| *id == d.node && attr.nlink == 0));
     assert!(gone.after.contains(&(x.root, x.attr(&x.top()).unwrap())));
 }
@@ -358,22 +358,22 @@ fn rename_replaces_refuses_and_exchanges() {
     let (a, b, c, d) = (x.place("a").node, x.place("b").node, x.place("c").node, x.place("d"));
     assert_eq!(rename("a", x.top(), "b", true, false, None).result, Err(Errno::EXIST));
     let done = rename("a", x.top(), "b", false, true, None);
-    assert_eq!(done.result, Ok(Reply::Renamed { moved: a, replaced: Some(b), kept: None, whiteout: None }));
+    assert_eq!(done.result, Ok(Reply::Renamed { moved: a, replaced: Some(b), pinned: None, whiteout: None }));
     assert_eq!(
         (fs::read(x.path("a")).unwrap(), fs::read(x.path("b")).unwrap()),
         (b"b".to_vec(), b"a".to_vec())
     );
     let done = rename("c", x.top(), "a", false, false, Some(b));
-    let Ok(Reply::Renamed { moved, replaced: Some(replaced), kept: Some(handle), whiteout: None }) =
+    let Ok(Reply::Renamed { moved, replaced: Some(replaced), pinned: Some(handle), whiteout: None }) =
         done.result
     else {
         panic!()
     };
     assert_eq!((moved, replaced), (c, b));
     assert!(done.after.iter().any(|(id, attr)| *id == b && attr.nlink == 0));
-    assert_eq!(x.read(&NodeRef::bare(b), Some(handle)).unwrap(), b"b");
+    assert_eq!(x.read(&NodeRef::without_hint(b), Some(handle)).unwrap(), b"b");
     let done = rename("a", d.clone(), "z", false, false, None);
-    assert_eq!(done.result, Ok(Reply::Renamed { moved: c, replaced: None, kept: None, whiteout: None }));
+    assert_eq!(done.result, Ok(Reply::Renamed { moved: c, replaced: None, pinned: None, whiteout: None }));
     for id in [x.root, d.node, c] {
         assert!(done.after.iter().any(|(touched, _)| *touched == id));
     }
@@ -398,7 +398,7 @@ fn a_renamed_directory_is_found_without_a_hint() {
         keep: None,
     };
     assert!(x.call(call).is_ok());
-    assert!(x.attr(&NodeRef::bare(c.node)).is_ok());
+    assert!(x.attr(&NodeRef::without_hint(c.node)).is_ok());
     assert_eq!(x.place("z/y/c").node, c.node);
 }
 
@@ -458,7 +458,7 @@ fn hostile_call_arguments_are_refused_without_effect() {
         SetAttr { mtime: Some(SetTime::At(Timestamp { secs: 0, nanos: u32::MAX })), ..SetAttr::default() };
     assert_eq!(x.call(Call::SetAttr { node: f.clone(), handle: None, set }), Err(Errno::INVAL));
     assert_eq!(
-        x.call(Call::Rmdir { dir: NodeRef::bare(NodeId { ino: 9, generation: 9 }), name: name("d") }),
+        x.call(Call::Rmdir { dir: NodeRef::without_hint(NodeId { ino: 9, generation: 9 }), name: name("d") }),
         Err(Errno::STALE)
     );
     assert_eq!(x.attr(&f).unwrap().size, 0);

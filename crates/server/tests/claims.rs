@@ -242,7 +242,7 @@ fn capabilities_claimed_by_an_unvouched_peer_give_no_rights() {
         world.connect_as(nobody),
     ];
     for (at, mut client) in clients.into_iter().enumerate() {
-        assert!(!client.session().takes_privileges, "peer {at}");
+        assert!(!client.session().accepts_privileges, "peer {at}");
         for claimed in [user.clone(), ids(0, 0, &[])] {
             for text in ["roots", "others", "foreign"] {
                 refused(&world, &mut client, &with_all_capabilities(&claimed), text);
@@ -258,7 +258,7 @@ fn capabilities_of_a_vouched_caller_apply_to_that_caller_only() {
     }
     let world = World::new();
     let mut client = world.connect_as(Peer::new("test".to_owned(), Claims::Any, Squash::None));
-    assert!(client.session().takes_privileges);
+    assert!(client.session().accepts_privileges);
     let node = find(&mut client, "roots");
     let own = SetAttr { uid: Some(USER), ..SetAttr::default() };
     let chown = || Call::SetAttr { node: node.clone(), handle: None, set: own };
@@ -479,7 +479,7 @@ fn unlink_permission_gives_no_handle_on_the_file() {
     };
     let (one, two) = (inside(&mut client, "one"), inside(&mut client, "two"));
     let unlink = Call::Unlink { dir: dir.clone(), name: name("one"), keep: Some(one) };
-    assert_eq!(client.call(unlink).result, Ok(Reply::Removed { node: one, kept: None }));
+    assert_eq!(client.call(unlink).result, Ok(Reply::Removed { node: one, pinned: None }));
     let rename = Call::Rename {
         from: dir.clone(),
         name: name("new"),
@@ -490,7 +490,7 @@ fn unlink_permission_gives_no_handle_on_the_file() {
         whiteout: false,
         keep: Some(two),
     };
-    let Ok(Reply::Renamed { replaced, kept, .. }) = client.call(rename).result else { panic!() };
+    let Ok(Reply::Renamed { replaced, pinned: kept, .. }) = client.call(rename).result else { panic!() };
     assert_eq!((replaced, kept), (Some(two), None));
 }
 

@@ -61,7 +61,7 @@ impl Harness for Served {
                 incarnation: 1,
                 attach,
                 term,
-                features: nigh_native::AHEAD | nigh_native::DIRENTS,
+                features: nigh_native::PREFETCH | nigh_native::LIST_NAMES,
             },
         ))
     }

@@ -248,7 +248,7 @@ fn set_id_bits_are_cleared_as_by_the_kernel() {
 }
 
 fn flush_of(x: &Exported) -> Call {
-    let flags = WriteFlags { flush: true, kill_suidgid: true, ..WriteFlags::default() };
+    let flags = WriteFlags { write_back: true, kill_suidgid: true, ..WriteFlags::default() };
     Call::Write { node: x.place("f"), handle: None, offset: 0, data: b"x".to_vec(), flags }
 }
 

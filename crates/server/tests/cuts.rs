@@ -99,6 +99,6 @@ fn hundred_reconnects_under_load_lose_and_repeat_no_call() {
     let expected = (0..100).flat_map(|round| (0..8).map(move |at| format!("made-{round}-{at}").into()));
     assert_eq!(made, expected.chain(["e", "f", "h"].map(Into::into)).collect());
     check_answers(&answers, &written);
-    assert!(!client.events.iter().any(|e| matches!(e, Event::Lost { .. } | Event::Lapsed { .. })));
+    assert!(!client.events.iter().any(|e| matches!(e, Event::Lost { .. } | Event::Expired { .. })));
     assert_eq!(world.server.session_count(), 1);
 }

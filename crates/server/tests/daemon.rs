@@ -5,7 +5,7 @@ mod common;
 use common::client::Client;
 use common::needs_root;
 use nigh_server::daemon::{ensure_running_at, run_server_at, serve};
-use nigh_server::{Listen, Places, Serving};
+use nigh_server::{Listen, ServerDirs, Serving};
 use nigh_types::{Call, NodeRef, Term};
 use std::fs;
 use std::io::Read;
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 #[test]
 fn the_server_itself() {
     let Ok(idle) = std::env::var("NIGH_SERVER_IDLE_MS") else { return };
-    let places = Places::of_user().unwrap();
+    let places = ServerDirs::of_user().unwrap();
     let _ =
         fs::OpenOptions::new().append(true).create(true).open(places.state.join("starts")).map(|mut file| {
             std::io::Write::write_all(&mut file, b"x").unwrap();
@@ -28,17 +28,17 @@ fn the_server_itself() {
     run_server_at(&places, Duration::from_millis(idle.parse().unwrap())).unwrap();
 }
 
-struct House {
+struct TestDirs {
     dir: TempDir,
-    places: Places,
+    places: ServerDirs,
 }
 
-impl House {
-    fn new() -> House {
+impl TestDirs {
+    fn new() -> TestDirs {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places { runtime: dir.path().join("run"), state: dir.path().join("state") };
+        let places = ServerDirs { runtime: dir.path().join("run"), state: dir.path().join("state") };
         fs::create_dir(&places.state).unwrap();
-        House { dir, places }
+        TestDirs { dir, places }
     }
 
     /// A script that is called as `nigh` is.
@@ -79,7 +79,7 @@ fn pid_of(stream: &UnixStream) -> rustix::process::Pid {
 
 #[test]
 fn concurrent_starters_start_one_server_that_ends_when_idle() {
-    let house = House::new();
+    let house = TestDirs::new();
     let exe = house.exe(400);
     let streams: Vec<_> = std::thread::scope(|scope| {
         let starters: Vec<_> =
@@ -98,7 +98,7 @@ fn concurrent_starters_start_one_server_that_ends_when_idle() {
 
 #[test]
 fn server_without_its_socket_file_ends() {
-    let house = House::new();
+    let house = TestDirs::new();
     let stream = ensure_running_at(&house.places, &house.exe(200)).unwrap();
     let server = rustix::process::pidfd_open(pid_of(&stream), rustix::process::PidfdFlags::empty()).unwrap();
     fs::remove_dir_all(&house.places.runtime).unwrap();
@@ -110,7 +110,7 @@ fn server_without_its_socket_file_ends() {
 
 #[test]
 fn server_starts_again_after_a_kill() {
-    let house = House::new();
+    let house = TestDirs::new();
     let exe = house.exe(60_000);
     let first = ensure_running_at(&house.places, &exe).unwrap();
     rustix::process::kill_process(pid_of(&first), rustix::process::Signal::KILL).unwrap();
@@ -132,7 +132,7 @@ fn server_starts_again_after_a_kill() {
 
 #[test]
 fn dying_server_that_accepts_no_connection_is_not_used() {
-    let house = House::new();
+    let house = TestDirs::new();
     let exe = house.exe(400);
     house.places.make_runtime().unwrap();
     let dying = std::os::unix::net::UnixListener::bind(house.places.socket()).unwrap();
@@ -146,7 +146,7 @@ fn dying_server_that_accepts_no_connection_is_not_used() {
     // A session can begin on this connection.
     let dir = tempfile::tempdir().unwrap();
     let mut client = Client::over(stream, dir.path(), Term::Session, 1);
-    let root = NodeRef::bare(client.session().root);
+    let root = NodeRef::without_hint(client.session().root);
     assert!(client.call(Call::GetAttr { node: root }).result.is_ok());
     // Without a close the server would wait for this session for hours.
     client.leave();
@@ -155,7 +155,7 @@ fn dying_server_that_accepts_no_connection_is_not_used() {
 
 #[test]
 fn server_that_closes_every_connection_is_left_to_the_session_handshake() {
-    let house = House::new();
+    let house = TestDirs::new();
     house.places.make_runtime().unwrap();
     let other = std::os::unix::net::UnixListener::bind(house.places.socket()).unwrap();
     let accepting = std::thread::spawn(move || {
@@ -178,7 +178,7 @@ fn server_that_closes_every_connection_is_left_to_the_session_handshake() {
 
 #[test]
 fn program_that_exits_instead_of_serving_is_reported_at_once() {
-    let house = House::new();
+    let house = TestDirs::new();
     let error = ensure_running_at(&house.places, std::path::Path::new("/bin/false")).unwrap_err();
     assert!(error.to_string().contains("serve.log"), "{error}");
     assert!(ensure_running_at(&house.places, std::path::Path::new("/nonexistent")).is_err());
@@ -200,7 +200,7 @@ fn the_poor_server_itself() {
         assert_eq!(libc::setuid(POOR), 0);
     }
     let dir = Path::new(&dir);
-    let places = Places { runtime: dir.join("run"), state: dir.join("state") };
+    let places = ServerDirs { runtime: dir.join("run"), state: dir.join("state") };
     let serving = Serving {
         exports: vec![format!("x={}", dir.join("x").display()).into()],
         listens: vec![Listen::Unix(dir.join("open/s.sock"))],
@@ -248,7 +248,7 @@ fn connections_that_exhaust_threads_do_not_end_the_server() {
         std::thread::sleep(Duration::from_millis(10));
     };
     let mut old = Client::over(stream, Path::new("x"), Term::Session, 1);
-    let root = NodeRef::bare(old.session().root);
+    let root = NodeRef::without_hint(old.session().root);
     // The server has started all its threads when it replies.
     assert!(old.call(Call::GetAttr { node: root.clone() }).result.is_ok());
     let strangers: Vec<_> = (0..300).map(|_| UnixStream::connect(&path)).collect();

@@ -10,7 +10,7 @@ use nigh_types::*;
 use std::time::{Duration, Instant};
 
 fn write_call(node: &NodeRef, text: &str, flush: bool) -> Call {
-    let flags = WriteFlags { flush, ..WriteFlags::default() };
+    let flags = WriteFlags { write_back: flush, ..WriteFlags::default() };
     Call::Write { node: node.clone(), handle: None, offset: 0, data: text.into(), flags }
 }
 
@@ -224,7 +224,7 @@ fn a_file_is_found_although_it_was_moved_twice_since_it_was_looked_up() {
     );
     // The descriptor no longer gives the parent directory, but the inode number still finds the file.
     done_beside(&mut one, &mut two, Call::Unlink { dir: d, name: name("h"), keep: None });
-    let left = if one.session().finds_numbers { Ok((8, 1)) } else { Err(Some(Errno::STALE)) };
+    let left = if one.session().supports_lookup_number { Ok((8, 1)) } else { Err(Some(Errno::STALE)) };
     assert_eq!(size(&mut one, &h), left);
 }
 
@@ -268,7 +268,7 @@ impl Mapped {
 
     /// Writes back a dirty page of the mapping.
     fn flush(&self, offset: u64, text: &str) -> Call {
-        let flags = WriteFlags { flush: true, since: Some(self.since), ..WriteFlags::default() };
+        let flags = WriteFlags { write_back: true, since: Some(self.since), ..WriteFlags::default() };
         Call::Write { node: self.node.clone(), handle: Some(self.handle), offset, data: text.into(), flags }
     }
 

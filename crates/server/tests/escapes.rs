@@ -5,7 +5,7 @@ mod common;
 
 use common::client::{Client, user_link};
 use common::*;
-use nigh_native::PUSHES;
+use nigh_native::UPDATES;
 use nigh_remote::Event;
 use nigh_server::{Exports, Server, ServerOptions};
 use nigh_types::*;
@@ -92,7 +92,7 @@ fn file_whose_only_link_is_outside_the_export_is_unreachable() {
     fs::hard_link(x.path("f"), outer.path().join("f")).unwrap();
     fs::remove_file(x.path("f")).unwrap();
     std::thread::sleep(MOVED);
-    for place in [&f, &NodeRef::bare(f.node)] {
+    for place in [&f, &NodeRef::without_hint(f.node)] {
         assert_eq!(x.attr(place), Err(Errno::STALE));
         assert_eq!(x.read(place, None), Err(Errno::STALE));
         let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
@@ -172,7 +172,7 @@ fn client_that_is_not_vouched_for_gets_recalls_instead_of_updates() {
     let server = Server::new(options).unwrap();
     let mut root = Client::connect(&server, dir.path(), Term::Session);
     let (public, private) = (root.place("public"), root.place("private"));
-    let mut user = Client::wanting(user_link(&server, 4_000), Path::new("world"), Term::Session, PUSHES);
+    let mut user = Client::wanting(user_link(&server, 4_000), Path::new("world"), Term::Session, UPDATES);
     // Failed lookups leave no grant behind, even concurrent ones.
     let looks: Vec<_> =
         (0..8).map(|_| user.send(Call::Lookup { dir: private.clone(), name: name("x") })).collect();

@@ -74,7 +74,7 @@ fn node_id_of_another_export_ends_the_session() {
     let theirs = find(&mut inner, "f");
     assert!(inner.call(Call::GetAttr { node: theirs.clone() }).result.is_ok());
     // One inode that is reachable through both exports.
-    forged(dir.path(), &server, |_, _| Call::GetAttr { node: NodeRef::bare(theirs.node) });
+    forged(dir.path(), &server, |_, _| Call::GetAttr { node: NodeRef::without_hint(theirs.node) });
     assert!(inner.call(Call::GetAttr { node: theirs }).result.is_ok(), "others are left in peace");
 }
 

@@ -241,7 +241,7 @@ fn client_needing_exclusive_directory_lease_gets_it_or_a_shared_mark() {
     let asked = |event: &Event| matches!(event, Event::Recall(recall) if recall.node == d);
     alone.wait(|events| events.iter().any(asked).then_some(()));
     alone.give_back();
-    alone.call(Call::StatFs { node: NodeRef::bare(world.client().root().node) });
+    alone.call(Call::StatFs { node: NodeRef::without_hint(world.client().root().node) });
     assert_eq!(names(&mut other), [true]);
     assert_eq!(names(&mut alone), [true]);
 }

@@ -72,8 +72,8 @@ fn a_listed_directory_is_reached_without_a_hint() {
     let x = Exported::new();
     fs::create_dir_all(x.path("d/e")).unwrap();
     let d = x.list(&x.top()).remove(0).1.id;
-    let e = x.list(&NodeRef::bare(d)).remove(0).1.id;
-    assert!(x.attr(&NodeRef::bare(e)).is_ok());
+    let e = x.list(&NodeRef::without_hint(d)).remove(0).1.id;
+    assert!(x.attr(&NodeRef::without_hint(e)).is_ok());
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl Client {
                     self.session.handle_acknowledge(self.now(), hold.id)
                 }
                 Output::Event(Event::UpdateCommit(_)) => {}
-                Output::Event(Event::Lost { why } | Event::Lapsed { why }) => panic!("{why}"),
+                Output::Event(Event::Lost { why } | Event::Expired { why }) => panic!("{why}"),
                 Output::Event(Event::Restored { .. }) => panic!("restored, and was not away"),
                 Output::Transmit(bytes) => self.stream.write_all(&bytes).unwrap(),
                 Output::Timeout(..) => return,
@@ -99,7 +99,7 @@ impl Client {
         let id = CallId(self.calls);
         let name =
             call.is_mutation().then_some(MutationId { client: 1, incarnation: 2, sequence: self.calls });
-        self.session.handle_call(self.now(), id, Request { credentials: me(), name, call });
+        self.session.handle_call(self.now(), id, Request { credentials: me(), mutation_id: name, call });
         self.drain();
         id
     }
@@ -129,7 +129,7 @@ impl Client {
     }
 
     fn place(&mut self, path: &str) -> NodeRef {
-        let mut at = NodeRef::bare(self.root.unwrap());
+        let mut at = NodeRef::without_hint(self.root.unwrap());
         for part in path.split('/') {
             let Ok(Reply::Entry(Some(entry))) = self.call(Call::Lookup { dir: at.clone(), name: name(part) })
             else {
@@ -210,13 +210,13 @@ fn lock_owner_pid_is_returned_only_to_its_own_client() {
     let mut holder = Client::connect(&server, dir.path(), 1);
     let file = holder.place("d/f");
     assert_eq!(holder.call(lock(&file, 4711, READ, (5, 9), false)), Ok(Reply::Done));
-    let info = |pid| Ok(Reply::Locked(Some(LockInfo { kind: READ, start: 5, end: 9, pid })));
+    let info = |pid| Ok(Reply::LockConflict(Some(LockInfo { kind: READ, start: 5, end: 9, pid })));
     assert_eq!(holder.call(getlock(&file, 8, 6)), info(4711));
     for (client, pid) in [(1, 4711), (2, 0)] {
         let mut other = Client::connect(&server, dir.path(), client);
         let file = other.place("d/f");
         assert_eq!(other.call(getlock(&file, 4711, 6)), info(pid));
-        assert_eq!(other.call(getlock(&file, 4711, 10)), Ok(Reply::Locked(None)));
+        assert_eq!(other.call(getlock(&file, 4711, 10)), Ok(Reply::LockConflict(None)));
     }
 }
 

@@ -48,7 +48,7 @@ fn nested_tmpfs_has_distinct_ids_and_can_be_unmounted() {
     assert_eq!(distinct.len(), nodes.len());
     assert_eq!(x.read(&nodes[4], None).unwrap(), b"a");
     assert_eq!(x.read(&nodes[5], None).unwrap(), b"b");
-    assert!(x.attr(&NodeRef::bare(nodes[2].node)).is_ok());
+    assert!(x.attr(&NodeRef::without_hint(nodes[2].node)).is_ok());
     let listed: Vec<_> = x.list(&x.top()).into_iter().map(|(_, entry)| entry.id).collect();
     assert!(listed.contains(&nodes[0].node) && listed.contains(&nodes[1].node));
     // A names-only listing has equal inode numbers; for a mount point it has the number of the covered directory.
@@ -133,7 +133,7 @@ fn subvolumes_have_ids_of_their_own() {
     let _ = x.place("t/f");
     assert_eq!(ids(&x), before);
     let place = x.place("s/f");
-    assert!(x.attr(&NodeRef::bare(place.path_hint.unwrap().0)).is_ok());
+    assert!(x.attr(&NodeRef::without_hint(place.path_hint.unwrap().0)).is_ok());
     drop(x.export);
 }
 
@@ -301,7 +301,7 @@ fn late_noticed_dead_mount_recalls_the_directory_lease() {
 fn file_that_a_mount_hides_is_not_found_by_number() {
     let x = Exported::new();
     if !needs_root("file_that_a_mount_hides_is_not_found_by_number")
-        || !x.export.session(&x.files).unwrap().finds_numbers
+        || !x.export.session(&x.files).unwrap().supports_lookup_number
     {
         return println!("SKIPPED: needs a filesystem whose inodes are opened by number");
     }

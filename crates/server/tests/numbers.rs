@@ -26,7 +26,7 @@ type Found = Result<(NodeId, Option<(NodeId, Name)>), Errno>;
 
 fn found(result: Result<Reply, Errno>) -> Found {
     match result {
-        Ok(Reply::Found { node, home, .. }) => Ok((node, home)),
+        Ok(Reply::Found { node, parent_entry: home, .. }) => Ok((node, home)),
         Err(errno) => Err(errno),
         other => panic!("{other:?}"),
     }
@@ -43,7 +43,7 @@ fn drop_caches() {
 
 /// Whether the filesystem under test supports opening inodes by number.
 fn finds_numbers(x: &Exported, test: &str) -> bool {
-    let finds = needs_root(test) && x.export.session(&x.files).unwrap().finds_numbers;
+    let finds = needs_root(test) && x.export.session(&x.files).unwrap().supports_lookup_number;
     if !finds {
         println!("SKIPPED: {test} needs a filesystem whose inodes are opened by number");
     }
@@ -83,7 +83,7 @@ fn inodes_are_found_by_number_after_a_restart_and_wherever_they_were_moved() {
     drop_caches();
     for (name, place) in names.iter().zip(&places) {
         assert_eq!(find(&x, place.node.ino), Ok((place.node, place.path_hint.clone())), "{name}");
-        assert!(x.attr(&NodeRef::bare(place.node)).is_ok(), "{name}");
+        assert!(x.attr(&NodeRef::without_hint(place.node)).is_ok(), "{name}");
     }
     assert_eq!(find(&x, x.root.ino), Ok((x.root, None)));
     assert!(x.call(rename(&places[1], "f", &x.top(), "moved")).is_ok());
@@ -137,7 +137,7 @@ fn inode_number_of_removed_or_outside_file_is_estale() {
             assert_eq!(find(&x, ino), Err(Errno::STALE));
         }
         assert_eq!(find(&x, removed.ino), Err(Errno::STALE), "it is open, and has no name");
-        assert_eq!(x.attr(&NodeRef::bare(moved)), Err(Errno::STALE));
+        assert_eq!(x.attr(&NodeRef::without_hint(moved)), Err(Errno::STALE));
         drop_caches();
     }
     drop(open);
@@ -168,7 +168,7 @@ fn reused_inode_number_resolves_to_the_new_inodes_id() {
     // The half of the generation that a file handle contains.
     let half = |node: NodeId| node.generation & 0xffff_ffff;
     assert!(half(new) != half(old));
-    assert_eq!(x.attr(&NodeRef::bare(old)), Err(Errno::STALE));
+    assert_eq!(x.attr(&NodeRef::without_hint(old)), Err(Errno::STALE));
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn peer_that_is_not_vouched_for_finds_nothing_by_number() {
     let server =
         Server::new(ServerOptions { exports, ..ServerOptions::new(state.path().to_owned()) }).unwrap();
     let mut root = Client::connect(&server, dir.path(), SOON);
-    if !root.session().finds_numbers {
+    if !root.session().supports_lookup_number {
         return println!("SKIPPED: this filesystem does not open inodes by number");
     }
     let numbers = ["", "open", "closed", "closed/secret", ".."].map(|path| number(dir.path().join(path)));
@@ -222,7 +222,7 @@ fn peer_that_is_not_vouched_for_finds_nothing_by_number() {
     ];
     for link in links {
         let mut client = Client::wanting(link, Path::new("world"), SOON, 0);
-        assert!(!client.session().finds_numbers);
+        assert!(!client.session().supports_lookup_number);
         for who in [Credentials::default(), Credentials { uid: 4_000, gid: 4_000, ..Credentials::default() }]
         {
             for ino in numbers.into_iter().chain([1 << 40]) {
@@ -248,7 +248,7 @@ fn calls_of_a_peer_that_is_not_vouched_for_write_no_table_of_directories() {
     };
     let x = x.of_peer(false);
     let (f, d) = (x.place("d/e/f"), x.place("d"));
-    x.list(f.path_hint.as_ref().map(|(e, _)| NodeRef::bare(*e)).as_ref().unwrap());
+    x.list(f.path_hint.as_ref().map(|(e, _)| NodeRef::without_hint(*e)).as_ref().unwrap());
     let (made, _) = x.create(&d, "made", 0o600);
     let call = Call::Link { node: made.clone(), dir: x.top(), name: name("linked") };
     assert!(x.call(call).is_ok());

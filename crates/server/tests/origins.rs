@@ -76,7 +76,7 @@ fn new_client_ids_of_one_user_delay_others_only_once() {
                     path_hint: Some((of, name(text))),
                 };
                 let root = welcome.session.root;
-                raw.ask(1, Call::Lookup { dir: NodeRef::bare(root), name: name("d") });
+                raw.ask(1, Call::Lookup { dir: NodeRef::without_hint(root), name: name("d") });
                 let Ok(Reply::Entry(Some(d))) = raw.answer().unwrap().result else { panic!() };
                 raw.ask(2, Call::Lookup { dir: at(&d, root, "d"), name: name(&format!("none{number}")) });
                 assert!(raw.answer().unwrap().result.is_ok());

@@ -247,7 +247,7 @@ fn orphan_directory_is_unreachable_for_clients() {
     assert!(client.call(Call::List { dir: hint }).result.is_ok(), "d itself, by its id");
     let mut other = connect(&world);
     let ino = fs::metadata(world.dir.path().join(".nigh-orphans")).unwrap().ino();
-    let guess = NodeRef::bare(NodeId { ino, generation: f.node.generation });
+    let guess = NodeRef::without_hint(NodeId { ino, generation: f.node.generation });
     other.root();
     other.send(Call::GetAttr { node: guess });
     assert!(other.lost().contains("id"), "a made-up id ends the session");
@@ -299,7 +299,7 @@ fn a_removed_file_is_found_by_its_id_after_a_restart() {
     let server = x.server(1_000);
     let mut client = Client::connect(&server, x.dir.path(), Term::Session);
     client.root();
-    let f = NodeRef::bare(f.node);
+    let f = NodeRef::without_hint(f.node);
     assert_eq!(client.attr(&f).0.nlink, 0, "before anybody has opened it again, too");
     let (first, second) = (client.open(&f, BOTH), client.open(&f, READ));
     assert_eq!(read(&mut client, &f, first), Ok(b"content".to_vec()));
@@ -325,7 +325,7 @@ fn removed_open_file_is_kept_for_every_client_that_may_return() {
     let server = x.server(15_000);
     let mut first = Client::connect(&server, x.dir.path(), Term::Session);
     first.root();
-    let f = NodeRef::bare(f.node);
+    let f = NodeRef::without_hint(f.node);
     let handle = first.open(&f, BOTH);
     first.send(Call::Release { handles: vec![handle] });
     assert_eq!(first.attr(&f).0.nlink, 0);
@@ -352,7 +352,7 @@ fn unclaimed_orphan_is_removed_after_a_term() {
         client.drain();
     }
     assert_eq!(aside(x.dir.path()).unwrap(), ["not ours"]);
-    let looked = client.call(Call::GetAttr { node: NodeRef::bare(f.node) });
+    let looked = client.call(Call::GetAttr { node: NodeRef::without_hint(f.node) });
     assert_eq!(looked.result.map(drop), Err(Errno::STALE));
 }
 
@@ -529,7 +529,7 @@ fn directory_removed_by_one_session_is_empty_for_another_and_can_be_changed() {
         if !is_replaced {
             assert!(one.call(mkdir(&d, "here")).result.is_ok());
         }
-        let bare = NodeRef::bare(here.node);
+        let bare = NodeRef::without_hint(here.node);
         assert_eq!(two.attr(&bare).0.nlink, 0);
         assert_eq!(two.list(&here).0, []);
         let set = SetAttr { mode: Some(0o700), mtime: Some(SetTime::Now), ..SetAttr::default() };

@@ -5,7 +5,7 @@ mod common;
 
 use common::beside::{Rogue, alone, beside, eventually, lines};
 use common::world::World;
-use nigh_native::{COMPRESSED, HEADER_BYTES, MAX_BODY, Message, encode_request, pack};
+use nigh_native::{COMPRESSED, HEADER_BYTES, MAX_BODY, Message, compress, encode_request};
 use nigh_types::*;
 use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
@@ -26,10 +26,10 @@ impl Listing {
     /// All messages of a client that contain lists of variable length.
     fn all(node: NodeId) -> [Listing; 4] {
         let frame = |call| {
-            let request = Request { credentials: Credentials::default(), name: None, call };
+            let request = Request { credentials: Credentials::default(), mutation_id: None, call };
             encode_request(CallId(1), &request)
         };
-        let (place, handle) = (NodeRef::bare(node), Handle(Handle::CLIENT_ASSIGNED | 1));
+        let (place, handle) = (NodeRef::without_hint(node), Handle(Handle::CLIENT_ASSIGNED | 1));
         let (name, number) = (&b"\x01\0a"[..], &[0; 8][..]);
         let walk = frame(Call::ResolvePath { node, names: vec![] });
         let keep = frame(Call::PinOpen { node: place, names: vec![], handle });
@@ -56,7 +56,7 @@ impl Listing {
         add(&mut frame[at..at + 4], count as usize);
         add(&mut frame[..4], items.len());
         frame.splice(at + 4..at + 4, items);
-        pack(&frame).expect("equal items can be packed")
+        compress(&frame).expect("equal items can be packed")
     }
 
     /// The frame with as many items as fit.

@@ -6,7 +6,7 @@ mod common;
 use common::client::Client;
 use common::world::World;
 use common::*;
-use nigh_native::PUSHES;
+use nigh_native::UPDATES;
 use nigh_remote::{Event, Remote};
 use nigh_types::*;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ struct Watcher {
 impl Watcher {
     fn new(world: &World) -> Watcher {
         let stream = world.server.serve_in_process().unwrap();
-        let mut client = Client::wanting(stream, world.dir.path(), Term::Session, PUSHES);
+        let mut client = Client::wanting(stream, world.dir.path(), Term::Session, UPDATES);
         let names = ["", "d", "d2", "d/e", "d/f", "d/h", "d2/old"];
         let places: Vec<_> = names.iter().map(|name| (*name, client.place(name))).collect();
         for (name, place) in &places {
@@ -233,7 +233,7 @@ fn pushed_ids_are_those_of_the_clients_export() {
     let world = World::new();
     let (mut whole, mut below) = (Watcher::new(&world), {
         let stream = world.server.serve_in_process().unwrap();
-        Client::wanting(stream, &world.dir.path().join("d"), Term::Session, PUSHES)
+        Client::wanting(stream, &world.dir.path().join("d"), Term::Session, UPDATES)
     });
     let root = below.root();
     below.list(&root);

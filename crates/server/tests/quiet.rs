@@ -7,7 +7,7 @@ use common::raw::{Heard, Raw, hello};
 use common::world::{World, again};
 use common::*;
 use nigh_link::Peer;
-use nigh_link::tcp::{Door, Target, Trust};
+use nigh_link::tcp::{Acceptor, Target, Trust};
 use nigh_native::{Message, encode_request};
 use nigh_remote::Remote;
 use nigh_types::*;
@@ -108,9 +108,9 @@ fn messages_after_an_idle_period_arrive_complete_and_in_order() {
     }
     // A partial frame, followed by a long pause.
     let mut raw = Raw::hello(&world, None, hello(&world, 77, None));
-    let root = NodeRef::bare(raw.welcome().session.root);
+    let root = NodeRef::without_hint(raw.welcome().session.root);
     let call = Call::GetAttr { node: root };
-    let frame = encode_request(CallId(1), &Request { credentials: me(), name: None, call });
+    let frame = encode_request(CallId(1), &Request { credentials: me(), mutation_id: None, call });
     for part in [&frame[..3], &frame[3..20], &frame[20..]] {
         std::thread::sleep(QUIET);
         raw.stream.write_all(part).unwrap();
@@ -118,8 +118,8 @@ fn messages_after_an_idle_period_arrive_complete_and_in_order() {
     assert!(raw.answer().unwrap().result.is_ok());
     std::thread::sleep(QUIET);
     // A ping and a call in one write.
-    let call = Call::GetAttr { node: NodeRef::bare(client.root().node) };
-    let frame = encode_request(CallId(2), &Request { credentials: me(), name: None, call });
+    let call = Call::GetAttr { node: NodeRef::without_hint(client.root().node) };
+    let frame = encode_request(CallId(2), &Request { credentials: me(), mutation_id: None, call });
     raw.stream.write_all(&[Message::Ping(1, 1).encode(), frame].concat()).unwrap();
     assert!(matches!(raw.hear(), Heard::Message(Message::Pong(1, _))));
     assert!(raw.answer().unwrap().result.is_ok());
@@ -201,7 +201,7 @@ fn invalid_tls_record_ends_an_idle_connection_at_once() {
     let _alone = alone();
     let world = World::new();
     let keys = tempfile::tempdir().unwrap();
-    let door = Door::with_tls(&keys.path().join("server"), None).unwrap();
+    let door = Acceptor::with_tls(&keys.path().join("server"), None).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, say) = on_the_way(listener.local_addr().unwrap());
     let target = Target {
@@ -211,7 +211,7 @@ fn invalid_tls_record_ends_an_idle_connection_at_once() {
         token: None,
     };
     let client = std::thread::spawn(move || target.connect().unwrap());
-    let link = door.admit(listener.accept().unwrap().0).unwrap();
+    let link = door.accept(listener.accept().unwrap().0).unwrap();
     let client = client.join().unwrap();
     let server = world.server.clone();
     let served = std::thread::spawn(move || server.serve_link(link, Peer::in_process()));

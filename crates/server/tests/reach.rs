@@ -139,7 +139,7 @@ fn nothing_leads_out_of_the_export() {
     let secret = fs::metadata(outer.path().join("secret")).unwrap();
     for generation in [0, f.node.generation] {
         let node = NodeId { ino: secret.ino(), generation };
-        assert_eq!(x.attr(&NodeRef::bare(node)), Err(Errno::STALE));
+        assert_eq!(x.attr(&NodeRef::without_hint(node)), Err(Errno::STALE));
         assert_eq!(x.attr(&NodeRef { node, path_hint: Some((x.root, name("up"))) }), Err(Errno::STALE));
     }
 }
@@ -158,7 +158,7 @@ fn a_directory_moved_out_of_the_export_is_out_of_reach() {
     x.responses(&me(), Call::Release { handles: vec![handle] });
     fs::rename(x.path("d"), outer.path().join("moved")).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(150));
-    for place in [&d, &f, &e, &g, &NodeRef::bare(g.node)] {
+    for place in [&d, &f, &e, &g, &NodeRef::without_hint(g.node)] {
         assert_eq!(x.attr(place), Err(Errno::STALE));
     }
     assert_eq!(x.call(Call::List { dir: d.clone() }), Err(Errno::STALE));
@@ -220,7 +220,7 @@ fn deep_trees_are_reached_without_recursion_and_beyond_path_max() {
         at = NodeRef { node: entry.id, path_hint: Some((at.node, name(&long))) };
         names.push(name(&long));
     }
-    assert!(x.attr(&NodeRef::bare(at.node)).is_ok());
+    assert!(x.attr(&NodeRef::without_hint(at.node)).is_ok());
     let x = x.reopen();
     assert_eq!(x.attr(&at), Err(Errno::STALE));
     assert_eq!(x.call(Call::ResolvePath { node: at.node, names }), Ok(Reply::Done));

@@ -68,7 +68,7 @@ fn expired_session_keeps_files_and_locks_until_another_client_needs_them() {
         client.session.handle_disconnect(client.now(), "cut");
         wait_dormant(&world, client.session.session_id());
         client.tick();
-        assert!(client.events.iter().any(|e| matches!(e, Event::Lapsed { .. })));
+        assert!(client.events.iter().any(|e| matches!(e, Event::Expired { .. })));
         client.events.clear();
     };
     stay_away(&mut holder);

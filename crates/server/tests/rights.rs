@@ -5,9 +5,9 @@ mod common;
 use common::client::{Client, user_link};
 use common::other::{self, Other};
 use common::*;
-use nigh_native::{PUSHES, TRUSTS_WATCH};
+use nigh_native::{TRUSTS_WATCH, UPDATES};
 use nigh_remote::Event;
-use nigh_server::{Exports, LeaseConfig, Server, ServerOptions, WatchWay};
+use nigh_server::{Exports, LeaseConfig, Server, ServerOptions, WatchMethod};
 use nigh_types::*;
 use rustix::fs::IFlags;
 use std::fs;
@@ -35,10 +35,10 @@ struct Stage {
 }
 
 fn stage(directories: &[(&str, u32)]) -> Stage {
-    stage_watched_by(WatchWay::Best, directories)
+    stage_watched_by(WatchMethod::Best, directories)
 }
 
-fn stage_watched_by(watch: WatchWay, directories: &[(&str, u32)]) -> Stage {
+fn stage_watched_by(watch: WatchMethod, directories: &[(&str, u32)]) -> Stage {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     for (name, mode) in directories {
@@ -52,7 +52,7 @@ fn stage_watched_by(watch: WatchWay, directories: &[(&str, u32)]) -> Stage {
     let server = Server::new(options).unwrap();
     let mut root = Client::connect(&server, dir.path(), Term::Session);
     root.obliging = true;
-    let user = Client::wanting(user_link(&server, USER), Path::new("world"), LIMIT, PUSHES | TRUSTS_WATCH);
+    let user = Client::wanting(user_link(&server, USER), Path::new("world"), LIMIT, UPDATES | TRUSTS_WATCH);
     Stage { dir, _state: state, server, root, user }
 }
 
@@ -156,7 +156,7 @@ fn recall_for_local_change_names_entries_only_to_holders_that_may_list() {
     if !needs_root("recall_for_local_change_names_entries_only_to_holders_that_may_list") {
         return;
     }
-    for way in [WatchWay::Best, WatchWay::Objects] {
+    for way in [WatchMethod::Best, WatchMethod::Objects] {
         let mut at = stage_watched_by(way, &[("d", 0o755)]);
         let mut other = Other::start("another_process");
         let d = at.user.place("d");

@@ -6,7 +6,7 @@ use common::client::Client;
 use common::world::World;
 use common::*;
 use nigh_remote::Event;
-use nigh_server::{LeaseConfig, page};
+use nigh_server::{LeaseConfig, status_page};
 use nigh_types::*;
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ fn status_lists_lease_holders_and_clients_waiting_for_them() {
     };
     assert!(bytes(&one).0 > 100 && bytes(&one).1 > 100);
     eventually("suspect", || session(&world.server.status(), 1)["suspect"] == true);
-    assert!(page(&world.server.status()).contains("mkdir waits for session 1"));
+    assert!(status_page(&world.server.status()).contains("mkdir waits for session 1"));
     holder.pump();
     holder.give_back();
     assert!(mutator.answer(call).result.is_ok());
@@ -56,7 +56,8 @@ fn status_lists_lock_waits_contended_directories_and_lost_clients() {
     // Long windows, so that on a slow machine too the recalls count as contention.
     let long = Span::from_secs(600);
     let world = World::with(|options| {
-        options.leases = LeaseConfig { young: long, contention_window: long, quiet: long, ..options.leases };
+        options.leases =
+            LeaseConfig { young: long, contention_window: long, cooldown: long, ..options.leases };
     });
     let mut one = world.client();
     let f = one.place("d/f");
@@ -105,7 +106,7 @@ fn status_lists_lock_waits_contended_directories_and_lost_clients() {
     drop(one);
     eventually("lost", || session(&world.server.status(), 1)["connected"] == false);
     assert_eq!(session(&world.server.status(), 1)["dormant"], false);
-    assert!(page(&world.server.status()).contains("connection lost"));
+    assert!(status_page(&world.server.status()).contains("connection lost"));
 }
 
 #[test]

@@ -24,10 +24,11 @@ fn a_client_attaches_works_and_leaves() {
     let (server, _state, dir) = server();
     let mut client = Client::connect(&server, dir.path(), SOON);
     let root = client.session().root;
-    let made = client.call(Call::Mkdir { dir: NodeRef::bare(root), name: name("d"), mode: 0o700, umask: 0 });
+    let made =
+        client.call(Call::Mkdir { dir: NodeRef::without_hint(root), name: name("d"), mode: 0o700, umask: 0 });
     assert!(matches!(made.result, Ok(Reply::Created { .. })));
     assert!(dir.path().join("d").is_dir());
-    let listed = client.call(Call::List { dir: NodeRef::bare(root) });
+    let listed = client.call(Call::List { dir: NodeRef::without_hint(root) });
     assert!(matches!(listed.result, Ok(Reply::Listed(part)) if part.entries.len() == 1));
     assert_eq!(server.session_count(), 1);
     client.session.handle_close("done");
@@ -65,7 +66,7 @@ fn large_listings_and_data_arrive_while_small_calls_are_answered() {
     }
     fs::write(dir.path().join("big"), vec![9; 4 << 20]).unwrap();
     let mut client = Client::connect(&server, dir.path(), SOON);
-    let root = NodeRef::bare(client.session().root);
+    let root = NodeRef::without_hint(client.session().root);
     let lists: Vec<_> = (0..6).map(|_| client.send(Call::List { dir: root.clone() })).collect();
     let Ok(Reply::Entry(Some(big))) =
         client.call(Call::Lookup { dir: root.clone(), name: name("big") }).result
@@ -93,7 +94,7 @@ fn large_listings_and_data_arrive_while_small_calls_are_answered() {
 fn garbage_ends_the_session_and_nothing_else() {
     let (server, _state, dir) = server();
     let mut good = Client::connect(&server, dir.path(), SOON);
-    let root = NodeRef::bare(good.session().root);
+    let root = NodeRef::without_hint(good.session().root);
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &[0; 64]] {
         let mut stream = server.serve_in_process().unwrap();
         stream.write_all(garbage).unwrap();
@@ -212,7 +213,7 @@ fn bodies_are_compressed_only_if_negotiated() {
         let before = client.session.counters().bytes_received;
         let Ok(Reply::Data(data)) = client.call(read).result else { panic!() };
         assert!(data.starts_with(b"many words many") && data.len() == 1 << 20);
-        (client.session.packs(), client.session.counters().bytes_received - before)
+        (client.session.compresses(), client.session.counters().bytes_received - before)
     };
     let (plain, packed) = (received(0), received(nigh_native::COMPRESSED));
     assert!(!plain.0 && plain.1 > 1 << 20);

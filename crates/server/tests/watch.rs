@@ -7,7 +7,7 @@ use common::other::{self, Other};
 use common::world::World;
 use common::{eventually, is_root, name};
 use nigh_native::TRUSTS_WATCH;
-use nigh_server::WatchWay;
+use nigh_server::WatchMethod;
 use nigh_types::*;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ fn another_process() {
     other::serve();
 }
 
-fn world(way: WatchWay) -> World {
+fn world(way: WatchMethod) -> World {
     World::with(|options| options.watch = way)
 }
 
 /// Watch methods that this process may use.
-fn ways() -> Vec<WatchWay> {
-    if is_root() { vec![WatchWay::Best, WatchWay::Objects] } else { vec![WatchWay::Objects] }
+fn ways() -> Vec<WatchMethod> {
+    if is_root() { vec![WatchMethod::Best, WatchMethod::Objects] } else { vec![WatchMethod::Objects] }
 }
 
 fn client(world: &World) -> Client {
@@ -194,7 +194,7 @@ fn mmap_write_back_does_not_overwrite_local_writes_on_the_server() {
                 client.pump();
                 client.recalls().iter().any(|recall| recall.covers == LeaseScope::Data)
             });
-            let flags = WriteFlags { flush: true, since, ..WriteFlags::default() };
+            let flags = WriteFlags { write_back: true, since, ..WriteFlags::default() };
             let flush = Call::Write { node, handle, offset: 0, data: b"1234567x"[..].into(), flags };
             assert_eq!(client.call(flush).result.map(drop), wanted, "{way:?}: {deed}");
         }
@@ -303,14 +303,14 @@ fn local_change_during_the_first_grant_is_listed_or_recalled() {
 
 #[test]
 fn grants_without_a_watch_have_a_time_limit_with_a_reason() {
-    let world = world(WatchWay::Off);
+    let world = world(WatchMethod::Off);
     let mut one = client(&world);
     let d = one.place("d");
     assert!(one.list(&d).1.iter().all(|grant| grant.term == LIMIT));
     let bound = one.session().staleness_bound;
     assert!(bound.contains("5000 ms") && bound.contains("watched"), "{bound}");
     // An explicitly requested term applies even to what is watched.
-    let world = self::world(WatchWay::Best);
+    let world = self::world(WatchMethod::Best);
     let mut other = world.client();
     let mut limited = Client::connect(&world.server, world.dir.path(), LIMIT);
     let d = limited.place("d");

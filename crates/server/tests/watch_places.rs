@@ -7,7 +7,7 @@ use common::other::{self, Other};
 use common::world::World;
 use common::{eventually, name, needs_root};
 use nigh_native::TRUSTS_WATCH;
-use nigh_server::{LeaseConfig, WatchWay};
+use nigh_server::{LeaseConfig, WatchMethod};
 use nigh_types::*;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -92,7 +92,7 @@ fn each_local_filesystem_is_watched_in_each_way() {
             println!("SKIPPED: {kind} cannot be mounted");
             continue;
         };
-        for way in [WatchWay::Best, WatchWay::Objects] {
+        for way in [WatchMethod::Best, WatchMethod::Objects] {
             let what = format!("{kind}, {way:?}");
             let world = World::with(|options| options.watch = way);
             let top = mounted.0.join(format!("{way:?}"));
@@ -112,7 +112,7 @@ fn each_local_filesystem_is_watched_in_each_way() {
             other.run(&format!("chmod {} 711", top.join("d/e").display()));
             recalled(&mut client, e.node, LeaseScope::Attributes, &what);
             let status = world.server.status();
-            let wanted = if way == WatchWay::Best { "filesystem" } else { "objects" };
+            let wanted = if way == WatchMethod::Best { "filesystem" } else { "objects" };
             assert_eq!(status["watch"][0]["way"], wanted, "{what}: {status}");
             client.leave();
         }
@@ -148,7 +148,7 @@ fn mount_inside_an_export_is_noticed_and_can_be_unmounted() {
         return;
     }
     let mut other = Other::start("another_process");
-    for way in [WatchWay::Best, WatchWay::Objects] {
+    for way in [WatchMethod::Best, WatchMethod::Objects] {
         let world = World::with(|options| {
             options.watch = way;
             // Otherwise a directory that changes again soon is not granted.
@@ -255,7 +255,7 @@ fn marks_run_out() {
 /// A name exchanged repeatedly while it is granted: the marked inode is the granted one.
 #[test]
 fn marks_match_grants_while_a_name_is_exchanged() {
-    let world = World::with(|options| options.watch = WatchWay::Objects);
+    let world = World::with(|options| options.watch = WatchMethod::Objects);
     let mut client = client(&world, world.dir.path());
     client.obliging = true;
     let (one, two) = (world.dir.path().join("d/e"), world.dir.path().join("d2"));
@@ -274,7 +274,7 @@ fn marks_match_grants_while_a_name_is_exchanged() {
         for _ in 0..4 {
             swapper.done();
         }
-        let place = NodeRef::bare(granted);
+        let place = NodeRef::without_hint(granted);
         // The server may notice the exchanges only after the reply, and recall what it granted.
         client.obliging = false;
         let response = client.call(Call::GetAttr { node: place.clone() });

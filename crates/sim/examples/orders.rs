@@ -28,7 +28,9 @@ fn main() -> ExitCode {
 }
 
 fn words(bounds: &Bounds) -> String {
-    let Bounds { calls: [first, second], one_by_one, warm, pushes, contention, alone, .. } = bounds;
+    let Bounds {
+        calls: [first, second], one_by_one, warm, pushes, contention, exclusive_leases: alone, ..
+    } = bounds;
     let Bounds { slow_kernels, restarts, late, .. } = bounds;
     let mut words = vec![format!("{first} and {second} calls")];
     let mut say = |is: bool, what: &str| words.extend(is.then(|| what.to_owned()));

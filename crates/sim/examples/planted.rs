@@ -103,7 +103,7 @@ fn explored(bugs: &[Bug], bounds: Bounds) -> Result<String, String> {
         Err(_) => return Err("an assertion failed".to_owned()),
     };
     explore(bounds).map_err(|lie| format!("found without it too: {lie}"))?;
-    Ok(format!("found: {} (state {}, {} steps)", wrong.lie, wrong.explored.states, wrong.steps))
+    Ok(format!("found: {} (state {}, {} steps)", wrong.message, wrong.explored.states, wrong.steps))
 }
 
 /// Returns the first line of the first history's violation that occurs with the faults, and not without them.

@@ -1,18 +1,18 @@
 //! Differential test: one client beside a reference tree that executes the requests directly. Every reply of the cache
 //! must equal the tree's, and a repeated request must not reach the remote again.
 
-mod acts;
+pub mod outcome;
 pub mod reference;
-pub mod said;
+mod requests;
 
 use crate::random::Dice;
 use crate::world::World;
-use acts::Acts;
-use nigh_cache::{Answer, Config, Fh, NotifyLevel, Op};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_cache::{Config, Fh, NotifyLevel, Op, OpReply};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{Cookie, Errno, LeaseScope, Name, Span, Term};
-use reference::Twin;
-use said::Said;
+use outcome::Outcome;
+use reference::ReferenceTree;
+use requests::RandomRequests;
 use std::collections::BTreeMap;
 
 /// The parameters of a run.
@@ -30,13 +30,13 @@ pub(crate) struct OpenFile {
     pub write: bool,
 }
 
-pub(crate) struct Mirror {
+pub(crate) struct DifferentialTest {
     pub world: World,
-    pub twin: Twin,
+    pub reference: ReferenceTree,
     pub dice: Dice,
     pub files: Vec<OpenFile>,
     /// The kernel's lookup count of each inode.
-    known: BTreeMap<u64, u64>,
+    nlookup: BTreeMap<u64, u64>,
 }
 
 /// Runs one sequence of requests.
@@ -44,7 +44,7 @@ pub(crate) struct Mirror {
 /// # Errors
 /// The first reply that differs, with the requests before it.
 pub fn run(plan: Plan) -> Result<(), String> {
-    let mut mirror = Mirror::new(plan.seed);
+    let mut mirror = DifferentialTest::new(plan.seed);
     for step in 1..=plan.steps {
         mirror.step().and_then(|()| mirror.world.check_kernels()).map_err(|lie| {
             format!("seed {} step {step}: {lie}\n{}", plan.seed, mirror.world.trace.join("\n"))
@@ -55,24 +55,30 @@ pub fn run(plan: Plan) -> Result<(), String> {
     mirror.end().map_err(|lie| format!("seed {}: {lie}\n{}", plan.seed, mirror.world.trace.join("\n")))
 }
 
-impl Mirror {
-    fn new(seed: u64) -> Mirror {
+impl DifferentialTest {
+    fn new(seed: u64) -> DifferentialTest {
         let mut dice = Dice::new(seed);
-        let config = TreeConfig {
+        let config = ModelFsConfig {
             term: if dice.below(2) == 0 { Term::Session } else { Term::Limited(Span::from_secs(5)) },
             recallable: dice.below(4) > 0,
-            part_entries: 1 + u32::try_from(dice.below(4)).unwrap_or(0),
+            chunk_entries: 1 + u32::try_from(dice.below(4)).unwrap_or(0),
             by_hint_only: dice.below(2) == 0,
-            ..TreeConfig::default()
+            ..ModelFsConfig::default()
         };
         let level = [NotifyLevel::All, NotifyLevel::NoEpoch, NotifyLevel::None]
             [usize::try_from(dice.below(3)).unwrap_or(0)];
         let mut world = World::new(config.clone());
-        world.wordy = true;
+        world.verbose = true;
         world.threads = 4;
         let kernel_inodes_most = 16 + dice.below(3) * 1_000;
         world.connect_with(Config { level, prunes: true, kernel_inodes_most, ..Config::default() });
-        Mirror { world, twin: Twin::new(config), dice, files: Vec::new(), known: BTreeMap::from([(1, 0)]) }
+        DifferentialTest {
+            world,
+            reference: ReferenceTree::new(config),
+            dice,
+            files: Vec::new(),
+            nlookup: BTreeMap::from([(1, 0)]),
+        }
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -89,7 +95,7 @@ impl Mirror {
                 self.forget_files();
                 Ok(())
             }
-            3 => self.lapse(),
+            3 => self.expire_session(),
             _ => {
                 self.world.advance(Span::from_millis(1));
                 self.act()
@@ -98,19 +104,19 @@ impl Mirror {
     }
 
     /// Executes one request on both sides; returns the cache's reply if both replies agree.
-    pub fn same(&mut self, op: Op) -> Result<Answer, String> {
-        let (want, handle) = self.twin.execute(self.world.now, &op);
-        let answer = self.world.answer(0, op.clone());
-        self.world.answers.clear();
-        let said = Said::by_answer(&answer);
+    pub fn execute_both(&mut self, op: Op) -> Result<OpReply, String> {
+        let (want, handle) = self.reference.execute(self.world.now, &op);
+        let answer = self.world.request(0, op.clone());
+        self.world.replies.clear();
+        let said = Outcome::from_reply(&answer);
         let unlike = said != want && !matches!(op, Op::LookupParent { .. } | Op::OpenDir { .. });
         if unlike {
             return Err(format!("{op:?} is answered {said:?}, the tree says {want:?}"));
         }
         self.count(&answer);
         let opened = match &answer {
-            Answer::Created(node, opened) => Some((node.id.ino, opened.fh)),
-            Answer::Opened(opened) => match op {
+            OpReply::Created(node, opened) => Some((node.id.ino, opened.fh)),
+            OpReply::Opened(opened) => match op {
                 Op::Open { ino, .. } => Some((ino, opened.fh)),
                 _ => None,
             },
@@ -121,22 +127,22 @@ impl Mirror {
                 Op::Open { access, .. } | Op::Create { access, .. } => access.write,
                 _ => true,
             };
-            self.twin.opened(fh, handle);
+            self.reference.opened(fh, handle);
             self.files.push(OpenFile { ino, fh, write });
         }
         Ok(answer)
     }
 
     /// Executes a request twice; the second time must not reach the remote.
-    pub fn same_and_known(&mut self, op: Op) -> Result<Answer, String> {
-        let first = self.same(op.clone())?;
+    pub fn execute_both_cached(&mut self, op: Op) -> Result<OpReply, String> {
+        let first = self.execute_both(op.clone())?;
         let before = self.world.clients[0].control.requests();
-        let second = self.same(op.clone())?;
+        let second = self.execute_both(op.clone())?;
         let kept = match &first {
-            Answer::Failed(errno) => *errno == Errno::NODATA,
+            OpReply::Failed(errno) => *errno == Errno::NODATA,
             // An xattr larger than a page is fetched each time.
-            Answer::Value(value) => value.len() <= 4_096,
-            Answer::Size(size) => *size <= 4_096,
+            OpReply::Value(value) => value.len() <= 4_096,
+            OpReply::Size(size) => *size <= 4_096,
             _ => true,
         };
         if self.world.clients[0].control.requests() > before && kept {
@@ -145,60 +151,60 @@ impl Mirror {
         Ok(second)
     }
 
-    fn count(&mut self, answer: &Answer) {
+    fn count(&mut self, answer: &OpReply) {
         let mut told = Vec::new();
         match answer {
-            Answer::Node(node) | Answer::Created(node, _) => told.push(node.id.ino),
-            Answer::Page(page) => told.extend(page.entries.iter().filter_map(|e| Some(e.node?.id.ino))),
+            OpReply::Node(node) | OpReply::Created(node, _) => told.push(node.id.ino),
+            OpReply::Page(page) => told.extend(page.entries.iter().filter_map(|e| Some(e.node?.id.ino))),
             _ => {}
         }
         for ino in told {
-            *self.known.entry(ino).or_default() += 1;
+            *self.nlookup.entry(ino).or_default() += 1;
         }
     }
 
     /// Lists a directory, whole and in pages of a few entries.
     pub fn list(&mut self, dir: u64) -> Result<(), String> {
-        let Answer::Opened(opened) = self.same(Op::OpenDir { ino: dir })? else {
+        let OpReply::Opened(opened) = self.execute_both(Op::OpenDir { ino: dir })? else {
             return Err(format!("directory {dir} cannot be opened"));
         };
         let (fh, plus) = (opened.fh, self.dice.below(2) == 0);
         let whole = Op::ReadDir { ino: dir, fh, offset: Cookie(0), size: 1 << 16, plus };
-        let Answer::Page(whole) = self.same_and_known(whole)? else {
+        let OpReply::Page(whole) = self.execute_both_cached(whole)? else {
             return Err(format!("directory {dir} cannot be read"));
         };
         let (mut offset, mut names) = (Cookie(0), Vec::new());
         loop {
             let op = Op::ReadDir { ino: dir, fh, offset, size: 320, plus };
-            let answer = self.world.answer(0, op);
+            let answer = self.world.request(0, op);
             self.count(&answer);
-            let Answer::Page(page) = answer else { return Err(format!("{dir} ends with {answer:?}")) };
-            names.extend(said::names(&page));
-            let Some(next) = said::behind(&page).filter(|next| *next > offset) else { break };
+            let OpReply::Page(page) = answer else { return Err(format!("{dir} ends with {answer:?}")) };
+            names.extend(outcome::names(&page));
+            let Some(next) = outcome::next_cookie(&page).filter(|next| *next > offset) else { break };
             offset = next;
         }
-        self.same(Op::ReleaseDir { fh })?;
-        let all = said::names(&whole);
+        self.execute_both(Op::ReleaseDir { fh })?;
+        let all = outcome::names(&whole);
         if names != all { Err(format!("{dir} in pages is {names:?}, whole it is {all:?}")) } else { Ok(()) }
     }
 
     pub fn close(&mut self, at: usize) -> Result<(), String> {
         let file = self.files.swap_remove(at);
-        self.same(Op::Flush { ino: file.ino, owner: 0 })?;
-        let answer = self.world.answer(0, Op::Release { fh: file.fh, flock: None });
-        self.twin.closed(file.fh);
-        self.bury();
-        if answer == Answer::Done { Ok(()) } else { Err(format!("closing is answered {answer:?}")) }
+        self.execute_both(Op::Flush { ino: file.ino, owner: 0 })?;
+        let answer = self.world.request(0, Op::Release { fh: file.fh, flock: None });
+        self.reference.closed(file.fh);
+        self.forget_dead();
+        if answer == OpReply::Done { Ok(()) } else { Err(format!("closing is answered {answer:?}")) }
     }
 
     /// Makes the kernel forget inodes that have no name and are not open.
-    pub fn bury(&mut self) {
-        let gone: Vec<u64> = self.known.keys().copied().filter(|ino| !self.twin.has(*ino)).collect();
+    pub fn forget_dead(&mut self) {
+        let gone: Vec<u64> = self.nlookup.keys().copied().filter(|ino| !self.reference.has(*ino)).collect();
         gone.into_iter().for_each(|ino| self.forget(ino));
     }
 
     fn forget(&mut self, ino: u64) {
-        if let Some(count) = self.known.remove(&ino) {
+        if let Some(count) = self.nlookup.remove(&ino) {
             self.world.clients[0].cache.handle_forget(ino, count);
             self.world.settle();
         }
@@ -206,7 +212,7 @@ impl Mirror {
 
     /// Makes the kernel forget every inode that is neither a directory nor open, as under memory pressure.
     fn forget_files(&mut self) {
-        self.forget_unused(self.known.keys().copied().collect());
+        self.forget_unused(self.nlookup.keys().copied().collect());
     }
 
     /// Makes the kernel forget what the cache asked it to prune, as far as it may.
@@ -217,7 +223,7 @@ impl Mirror {
 
     fn forget_unused(&mut self, inos: Vec<u64>) {
         for ino in inos {
-            let attr = self.twin.tree.attr(self.twin.id(ino));
+            let attr = self.reference.tree.attr(self.reference.id(ino));
             if attr.is_some_and(|attr| !attr.is_dir()) && !self.files.iter().any(|file| file.ino == ino) {
                 self.forget(ino);
             }
@@ -226,23 +232,23 @@ impl Mirror {
 
     /// Recalls a lease; the client must acknowledge.
     fn recall(&mut self) -> Result<(), String> {
-        let inos: Vec<u64> = self.known.keys().copied().collect();
+        let inos: Vec<u64> = self.nlookup.keys().copied().collect();
         let ino = inos[usize::try_from(self.dice.below(inos.len() as u64)).unwrap_or(0)];
         let covers = [LeaseScope::Directory, LeaseScope::Attributes, LeaseScope::Data];
         let covers = covers[usize::try_from(self.dice.below(3)).unwrap_or(0)];
         let control = self.world.clients[0].control.clone();
-        let recall = control.recall(self.twin.id(ino), covers, &[]);
+        let recall = control.recall(self.reference.id(ino), covers, &[]);
         self.world.settle();
         if control.acknowledged(recall) { Ok(()) } else { Err(format!("{ino} {covers:?} is kept")) }
     }
 
     /// Expires the client's session, and restores it. If the server forgot the session, a file without a known
     /// name cannot be reopened, so it is closed first.
-    fn lapse(&mut self) -> Result<(), String> {
+    fn expire_session(&mut self) -> Result<(), String> {
         let kept = self.dice.below(2) == 0;
-        let nameless = |mirror: &Mirror, file: &OpenFile| {
-            let attr = mirror.twin.tree.attr(mirror.twin.id(file.ino));
-            let known = mirror.world.clients[0].cache.home_of(file.ino);
+        let nameless = |mirror: &DifferentialTest, file: &OpenFile| {
+            let attr = mirror.reference.tree.attr(mirror.reference.id(file.ino));
+            let known = mirror.world.clients[0].cache.parent_entry_of(file.ino);
             known.is_none() || attr.is_none_or(|attr| attr.nlink == 0)
         };
         while let Some(at) = self.files.iter().position(|file| !kept && nameless(self, file)) {
@@ -264,7 +270,7 @@ impl Mirror {
         while !self.files.is_empty() {
             self.close(0)?;
         }
-        let known: Vec<u64> = self.known.keys().copied().filter(|ino| *ino != 1).collect();
+        let known: Vec<u64> = self.nlookup.keys().copied().filter(|ino| *ino != 1).collect();
         known.into_iter().rev().for_each(|ino| self.forget(ino));
         let (client, gauges) = (&self.world.clients[0], self.world.clients[0].cache.gauges());
         match (client.control.open_handles(), gauges.open_files, gauges.pending_operations) {
@@ -274,16 +280,16 @@ impl Mirror {
     }
 
     /// Resolves a path by lookups, as the kernel does; `None` if a component does not exist.
-    pub fn walk(&mut self, path: &[&str]) -> Result<Option<u64>, String> {
+    pub fn resolve(&mut self, path: &[&str]) -> Result<Option<u64>, String> {
         let mut at = 1;
         for part in path {
             let name = name(part);
-            let is_dir = self.twin.tree.attr(self.twin.id(at)).is_some_and(|attr| attr.is_dir());
+            let is_dir = self.reference.tree.attr(self.reference.id(at)).is_some_and(|attr| attr.is_dir());
             if !is_dir {
                 return Ok(None);
             }
-            match self.same_and_known(Op::Lookup { dir: at, name })? {
-                Answer::Node(node) => at = node.id.ino,
+            match self.execute_both_cached(Op::Lookup { dir: at, name })? {
+                OpReply::Node(node) => at = node.id.ino,
                 _ => return Ok(None),
             }
         }

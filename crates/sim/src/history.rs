@@ -49,7 +49,7 @@ pub struct History {
     pub stops: Vec<(u8, u64, u64)>,
     /// Mounts that may have lost their open files: a call by descriptor that failed there with EIO may have taken
     /// effect.
-    pub losses: Vec<u8>,
+    pub lossy_mounts: Vec<u8>,
 }
 
 /// One call. A read of the export, beside all mounts, has the mount [`Record::EXPORT`].
@@ -59,7 +59,7 @@ pub struct Record {
     pub worker: u8,
     pub begin: u64,
     /// The response time and the result. `None`: unknown; the call may have taken effect at any later time, or never.
-    pub answer: Option<(u64, Answer)>,
+    pub response: Option<(u64, CallResult)>,
     pub call: Call,
 }
 
@@ -117,7 +117,7 @@ pub enum Kind {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum How {
+pub enum RenameMode {
     Plain,
     NoReplace,
     Exchange,
@@ -153,7 +153,7 @@ pub enum Call {
     Rename {
         old: Slot,
         new: Slot,
-        how: How,
+        how: RenameMode,
     },
     /// Opens for reading and writing, with `O_NOFOLLOW`.
     Open {
@@ -217,25 +217,25 @@ pub enum Call {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Answer {
+pub enum CallResult {
     Done,
     Failed(Errno),
     /// Result of `Create` and `Open`.
     Opened(File),
     /// Result of `Stat` and `Fstat`.
-    Seen(Seen),
+    Attributes(ObservedAttrs),
     /// Result of `ReadLink`: the creator's label, which is the link's target.
     Target(Label),
     /// Result of `List`: the number of a name ([`NAMES`] for a name that no call creates) and the inode, in listing
     /// order.
-    Listed(Vec<(u8, u64)>),
+    Entries(Vec<(u8, u64)>),
     /// Result of `Read` (`None`: empty file), `GetXattr` (`None`: no such xattr) and `Load` (`None`: 0).
     Value(Option<u64>),
 }
 
 /// Attributes that stat returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seen {
+pub struct ObservedAttrs {
     pub file: File,
     pub kind: Kind,
     pub nlink: u64,

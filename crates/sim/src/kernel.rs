@@ -1,7 +1,7 @@
 //! Model of one mount's dentry cache and inode attributes.
 
-use crate::page_cache::Kept;
-use nigh_cache::{Answer, KernelInvalidation, Node, Op, Page};
+use crate::page_cache::PageCache;
+use nigh_cache::{KernelInvalidation, Node, Op, OpReply, Page};
 use nigh_types::{Attr, Name, NodeId, OpId, Span, Time, WriteFlags};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -11,37 +11,39 @@ use std::fmt::{self, Write};
 pub struct Dentry {
     /// `None`: a negative dentry.
     pub ino: Option<u64>,
-    pub until: Time,
+    pub valid_until: Time,
 }
 
 /// Cached attributes of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Believed {
+pub struct CachedAttrs {
     pub id: NodeId,
     pub attr: Attr,
-    until: Time,
-    part: Part,
+    valid_until: Time,
+    valid_fields: ValidFields,
 }
 
 /// Which of the cached attributes are valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Part {
+enum ValidFields {
     All,
     /// All but ctime, which a local change has set, and nlink, which no caller requests without ctime.
-    ButChange,
+    AllButCtime,
     /// Mode and owner: a local data change has invalidated the rest (`FUSE_STATX_MODSIZE`).
-    Rights,
+    ModeAndOwner,
 }
 
-impl Believed {
+impl CachedAttrs {
     /// Returns whether the valid attributes equal the server's.
     #[must_use]
-    pub fn is_so(&self, truth: &Attr) -> bool {
+    pub fn matches(&self, truth: &Attr) -> bool {
         let rights = |attr: &Attr| (attr.mode, attr.uid, attr.gid);
-        match self.part {
-            Part::All => self.attr == *truth,
-            Part::ButChange => Attr { ctime: truth.ctime, nlink: truth.nlink, ..self.attr } == *truth,
-            Part::Rights => rights(&self.attr) == rights(truth),
+        match self.valid_fields {
+            ValidFields::All => self.attr == *truth,
+            ValidFields::AllButCtime => {
+                Attr { ctime: truth.ctime, nlink: truth.nlink, ..self.attr } == *truth
+            }
+            ValidFields::ModeAndOwner => rights(&self.attr) == rights(truth),
         }
     }
 }
@@ -49,7 +51,7 @@ impl Believed {
 /// The kernel's size of a file, and the attribute version of its last update or invalidation (`i_size`,
 /// `attr_version`).
 #[derive(Clone, Copy, Default, Debug)]
-struct Size {
+struct FileSize {
     bytes: u64,
     version: u64,
     /// A local request in flight may extend the file (`FUSE_I_SIZE_UNSTABLE`).
@@ -59,19 +61,26 @@ struct Size {
 /// The dcache and inode attributes of one mount.
 #[derive(Clone, Default, Debug)]
 pub struct Kernel {
-    sizes: BTreeMap<u64, Size>,
+    sizes: BTreeMap<u64, FileSize>,
     version: u64,
-    names: BTreeMap<(u64, Name), Dentry>,
-    attrs: BTreeMap<u64, Believed>,
+    dentries: BTreeMap<(u64, Name), Dentry>,
+    attrs: BTreeMap<u64, CachedAttrs>,
     /// Another filesystem is mounted below, so names are invalidated one by one.
-    pub mounted_below: bool,
-    pub kept: Kept,
+    pub has_submounts: bool,
+    pub page_cache: PageCache,
 }
 
 impl Kernel {
     /// Writes the kernel's state as text, equal for equal states. `asked`: see [`Kernel::version`].
     pub(crate) fn write(&self, asked: &BTreeMap<OpId, u64>, out: &mut String) -> fmt::Result {
-        let Kernel { sizes, version: _, names, attrs, mounted_below, kept } = self;
+        let Kernel {
+            sizes,
+            version: _,
+            dentries: names,
+            attrs,
+            has_submounts: mounted_below,
+            page_cache: kept,
+        } = self;
         write!(out, "{names:?}{attrs:?}{mounted_below}{kept:?}")?;
         sizes.iter().try_for_each(|(ino, size)| write!(out, "{ino}:{}{} ", size.bytes, size.unstable))?;
         // Of the versions, only which files have changed since a request was sent affects the future.
@@ -83,41 +92,43 @@ impl Kernel {
     }
 
     /// Applies a reply to a lookup in `dir`.
-    pub fn looked(&mut self, (now, asked): (Time, u64), dir: u64, name: &Name, answer: &Answer) {
+    pub fn apply_lookup(&mut self, (now, asked): (Time, u64), dir: u64, name: &Name, answer: &OpReply) {
         match answer {
-            Answer::Node(node) | Answer::Created(node, _) => self.node((now, asked), dir, name, node),
-            Answer::Missing(valid) if *valid > Span::ZERO => {
-                self.names.insert((dir, name.clone()), Dentry { ino: None, until: now.after(*valid) });
+            OpReply::Node(node) | OpReply::Created(node, _) => self.node((now, asked), dir, name, node),
+            OpReply::Missing(valid) if *valid > Span::ZERO => {
+                self.dentries
+                    .insert((dir, name.clone()), Dentry { ino: None, valid_until: now.after(*valid) });
             }
             _ => {
-                self.names.remove(&(dir, name.clone()));
+                self.dentries.remove(&(dir, name.clone()));
             }
         }
     }
 
     fn node(&mut self, (now, asked): (Time, u64), dir: u64, name: &Name, node: &Node) {
-        let dentry = Dentry { ino: Some(node.id.ino), until: now.after(node.entry_valid) };
-        self.names.insert((dir, name.clone()), dentry);
-        self.believe(node.id, node.attr, now.after(node.attr_valid), asked);
+        let dentry = Dentry { ino: Some(node.id.ino), valid_until: now.after(node.entry_valid) };
+        self.dentries.insert((dir, name.clone()), dentry);
+        self.update_attr(node.id, node.attr, now.after(node.attr_valid), asked);
     }
 
     /// Applies a GETATTR reply. `asked`: the version at the time of the request; `None` for the kernel's own change,
     /// whose reply always applies.
-    pub fn attributes(&mut self, now: Time, answer: &Answer, asked: Option<u64>) {
-        if let Answer::Attr(id, attr, valid) = answer {
-            self.believe(*id, *attr, now.after(*valid), asked.unwrap_or(u64::MAX));
+    pub fn apply_attr(&mut self, now: Time, answer: &OpReply, asked: Option<u64>) {
+        if let OpReply::Attr(id, attr, valid) = answer {
+            self.update_attr(*id, *attr, now.after(*valid), asked.unwrap_or(u64::MAX));
         }
     }
 
     /// Applies attributes unless a newer reply or an invalidation came since the request (`fuse_change_attributes`).
-    fn believe(&mut self, id: NodeId, attr: Attr, until: Time, asked: u64) {
+    fn update_attr(&mut self, id: NodeId, attr: Attr, until: Time, asked: u64) {
         let size = self.sizes.entry(id.ino).or_default();
         if size.unstable || size.version > asked {
             return;
         }
         self.version += 1;
         (size.bytes, size.version) = (attr.size, self.version);
-        self.attrs.insert(id.ino, Believed { id, attr, until, part: Part::All });
+        self.attrs
+            .insert(id.ino, CachedAttrs { id, attr, valid_until: until, valid_fields: ValidFields::All });
     }
 
     /// Returns the attribute version that a request sent now remembers.
@@ -127,7 +138,7 @@ impl Kernel {
     }
 
     /// Extends a file to at least `bytes` (`fuse_notify_store`).
-    pub fn lengthened(&mut self, ino: u64, bytes: u64) {
+    pub fn extend_size(&mut self, ino: u64, bytes: u64) {
         let size = self.sizes.entry(ino).or_default();
         if bytes > size.bytes {
             self.version += 1;
@@ -138,10 +149,10 @@ impl Kernel {
 
     /// Begins a request; extending writes and size changes make the size unstable (`fuse_perform_write`,
     /// `fuse_do_setattr`).
-    pub fn begins(&mut self, op: &Op) {
-        self.kept.begins(op);
+    pub fn begin_request(&mut self, op: &Op) {
+        self.page_cache.begin_request(op);
         let (ino, grows) = match op {
-            Op::Write { ino, offset, data, flags: WriteFlags { flush: false, .. }, .. } => {
+            Op::Write { ino, offset, data, flags: WriteFlags { write_back: false, .. }, .. } => {
                 (ino, offset + data.len() as u64 > self.size(*ino))
             }
             Op::SetAttr { ino, set, .. } => (ino, set.size.is_some()),
@@ -153,8 +164,10 @@ impl Kernel {
     }
 
     /// Ends a request: the size is stable again.
-    pub fn ends(&mut self, op: &Op) {
-        if let Op::Write { ino, flags: WriteFlags { flush: false, .. }, .. } | Op::SetAttr { ino, .. } = op {
+    pub fn end_request(&mut self, op: &Op) {
+        if let Op::Write { ino, flags: WriteFlags { write_back: false, .. }, .. } | Op::SetAttr { ino, .. } =
+            op
+        {
             self.sizes.entry(*ino).or_default().unstable = false;
         }
     }
@@ -166,7 +179,7 @@ impl Kernel {
     }
 
     /// Extends a file to the end of a completed write (`fuse_write_update_attr`).
-    pub fn wrote(&mut self, ino: u64, end: u64) {
+    pub fn end_write(&mut self, ino: u64, end: u64) {
         let size = self.sizes.entry(ino).or_default();
         size.bytes = size.bytes.max(end);
     }
@@ -174,15 +187,18 @@ impl Kernel {
     /// A local change removed or moved a name of the inode: the other cached attributes and their expiry stay
     /// (`fuse_entry_unlinked`, `fuse_update_ctime`).
     fn changed_name(&mut self, ino: u64) {
-        let all = self.attrs.get_mut(&ino).filter(|believed| believed.part == Part::All);
-        all.into_iter().for_each(|believed| believed.part = Part::ButChange);
+        let all = self.attrs.get_mut(&ino).filter(|believed| believed.valid_fields == ValidFields::All);
+        all.into_iter().for_each(|believed| believed.valid_fields = ValidFields::AllButCtime);
     }
 
     /// A local data change: mode and owner stay valid (`fuse_write_update_attr`).
     pub fn changed_data(&mut self, ino: u64) {
         self.version += 1;
         self.sizes.entry(ino).or_default().version = self.version;
-        self.attrs.get_mut(&ino).into_iter().for_each(|believed| believed.part = Part::Rights);
+        self.attrs
+            .get_mut(&ino)
+            .into_iter()
+            .for_each(|believed| believed.valid_fields = ValidFields::ModeAndOwner);
     }
 
     /// After the loss of a name, attribute replies to earlier requests are ignored (`fuse_entry_unlinked`).
@@ -205,7 +221,7 @@ impl Kernel {
 
     /// Drops the dentry, as the kernel does after a local removal or replacement.
     pub fn unlinked(&mut self, dir: u64, name: &Name) {
-        if let Some(Dentry { ino: Some(ino), .. }) = self.names.remove(&(dir, name.clone())) {
+        if let Some(Dentry { ino: Some(ino), .. }) = self.dentries.remove(&(dir, name.clone())) {
             self.lost_name(ino);
         }
         self.changed_dir(dir);
@@ -213,11 +229,11 @@ impl Kernel {
 
     /// Moves dentries after a local rename; each keeps its expiry (`d_move`, `d_exchange`).
     pub fn renamed(&mut self, (from, name): (u64, &Name), (to, new_name): (u64, &Name), exchange: bool) {
-        let moved = self.names.remove(&(from, name.clone()));
-        match self.names.remove(&(to, new_name.clone())) {
+        let moved = self.dentries.remove(&(from, name.clone()));
+        match self.dentries.remove(&(to, new_name.clone())) {
             Some(other) if exchange => {
                 other.ino.into_iter().for_each(|ino| self.changed_name(ino));
-                self.names.insert((from, name.clone()), other);
+                self.dentries.insert((from, name.clone()), other);
             }
             Some(Dentry { ino: Some(replaced), .. }) => self.lost_name(replaced),
             _ => {}
@@ -228,7 +244,7 @@ impl Kernel {
             && let Some(ino) = dentry.ino
         {
             self.changed_name(ino);
-            self.names.insert((to, new_name.clone()), dentry);
+            self.dentries.insert((to, new_name.clone()), dentry);
         }
         self.changed_dir(from);
         self.changed_dir(to);
@@ -236,56 +252,59 @@ impl Kernel {
 
     /// Drops a directory's attributes and listing, as the kernel does after a local change of an entry.
     pub fn changed_dir(&mut self, dir: u64) {
-        self.kept.changed_dir(dir);
+        self.page_cache.drop_listing(dir);
         self.attrs.remove(&dir);
     }
 
     /// Applies a notification.
-    pub fn forget(&mut self, stale: &KernelInvalidation) {
-        self.kept.forget(stale);
+    pub fn invalidate(&mut self, stale: &KernelInvalidation) {
+        self.page_cache.invalidate(stale);
         match stale {
             KernelInvalidation::Attr { ino } | KernelInvalidation::Data { ino, .. } => {
                 self.version += 1;
                 self.sizes.entry(*ino).or_default().version = self.version;
                 self.attrs.remove(ino);
             }
-            KernelInvalidation::Entry { dir, name } | KernelInvalidation::Gone { dir, name } => {
-                self.names.remove(&(*dir, name.clone()));
+            KernelInvalidation::Entry { dir, name } | KernelInvalidation::RemovedDentry { dir, name } => {
+                self.dentries.remove(&(*dir, name.clone()));
             }
-            KernelInvalidation::AllDentries(names) if self.mounted_below => {
+            KernelInvalidation::AllDentries(names) if self.has_submounts => {
                 for name in names {
-                    self.names.remove(name);
+                    self.dentries.remove(name);
                 }
             }
-            KernelInvalidation::AllDentries(_) => self.names.clear(),
+            KernelInvalidation::AllDentries(_) => self.dentries.clear(),
         }
     }
 
     /// Returns the dentries valid at `now`.
-    pub fn names(&self, now: Time) -> impl Iterator<Item = (u64, &Name, Dentry)> {
-        self.names.iter().filter(move |(_, d)| now < d.until).map(|((dir, name), d)| (*dir, name, *d))
+    pub fn valid_dentries(&self, now: Time) -> impl Iterator<Item = (u64, &Name, Dentry)> {
+        self.dentries
+            .iter()
+            .filter(move |(_, d)| now < d.valid_until)
+            .map(|((dir, name), d)| (*dir, name, *d))
     }
 
     /// Returns the dentry of one name, if it is valid at `now`.
     #[must_use]
-    pub fn name(&self, now: Time, dir: u64, name: &Name) -> Option<Dentry> {
-        self.names.get(&(dir, name.clone())).copied().filter(|d| now < d.until)
+    pub fn valid_dentry(&self, now: Time, dir: u64, name: &Name) -> Option<Dentry> {
+        self.dentries.get(&(dir, name.clone())).copied().filter(|d| now < d.valid_until)
     }
 
     /// Returns the inode of a name's last known dentry, expired or not: the kernel revalidates before it removes or
     /// renames, and keeps the dentry for the time of the request.
     #[must_use]
-    pub fn last_heard(&self, dir: u64, name: &Name) -> Option<u64> {
-        self.names.get(&(dir, name.clone())).and_then(|d| d.ino)
+    pub fn last_known_ino(&self, dir: u64, name: &Name) -> Option<u64> {
+        self.dentries.get(&(dir, name.clone())).and_then(|d| d.ino)
     }
 
     /// Returns the attributes of which at least some are valid at `now`.
-    pub fn believed(&self, now: Time) -> impl Iterator<Item = &Believed> {
-        self.attrs.values().filter(move |believed| now < believed.until)
+    pub fn partly_valid_attrs(&self, now: Time) -> impl Iterator<Item = &CachedAttrs> {
+        self.attrs.values().filter(move |believed| now < believed.valid_until)
     }
 
     /// Returns the attributes that stat(2) uses at `now` without a request.
-    pub fn attrs(&self, now: Time) -> impl Iterator<Item = &Believed> {
-        self.believed(now).filter(|believed| believed.part != Part::Rights)
+    pub fn valid_attrs(&self, now: Time) -> impl Iterator<Item = &CachedAttrs> {
+        self.partly_valid_attrs(now).filter(|believed| believed.valid_fields != ValidFields::ModeAndOwner)
     }
 }

@@ -12,20 +12,20 @@
 mod calls;
 mod clock;
 mod counts;
+mod explicit_schedule;
 mod history;
+#[cfg(test)]
+mod lease_quota;
 mod links;
-mod moves;
 #[cfg(test)]
 mod pages;
 mod server;
 mod session;
-#[cfg(test)]
-mod share;
 mod write_back;
 
 pub use counts::Counts;
+pub(crate) use explicit_schedule::Move;
 pub use history::{Plan, run};
-pub(crate) use moves::Move;
 
 use crate::random::Dice;
 use crate::world::Backend;
@@ -33,16 +33,16 @@ use clock::Clock;
 use links::{Link, Pipe};
 use nigh_native::lease::LeaseConfig;
 use nigh_native::{ClientConfig, ClientSession};
-use nigh_remote::model_fs::{Tree, TreeConfig};
+use nigh_remote::model_fs::{ModelFs, ModelFsConfig};
 use nigh_remote::{Output, Reason, Remote};
 use nigh_types::{CallId, Event, GrantId, RecallId, Request, Span, Time};
-use server::{Said, Server};
+use server::{Server, ServerOutput};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 /// Of so many frames of a garbled client, one is corrupted.
-const GARBLED_FRAMES: u64 = 12;
+const CORRUPTED_FRAMES: u64 = 12;
 
 /// A server, its clients' ends, and the connections between them.
 #[derive(Clone)]
@@ -59,14 +59,14 @@ struct Net {
     last_link: u64,
     dice: Dice,
     /// Time of the last fault that clients may have noticed.
-    troubled: Time,
+    last_fault: Time,
     /// Frames from and to this client are corrupted now and then.
-    garbled: Option<usize>,
+    corrupted_client: Option<usize>,
     /// The sender of each frame gets its acknowledgement at once, and a client that wants a new connection has it at
     /// once.
-    prompt: bool,
+    acknowledges_at_once: bool,
     /// Frames received per session at the time: by the server from its client, and by the client from the server.
-    heard: BTreeMap<u64, (u64, u64)>,
+    frames_received: BTreeMap<u64, (u64, u64)>,
 }
 
 /// A client's session, and the state of its machine.
@@ -81,7 +81,7 @@ struct ClientEnd {
     events: VecDeque<Event>,
     due: (Time, Reason),
     /// When it next tries to connect.
-    again: Option<Time>,
+    reconnect_at: Option<Time>,
     /// Connecting fails before this time.
     down_until: Time,
     paused: bool,
@@ -96,43 +96,54 @@ pub(crate) struct End {
 
 /// A client's clock, link and session parameters.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct ClientSetup {
     clock: Clock,
     latency: (Span, Span),
     term: nigh_types::Term,
     features: u64,
 }
 
-impl Place {
+impl ClientSetup {
     /// A client with an exact clock and no latency.
-    pub(crate) fn near(features: u64) -> Place {
+    pub(crate) fn near(features: u64) -> ClientSetup {
         let (clock, latency) = (Clock::exact(), (Span::ZERO, Span::ZERO));
-        Place { clock, latency, term: nigh_types::Term::Session, features }
+        ClientSetup { clock, latency, term: nigh_types::Term::Session, features }
     }
 
     /// A client with an exact clock and the given latency to the server and back.
-    pub(crate) fn far(features: u64, latency: (Span, Span)) -> Place {
-        Place { latency, ..Place::near(features) }
+    pub(crate) fn far(features: u64, latency: (Span, Span)) -> ClientSetup {
+        ClientSetup { latency, ..ClientSetup::near(features) }
     }
 }
 
 impl Native {
-    pub(crate) fn new(tree: TreeConfig, leases: LeaseConfig, seed: u64) -> Native {
-        let server = Server::new(Tree::new(tree), leases, Some(Dice::new(seed ^ 0x5e5e)));
+    pub(crate) fn new(tree: ModelFsConfig, leases: LeaseConfig, seed: u64) -> Native {
+        let server = Server::new(ModelFs::new(tree), leases, Some(Dice::new(seed ^ 0x5e5e)));
         let dice = Dice::new(seed ^ 0x11e7);
         let (ends, links) = (Vec::new(), BTreeMap::new());
         let (now, last_link, troubled, garbled) = (Time(0), 0, Time(0), None);
         let (prompt, heard) = (false, BTreeMap::new());
-        let net = Net { now, server, ends, links, last_link, dice, troubled, garbled, prompt, heard };
+        let net = Net {
+            now,
+            server,
+            ends,
+            links,
+            last_link,
+            dice,
+            last_fault: troubled,
+            corrupted_client: garbled,
+            acknowledges_at_once: prompt,
+            frames_received: heard,
+        };
         Native { net: Rc::new(RefCell::new(net)) }
     }
 
     /// Connects another client, whose session sends hello.
-    pub(crate) fn connect(&self, now: Time, place: Place) -> End {
+    pub(crate) fn connect(&self, now: Time, place: ClientSetup) -> End {
         let mut net = self.net.borrow_mut();
         net.now = net.now.max(now);
         let at = net.ends.len();
-        let Place { clock, latency, term, features } = place;
+        let ClientSetup { clock, latency, term, features } = place;
         let client = at as u64;
         let incarnation = net.dice.below(u64::MAX);
         let config = ClientConfig { client, incarnation, attach: b"tree".to_vec(), term, features };
@@ -145,7 +156,7 @@ impl Native {
             link: None,
             events: VecDeque::new(),
             due: (Time::FAR, Reason::Idle),
-            again: None,
+            reconnect_at: None,
             down_until: Time(0),
             paused: false,
         });
@@ -176,7 +187,7 @@ impl Net {
             let end = &mut self.ends[at];
             match end.session.poll_output() {
                 Output::Transmit(bytes) => {
-                    let garbles = self.garbled == Some(at) && self.dice.below(GARBLED_FRAMES) == 0;
+                    let garbles = self.corrupted_client == Some(at) && self.dice.below(CORRUPTED_FRAMES) == 0;
                     let Some(link) = end.link.and_then(|link| self.links.get_mut(&link)) else { continue };
                     match garbles {
                         true => link.up.garble(now, &bytes, &mut self.dice),
@@ -191,26 +202,27 @@ impl Net {
             }
         }
         let end = &mut self.ends[at];
-        if end.again.is_none() && (end.session.is_lost() || end.session.wants_connection().is_some()) {
+        if end.reconnect_at.is_none() && (end.session.is_lost() || end.session.wants_connection().is_some()) {
             let link = end.link.take().and_then(|link| self.links.get_mut(&link));
             link.into_iter().for_each(|link| link.up.close(now));
-            end.again = Some(now.after(Span::from_millis(1)));
+            end.reconnect_at = Some(now.after(Span::from_millis(1)));
         }
     }
 
     /// Delivers the server's frames to connections.
     fn carry(&mut self) {
-        for said in std::mem::take(&mut self.server.said) {
+        for said in std::mem::take(&mut self.server.outputs) {
             match said {
-                Said::Frame(link, bytes) => {
+                ServerOutput::Frame(link, bytes) => {
                     let Some(link) = self.links.get_mut(&link) else { continue };
-                    let garbles = self.garbled == Some(link.client) && self.dice.below(GARBLED_FRAMES) == 0;
+                    let garbles =
+                        self.corrupted_client == Some(link.client) && self.dice.below(CORRUPTED_FRAMES) == 0;
                     match garbles {
                         true => link.down.garble(self.now, &bytes, &mut self.dice),
                         false => link.down.send(self.now, &bytes),
                     }
                 }
-                Said::Close(link) => {
+                ServerOutput::Close(link) => {
                     self.links.get_mut(&link).into_iter().for_each(|link| link.down.close(self.now));
                 }
             }
@@ -224,7 +236,7 @@ impl Net {
             link.up.due().min(down)
         });
         let awake = self.ends.iter().filter(|end| !end.paused);
-        let again = awake.filter_map(|end| end.again).min().unwrap_or(Time::FAR);
+        let again = awake.filter_map(|end| end.reconnect_at).min().unwrap_or(Time::FAR);
         of_links.min().unwrap_or(Time::FAR).min(self.server.due()).min(again)
     }
 
@@ -254,17 +266,17 @@ impl Net {
 
     fn is_to_connect(&self, at: usize) -> bool {
         let end = &self.ends[at];
-        !end.paused && end.again.is_some_and(|again| again <= self.now)
+        !end.paused && end.reconnect_at.is_some_and(|again| again <= self.now)
     }
 
     fn connect_again(&mut self, at: usize) {
         let now = self.now;
         let end = &mut self.ends[at];
         if now < end.down_until {
-            end.again = Some(end.down_until);
+            end.reconnect_at = Some(end.down_until);
             return;
         }
-        end.again = None;
+        end.reconnect_at = None;
         let clock = end.clock.at(now);
         if end.session.is_lost() {
             end.session = ClientSession::after_lost(clock, end.config.clone());
@@ -310,16 +322,16 @@ impl Net {
             pipe.cut(now, &mut self.dice, delay);
         }
         self.server.counts.cuts += 1;
-        self.troubled = self.troubled.max(now.after(longest));
+        self.last_fault = self.last_fault.max(now.after(longest));
     }
 
     /// Notes whether a fault is present now.
     fn note_trouble(&mut self, others: bool) {
         let is_wrong = |end: &ClientEnd| {
-            end.paused || end.again.is_some() || end.down_until > self.now || !end.session.is_linked()
+            end.paused || end.reconnect_at.is_some() || end.down_until > self.now || !end.session.is_linked()
         };
         if others || self.ends.iter().any(is_wrong) || self.server.in_grace() {
-            self.troubled = self.troubled.max(self.now);
+            self.last_fault = self.last_fault.max(self.now);
         }
     }
 
@@ -336,7 +348,7 @@ impl Backend for Native {
     const FLUSHES_FIRST: bool = true;
     const ONE_BY_ONE: bool = true;
 
-    fn edit<R>(&self, edit: impl FnOnce(&mut Tree) -> R) -> R {
+    fn edit<R>(&self, edit: impl FnOnce(&mut ModelFs) -> R) -> R {
         edit(&mut self.net.borrow_mut().server.tree)
     }
 
@@ -365,7 +377,7 @@ impl Backend for Native {
     }
 
     fn is_faithful(&self, at: usize) -> bool {
-        self.with(|net| net.garbled != Some(at))
+        self.with(|net| net.corrupted_client != Some(at))
     }
 
     fn owes(&self, at: usize, ino: u64, attributes: bool) -> bool {

@@ -15,7 +15,7 @@ mod state;
 
 use nigh_types::Span;
 pub use plans::{LONG, PLANS};
-pub use search::{Explored, Wrong};
+pub use search::{Explored, Violation};
 
 /// The bounds of an exploration.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub struct Bounds {
     /// A lease that is recalled soon after its grant is not granted again for a while.
     pub contention: bool,
     /// The second client asks for exclusive directory leases, since its kernel can be notified of single names only.
-    pub alone: bool,
+    pub exclusive_leases: bool,
     /// Kernels execute notifications at any later time, instead of at once.
     pub slow_kernels: bool,
     /// How often the server may be killed and restarted, at any point.
@@ -51,7 +51,7 @@ impl Bounds {
             warm: true,
             pushes: false,
             contention: false,
-            alone: false,
+            exclusive_leases: false,
             slow_kernels: true,
             restarts: 0,
             late: 0,
@@ -67,6 +67,6 @@ const PATIENCE: Span = Span::from_millis(100);
 ///
 /// # Errors
 /// The first violation, and the path to it.
-pub fn explore(bounds: Bounds) -> Result<Explored, Wrong> {
+pub fn explore(bounds: Bounds) -> Result<Explored, Violation> {
     search::explore(bounds)
 }

@@ -1,6 +1,6 @@
 //! Model of the kernel's page cache and its cached listings of open directories.
 
-use nigh_cache::{Answer, Fh, KernelInvalidation, Op, Page};
+use nigh_cache::{Fh, KernelInvalidation, Op, OpReply, Page};
 use nigh_types::WriteFlags;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ pub type Listing = BTreeMap<Vec<u8>, u64>;
 
 /// The part of a page that a local write changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Written {
+pub struct PendingWrite {
     pub from: usize,
     pub to: usize,
     /// The kernel had the whole page. Then the page has the written bytes at once and is not locked until the reply
@@ -19,14 +19,14 @@ pub struct Written {
 
 /// Page cache and cached listings of one mount. Files here are smaller than a page.
 #[derive(Clone, Default, Debug)]
-pub struct Kept {
+pub struct PageCache {
     /// Open files: the inode, and whether this descriptor is writable.
     files: BTreeMap<Fh, (u64, bool)>,
     /// Open directories whose listing may be cached.
     dirs: BTreeSet<Fh>,
     pages: BTreeMap<u64, Vec<u8>>,
     /// Local writes in flight; a kernel sends one per file at a time.
-    written: BTreeMap<u64, Written>,
+    pending_writes: BTreeMap<u64, PendingWrite>,
     /// Files with dirty pages from stores into maps.
     dirty: BTreeMap<u64, Fh>,
     listings: BTreeMap<u64, Listing>,
@@ -34,39 +34,42 @@ pub struct Kept {
     targets: BTreeMap<u64, String>,
 }
 
-impl Kept {
+impl PageCache {
     /// Applies a reply.
-    pub fn answered(&mut self, op: &Op, answer: &Answer) {
+    pub fn apply_reply(&mut self, op: &Op, answer: &OpReply) {
         match (op, answer) {
-            (Op::Open { ino, access, .. }, Answer::Opened(opened)) => {
+            (Op::Open { ino, access, .. }, OpReply::Opened(opened)) => {
                 self.opened(*ino, opened.fh, access.write, opened.keep_cache);
             }
-            (Op::Create { access, .. }, Answer::Created(node, opened)) => {
+            (Op::Create { access, .. }, OpReply::Created(node, opened)) => {
                 self.opened(node.id.ino, opened.fh, access.write, opened.keep_cache);
             }
             (Op::Release { fh, .. }, _) => drop(self.files.remove(fh)),
             // An empty file has no page to read from.
-            (Op::Read { ino, fh, offset: 0, .. }, Answer::Data(data))
+            (Op::Read { ino, fh, offset: 0, .. }, OpReply::Data(data))
                 if self.files.contains_key(fh) && !data.is_empty() =>
             {
                 self.pages.insert(*ino, data.clone());
             }
-            (Op::Write { ino, data, flags: WriteFlags { flush: true, .. }, .. }, Answer::Written(_)) => {
+            (
+                Op::Write { ino, data, flags: WriteFlags { write_back: true, .. }, .. },
+                OpReply::Written(_),
+            ) => {
                 if let Some(pages) = self.pages.get_mut(ino) {
                     pages.clone_from(data);
                 }
             }
-            (Op::Write { ino, .. }, Answer::Written(_)) => drop(self.written.remove(ino)),
+            (Op::Write { ino, .. }, OpReply::Written(_)) => drop(self.pending_writes.remove(ino)),
             (Op::Write { ino, .. }, _) => {
-                self.written.remove(ino);
+                self.pending_writes.remove(ino);
                 if !self.is_dirty(*ino) {
                     self.pages.remove(ino);
                 }
             }
-            (Op::ReadLink { ino }, Answer::Target(target)) => {
+            (Op::ReadLink { ino }, OpReply::Target(target)) => {
                 self.targets.insert(*ino, String::from_utf8_lossy(target).into_owned());
             }
-            (Op::OpenDir { ino }, Answer::Opened(opened)) => {
+            (Op::OpenDir { ino }, OpReply::Opened(opened)) => {
                 if !opened.keep_cache {
                     self.listings.remove(ino);
                 }
@@ -74,7 +77,7 @@ impl Kept {
                     self.dirs.insert(opened.fh);
                 }
             }
-            (Op::ReadDir { ino, fh, .. }, Answer::Page(page)) if self.dirs.contains(fh) => {
+            (Op::ReadDir { ino, fh, .. }, OpReply::Page(page)) if self.dirs.contains(fh) => {
                 self.listings.insert(*ino, listing(page));
             }
             _ => {}
@@ -87,8 +90,10 @@ impl Kept {
     }
 
     /// Begins a request.
-    pub fn begins(&mut self, op: &Op) {
-        let Op::Write { ino, offset, data, flags: WriteFlags { flush: false, .. }, .. } = op else { return };
+    pub fn begin_request(&mut self, op: &Op) {
+        let Op::Write { ino, offset, data, flags: WriteFlags { write_back: false, .. }, .. } = op else {
+            return;
+        };
         // Offsets are within a page.
         let at = u16::try_from(*offset).unwrap_or(0);
         let from = usize::from(at);
@@ -99,19 +104,19 @@ impl Kept {
             page.resize(page.len().max(to), 0);
             page[from..to].copy_from_slice(data);
         }
-        self.written.insert(*ino, Written { from, to, whole });
+        self.pending_writes.insert(*ino, PendingWrite { from, to, whole });
     }
 
     /// Returns what a local write in flight has changed in a cached page.
     #[must_use]
-    pub fn written(&self, ino: u64) -> Option<Written> {
-        self.written.get(&ino).copied().filter(|_| self.has_pages(ino))
+    pub fn pending_write(&self, ino: u64) -> Option<PendingWrite> {
+        self.pending_writes.get(&ino).copied().filter(|_| self.has_pages(ino))
     }
 
     /// Returns whether invalidating the file's page waits for a local write.
     #[must_use]
     pub fn is_locked(&self, ino: u64) -> bool {
-        self.written.get(&ino).is_some_and(|written| !written.whole)
+        self.pending_writes.get(&ino).is_some_and(|written| !written.whole)
     }
 
     fn opened(&mut self, ino: u64, fh: Fh, write: bool, keep_cache: bool) {
@@ -122,12 +127,12 @@ impl Kept {
     }
 
     /// Drops a directory's listing, as the kernel does after a local change (`fuse_dir_changed`).
-    pub fn changed_dir(&mut self, dir: u64) {
+    pub fn drop_listing(&mut self, dir: u64) {
         self.listings.remove(&dir);
     }
 
     /// Applies a notification.
-    pub fn forget(&mut self, stale: &KernelInvalidation) {
+    pub fn invalidate(&mut self, stale: &KernelInvalidation) {
         if let KernelInvalidation::Data { ino, offset: 0, .. } = stale {
             self.pages.remove(ino);
             self.listings.remove(ino);
@@ -166,7 +171,7 @@ impl Kept {
             fh,
             offset: 0,
             data,
-            flags: WriteFlags { flush: true, ..WriteFlags::default() },
+            flags: WriteFlags { write_back: true, ..WriteFlags::default() },
         })
     }
 

@@ -7,8 +7,8 @@ mod files;
 
 pub use fake::{Plan, run};
 
-use crate::world::{Backend, World, given_up, name_of, short};
-use nigh_cache::{Answer, Op};
+use crate::world::{Backend, World, has_unknown_outcome, name_of, short};
+use nigh_cache::{Op, OpReply};
 use nigh_remote::fake::FakeServer;
 use nigh_types::{Access, Cookie, Name, OpId, SetAttr};
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +50,7 @@ impl Dice {
 
 /// Events of a history besides changes of names and modes.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Kinds {
+pub(crate) struct Workload {
     /// Data, xattrs and hard links of files.
     pub(crate) files: bool,
     /// Grants have short deadlines too.
@@ -62,17 +62,17 @@ pub(crate) struct Kinds {
     /// All clients map files and store into them.
     pub(crate) maps: bool,
     /// Several clients write parts of one page at the same time.
-    pub(crate) halves: bool,
+    pub(crate) partial_writes: bool,
     /// Several clients store into parts of one mapped page at the same time.
-    pub(crate) shared: bool,
+    pub(crate) shared_maps: bool,
     /// Changes are pushed, and attributes are requested by inode number and checked.
     pub(crate) pushes: bool,
 }
 
 /// A running history: requests and their replies. Clones share their server.
 #[derive(Clone)]
-pub(crate) struct History<B: Backend = FakeServer> {
-    pub(crate) kinds: Kinds,
+pub(crate) struct RandomHistory<B: Backend = FakeServer> {
+    pub(crate) workload: Workload,
     /// Clients without a session.
     lost: BTreeSet<usize>,
     pub(crate) world: World<B>,
@@ -91,10 +91,10 @@ pub(crate) struct History<B: Backend = FakeServer> {
     stored: u8,
 }
 
-impl<B: Backend> History<B> {
+impl<B: Backend> RandomHistory<B> {
     /// Begins a history in a world without clients.
-    pub(crate) fn begin(mut world: World<B>, kinds: Kinds, dice: Dice) -> History<B> {
-        world.wordy = true;
+    pub(crate) fn begin(mut world: World<B>, workload: Workload, dice: Dice) -> RandomHistory<B> {
+        world.verbose = true;
         world.threads = 4;
         let now = world.now;
         let dirs: BTreeMap<&'static str, u64> =
@@ -104,23 +104,23 @@ impl<B: Backend> History<B> {
                 world.past.insert((*dir, name(file)), Vec::new());
             }
         }
-        if kinds.files {
+        if workload.files {
             let paths = DIRS.iter().flat_map(|dir| NAMES.iter().map(move |file| format!("{dir}/{file}")));
             world.facts.paths = paths.collect();
         }
-        if kinds.halves || kinds.shared {
+        if workload.partial_writes || workload.shared_maps {
             let path = format!("{}/{PAGE}", DIRS[0]);
             world.server.edit(|tree| tree.plant_file(now, &path, b"text"));
             world.facts.paths.push(path);
         }
-        if kinds.pushes {
+        if workload.pushes {
             let files = DIRS.iter().flat_map(|dir| NAMES.iter().map(move |file| format!("{dir}/{file}")));
             world.facts.attributes_of = DIRS.iter().map(ToString::to_string).chain(files).collect();
         }
-        world.limited = kinds.limited;
+        world.limited = workload.limited;
         world.observe();
-        History {
-            kinds,
+        RandomHistory {
+            workload,
             lost: BTreeSet::new(),
             world,
             dice,
@@ -158,7 +158,7 @@ impl<B: Backend> History<B> {
         let picked = self.dice.pick(&DIRS);
         let dir = self.dirs[picked];
         let file = name(self.dice.pick(&NAMES));
-        if self.kinds.maps && self.dice.below(3) == 0 {
+        if self.workload.maps && self.dice.below(3) == 0 {
             if let Some(op) = self.use_map(at) {
                 self.ask(at, op);
             }
@@ -167,14 +167,14 @@ impl<B: Backend> History<B> {
         if self.uses_page(at) {
             return;
         }
-        if self.kinds.pushes && self.dice.below(5) == 0 {
+        if self.workload.pushes && self.dice.below(5) == 0 {
             return self.ask_attributes(at, dir, &file);
         }
         let access =
             Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
-        let (op, locks) = match self.dice.below(if self.kinds.files { 24 } else { 12 }) {
+        let (op, locks) = match self.dice.below(if self.workload.files { 24 } else { 12 }) {
             12.. => self.use_file(at, dir, &file),
-            0..=4 => (self.lookup_or_believe(at, dir, &file), vec![]),
+            0..=4 => (self.lookup_unless_cached(at, dir, &file), vec![]),
             5 => {
                 let picked = self.dice.below(8) as u32;
                 let set_id = if picked > 5 { 0o6000 } else { 0 };
@@ -217,9 +217,9 @@ impl<B: Backend> History<B> {
 
     /// Sends a request on the shared page, if the history has one; returns whether it did.
     fn uses_page(&mut self, at: usize) -> bool {
-        let op = match self.kinds {
-            Kinds { shared: true, .. } if self.dice.below(2) == 0 => self.store_in_part(at),
-            Kinds { halves: true, .. } if self.dice.below(2) == 0 => self.write_in_part(at),
+        let op = match self.workload {
+            Workload { shared_maps: true, .. } if self.dice.below(2) == 0 => self.store_in_part(at),
+            Workload { partial_writes: true, .. } if self.dice.below(2) == 0 => self.write_in_part(at),
             _ => return false,
         };
         if let Some(op) = op {
@@ -236,7 +236,7 @@ impl<B: Backend> History<B> {
     /// Sends a request for which a kernel locks these directories, which must be free.
     pub(crate) fn ask_locking(&mut self, at: usize, op: Op, locks: Vec<u64>) -> OpId {
         let id = self.ask(at, op);
-        if self.world.waits(at, id) && !locks.is_empty() {
+        if self.world.is_pending(at, id) && !locks.is_empty() {
             for dir in &locks {
                 self.busy.insert((at, *dir), id);
             }
@@ -246,32 +246,33 @@ impl<B: Backend> History<B> {
     }
 
     /// Returns a lookup, unless the kernel has a valid dentry: every step checks valid dentries.
-    fn lookup_or_believe(&self, at: usize, dir: u64, name: &Name) -> Option<Op> {
-        let believed = self.world.clients[at].kernel.name(self.world.time(at), dir, name);
+    fn lookup_unless_cached(&self, at: usize, dir: u64, name: &Name) -> Option<Op> {
+        let believed = self.world.clients[at].kernel.valid_dentry(self.world.time(at), dir, name);
         believed.is_none().then(|| Op::Lookup { dir, name: name.clone() })
     }
 
     /// Looks a name up, as a kernel does before it removes or moves it. Returns whether it exists, if the reply came
     /// at once.
     fn looks_up(&mut self, at: usize, dir: u64, name: &Name) -> bool {
-        if let Some(op) = self.lookup_or_believe(at, dir, name) {
+        if let Some(op) = self.lookup_unless_cached(at, dir, name) {
             let id = self.ask(at, op);
-            if self.world.waits(at, id) {
+            if self.world.is_pending(at, id) {
                 return false;
             }
         }
-        self.world.clients[at].kernel.last_heard(dir, name).is_some()
+        self.world.clients[at].kernel.last_known_ino(dir, name).is_some()
     }
 
     fn known(&self, at: usize, dir: u64, name: &Name) -> Option<u64> {
-        self.world.clients[at].kernel.name(self.world.time(at), dir, name).and_then(|d| d.ino)
+        self.world.clients[at].kernel.valid_dentry(self.world.time(at), dir, name).and_then(|d| d.ino)
     }
 
     /// Requests the attributes of a directory, or of a file that the kernel knows in it, unless they are cached.
     fn ask_attributes(&mut self, at: usize, dir: u64, file: &Name) {
         let kernel = &self.world.clients[at].kernel;
-        let of = if self.dice.below(2) == 0 { Some(dir) } else { kernel.last_heard(dir, file) };
-        let believed = |ino: u64| kernel.attrs(self.world.time(at)).any(|believed| believed.id.ino == ino);
+        let of = if self.dice.below(2) == 0 { Some(dir) } else { kernel.last_known_ino(dir, file) };
+        let believed =
+            |ino: u64| kernel.valid_attrs(self.world.time(at)).any(|believed| believed.id.ino == ino);
         if let Some(ino) = of.filter(|ino| !believed(*ino)) {
             self.ask(at, Op::GetAttr { ino });
         }
@@ -300,13 +301,13 @@ impl<B: Backend> History<B> {
                 own.iter().filter_map(|id| self.begun.get(id)).copied().fold(begun, u64::min)
             }
             Op::GetAttr { ino } => {
-                let own = self.begun.iter().filter(|(id, _)| self.world.waits(at, **id));
+                let own = self.begun.iter().filter(|(id, _)| self.world.is_pending(at, **id));
                 let own = own.map(|(_, begun)| *begun).chain(self.world.flushes_since(at, *ino));
                 own.fold(begun, u64::min)
             }
             _ => begun,
         };
-        let id = self.world.ask(at, op);
+        let id = self.world.send_request(at, op);
         self.begun.insert(id, begun);
         id
     }
@@ -318,38 +319,38 @@ impl<B: Backend> History<B> {
 
     pub(crate) fn judge(&mut self) -> Result<(), String> {
         self.world.check_kernels()?;
-        self.world.check_kept()?;
-        self.world.undone.pop().map_or(Ok(()), Err)?;
-        for (at, id, op, answer) in std::mem::take(&mut self.world.answers) {
+        self.world.check_page_caches()?;
+        self.world.lost_stores.pop().map_or(Ok(()), Err)?;
+        for (at, id, op, answer) in std::mem::take(&mut self.world.replies) {
             let begun = self.begun.remove(&id).unwrap_or(self.world.tick);
             if let Some((client, dirs)) = self.changing.remove(&id) {
                 for dir in dirs {
                     self.busy.remove(&(client, dir));
                 }
             }
-            if given_up(&answer) {
+            if has_unknown_outcome(&answer) {
                 self.abandoned.entry(at).or_insert(begun);
                 continue;
             }
-            if self.world.early_answers.remove(&id) {
+            if self.world.early_replies.remove(&id) {
                 return Err(format!(
                     "{} is told {} before its kernel has forgotten",
                     name_of(at),
                     short(&answer)
                 ));
             }
-            if let Answer::Page(page) = &answer
+            if let OpReply::Page(page) = &answer
                 && !are_names(page)
             {
                 return Err(format!("{} is shown what is no name: {}", name_of(at), short(&answer)));
             }
             let goes_by = self.world.sizes.remove(&id);
-            if !self.world.stale_answers.remove(&id) && self.world.server.is_faithful(at) {
+            if !self.world.stale_replies.remove(&id) && self.world.server.is_faithful(at) {
                 self.judge_answer(at, begun, &op, &answer)?;
                 self.judge_size(at, begun, &op, (&answer, goes_by))?;
                 self.judge_fact(at, begun, &op, &answer)?;
             }
-            if let (Op::OpenDir { ino }, Answer::Opened(opened)) = (&op, &answer) {
+            if let (Op::OpenDir { ino }, OpReply::Opened(opened)) = (&op, &answer) {
                 let op =
                     Op::ReadDir { ino: *ino, fh: opened.fh, offset: Cookie(0), size: 1 << 16, plus: true };
                 self.ask(at, op);
@@ -358,22 +359,22 @@ impl<B: Backend> History<B> {
         Ok(())
     }
 
-    fn judge_answer(&self, at: usize, begun: u64, op: &Op, answer: &Answer) -> Result<(), String> {
+    fn judge_answer(&self, at: usize, begun: u64, op: &Op, answer: &OpReply) -> Result<(), String> {
         let lie = |what: &str| Err(format!("{} was told {} of {op:?}: {what}", name_of(at), short(answer)));
         match (op, answer) {
-            (Op::Lookup { dir, name }, Answer::Node(node))
+            (Op::Lookup { dir, name }, OpReply::Node(node))
                 if self.world.past.contains_key(&(*dir, name.clone()))
                     && !self.was(*dir, name, begun, Some(node.id.ino)) =>
             {
                 return lie("it was never that in the meantime");
             }
-            (Op::Lookup { dir, name }, Answer::Missing(_)) if !self.was(*dir, name, begun, None) => {
+            (Op::Lookup { dir, name }, OpReply::Missing(_)) if !self.was(*dir, name, begun, None) => {
                 return lie("it was there all the time");
             }
-            (Op::GetAttr { ino }, Answer::Attr(_, attr, _)) if !self.world.facts.had(*ino, begun, attr) => {
+            (Op::GetAttr { ino }, OpReply::Attr(_, attr, _)) if !self.world.facts.had(*ino, begun, attr) => {
                 return lie("it never had these in the meantime");
             }
-            (Op::ReadDir { ino, .. }, Answer::Page(page)) => {
+            (Op::ReadDir { ino, .. }, OpReply::Page(page)) => {
                 for file in NAMES {
                     let file = name(file);
                     let listed = listed(page, &file);
@@ -393,9 +394,9 @@ impl<B: Backend> History<B> {
         at: usize,
         begun: u64,
         op: &Op,
-        (answer, goes_by): (&Answer, Option<u64>),
+        (answer, goes_by): (&OpReply, Option<u64>),
     ) -> Result<(), String> {
-        let (Op::GetAttr { ino }, Answer::Attr(_, attr, _), Some(bytes)) = (op, answer, goes_by) else {
+        let (Op::GetAttr { ino }, OpReply::Attr(_, attr, _), Some(bytes)) = (op, answer, goes_by) else {
             return Ok(());
         };
         if attr.nlink == 0 || self.world.facts.had_size(*ino, begun, bytes) {

@@ -1,14 +1,14 @@
 //! Scans of a directory in small pieces while another mount changes it: an entry present throughout is returned
 //! exactly once (S7).
 
-use crate::native::{Native, Place};
+use crate::native::{ClientSetup, Native};
 use crate::random::Dice;
 use crate::world::{Backend, World, short};
-use nigh_cache::{Answer, Config, Fh, Op, Page};
+use nigh_cache::{Config, Fh, Op, OpReply, Page};
 use nigh_native::lease::LeaseConfig;
-use nigh_native::{DIRENTS, PUSHES};
-use nigh_remote::fake::{FakeServer, Fate, Which};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_native::{LIST_NAMES, UPDATES};
+use nigh_remote::fake::{CallFilter, CallPlan, FakeServer};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{Cookie, Kind, Name, OpId, Span, Time};
 
 const DIR: &str = "d";
@@ -27,9 +27,9 @@ pub struct Plan {
     /// Changes during the scan: a third each of creations, removals and renames.
     pub changes: u32,
     /// Whether the server pushes changes to readers instead of recalling their leases.
-    pub told: bool,
+    pub pushes: bool,
     /// Number of bursts of changes, each beside one read. Without pushes each burst costs another listing.
-    pub times: u32,
+    pub bursts: u32,
 }
 
 /// Statistics of scans.
@@ -64,7 +64,7 @@ impl Counts {
 pub fn run(plan: Plan) -> Result<Counts, String> {
     let mut dice = Dice::new(plan.seed);
     let parts = 1 + u32::try_from(dice.below(u64::from(plan.entries) / 8)).unwrap_or(0);
-    let tree = TreeConfig { part_entries: parts, ..TreeConfig::default() };
+    let tree = ModelFsConfig { chunk_entries: parts, ..ModelFsConfig::default() };
     let tell = |lie: String| format!("{plan:?}: {lie}");
     match plan.native {
         true => over_native(plan, tree, dice).scan().map_err(tell),
@@ -72,33 +72,39 @@ pub fn run(plan: Plan) -> Result<Counts, String> {
     }
 }
 
-fn over_fake(plan: Plan, tree: TreeConfig, mut dice: Dice) -> Scan<FakeServer> {
+fn over_fake(plan: Plan, tree: ModelFsConfig, mut dice: Dice) -> Scan<FakeServer> {
     let mut world = World::new(tree);
     world.threads = 4;
     plant(&world, plan.entries);
     for at in 0..3 {
         world.connect_with(config(&mut dice));
-        if plan.told {
+        if plan.pushes {
             world.take_pushes(at);
         }
         let mut span = |most: u64| Span(dice.below(most * 1_000_000));
         let (arrives_after, answered_after, part_pause) = (span(8), span(8), span(2));
         // A scan without leases reads the listing of its start to the end.
         let ungranted = dice.below(8) == 0;
-        let fate = Fate { arrives_after, answered_after, part_pause, ungranted, ..Fate::default() };
-        world.clients[at].control.plan(Which::Every, fate);
+        let fate = CallPlan {
+            arrives_after,
+            answered_after,
+            chunk_pause: part_pause,
+            ungranted,
+            ..CallPlan::default()
+        };
+        world.clients[at].control.plan(CallFilter::Every, fate);
     }
     Scan::begin(world, plan, dice)
 }
 
-fn over_native(plan: Plan, tree: TreeConfig, mut dice: Dice) -> Scan<Native> {
+fn over_native(plan: Plan, tree: ModelFsConfig, mut dice: Dice) -> Scan<Native> {
     let leases = LeaseConfig { young: Span::from_millis(20), ..LeaseConfig::default() };
     let mut world = World::over(Native::new(tree, leases, plan.seed));
     plant(&world, plan.entries);
-    let features = DIRENTS | if plan.told { PUSHES } else { 0 };
+    let features = LIST_NAMES | if plan.pushes { UPDATES } else { 0 };
     for _ in 0..3 {
         let latency = (Span(dice.below(5_000_000)), Span(dice.below(5_000_000)));
-        let end = world.server.connect(world.now, Place::far(features, latency));
+        let end = world.server.connect(world.now, ClientSetup::far(features, latency));
         world.join(config(&mut dice), (), end);
     }
     world.advance(Span::from_millis(100));
@@ -130,8 +136,8 @@ struct Scan<B: Backend> {
     dice: Dice,
     dir: u64,
     /// Existing names, and for every name that ever existed whether it was changed.
-    there: Vec<u32>,
-    touched: Vec<bool>,
+    present: Vec<u32>,
+    changed: Vec<bool>,
     /// How often each name was returned.
     seen: Vec<u8>,
     counts: Counts,
@@ -141,15 +147,15 @@ impl<B: Backend> Scan<B> {
     fn begin(world: World<B>, plan: Plan, dice: Dice) -> Scan<B> {
         let entries = plan.entries as usize;
         let dir = world.server.edit(|tree| tree.find(DIR)).expect("it was planted").ino;
-        let (there, touched, seen) = ((0..plan.entries).collect(), vec![false; entries], vec![0; entries]);
-        Scan { plan, world, dice, dir, there, touched, seen, counts: Counts::default() }
+        let (present, changed, seen) = ((0..plan.entries).collect(), vec![false; entries], vec![0; entries]);
+        Scan { plan, world, dice, dir, present, changed, seen, counts: Counts::default() }
     }
 
     fn scan(mut self) -> Result<Counts, String> {
         for at in 0..3 {
             let looked =
                 self.answer(at, Op::Lookup { dir: 1, name: Name::new(DIR.as_bytes()).expect("a name") })?;
-            if !matches!(looked, Answer::Node(_)) {
+            if !matches!(looked, OpReply::Node(_)) {
                 return Err(format!("the directory is not there: {}", short(&looked)));
             }
         }
@@ -166,16 +172,16 @@ impl<B: Backend> Scan<B> {
             let due = (u64::from(self.plan.changes) * (offset.0 >> 31)) >> 32;
             let page = self.read(at, fh, offset, due)?;
             let Some(last) = page.entries.last() else { break };
-            self.take(&page, offset)?;
+            self.check_page(&page, offset)?;
             offset = last.next;
         }
-        self.judge()
+        self.check_counts()
     }
 
     fn open(&mut self, at: usize) -> Result<Fh, String> {
         self.counts.listings += 1;
         match self.answer(at, Op::OpenDir { ino: self.dir })? {
-            Answer::Opened(opened) => Ok(opened.fh),
+            OpReply::Opened(opened) => Ok(opened.fh),
             other => Err(format!("the directory is not opened: {}", short(&other))),
         }
     }
@@ -183,7 +189,7 @@ impl<B: Backend> Scan<B> {
     /// Reads once, at a random position among the changes that are due. A kernel makes one change per directory at a
     /// time.
     fn read(&mut self, at: usize, fh: Fh, offset: Cookie, due: u64) -> Result<Page, String> {
-        let together = u64::from(self.plan.changes / self.plan.times.max(1)).max(1);
+        let together = u64::from(self.plan.changes / self.plan.bursts.max(1)).max(1);
         let changes = if due >= self.counts.changes + together { together } else { 0 };
         let (size, plus) =
             (176 + 8 * u32::try_from(self.dice.below(40)).unwrap_or(0), self.dice.below(4) == 0);
@@ -193,22 +199,22 @@ impl<B: Backend> Scan<B> {
         for number in 0..changes {
             let now = number == before;
             if now && early {
-                read = Some(self.world.ask(at, ask.clone()));
+                read = Some(self.world.send_request(at, ask.clone()));
             }
             let change = self.change();
             if now && !early {
-                read = Some(self.world.ask(at, ask.clone()));
+                read = Some(self.world.send_request(at, ask.clone()));
             }
             let answer = self.await_answer(WRITER, change)?;
-            if !matches!(answer, Answer::Done | Answer::Node(_)) {
+            if !matches!(answer, OpReply::Done | OpReply::Node(_)) {
                 return Err(format!("a change is answered {}", short(&answer)));
             }
         }
-        let read = read.unwrap_or_else(|| self.world.ask(at, ask));
+        let read = read.unwrap_or_else(|| self.world.send_request(at, ask));
         self.counts.reads += 1;
-        self.counts.waited += u64::from(self.world.waits(at, read));
+        self.counts.waited += u64::from(self.world.is_pending(at, read));
         match self.await_answer(at, read)? {
-            Answer::Page(page) => Ok(page),
+            OpReply::Page(page) => Ok(page),
             other => Err(format!("a read at {offset:?} is answered {}", short(&other))),
         }
     }
@@ -218,12 +224,12 @@ impl<B: Backend> Scan<B> {
         let dir = self.dir;
         let op = match self.dice.below(3) {
             0 => {
-                let name = name(self.another());
+                let name = name(self.add_new());
                 Op::Mknod { dir, name, kind: Kind::File, mode: 0o644, umask: 0, rdev: 0 }
             }
-            1 => Op::Unlink { dir, name: name(self.one()) },
+            1 => Op::Unlink { dir, name: name(self.take_existing()) },
             _ => {
-                let (from, to) = (self.one(), self.another());
+                let (from, to) = (self.take_existing(), self.add_new());
                 let (name, new_name) = (name(from), name(to));
                 Op::Rename {
                     from: dir,
@@ -236,36 +242,36 @@ impl<B: Backend> Scan<B> {
                 }
             }
         };
-        self.world.ask(WRITER, op)
+        self.world.send_request(WRITER, op)
     }
 
     /// Picks an existing name, and removes it from the list.
-    fn one(&mut self) -> u32 {
-        let at = usize::try_from(self.dice.below(self.there.len() as u64)).unwrap_or(0);
-        let number = self.there.swap_remove(at);
-        self.touched[number as usize] = true;
+    fn take_existing(&mut self) -> u32 {
+        let at = usize::try_from(self.dice.below(self.present.len() as u64)).unwrap_or(0);
+        let number = self.present.swap_remove(at);
+        self.changed[number as usize] = true;
         number
     }
 
     /// Picks a name that has never existed.
-    fn another(&mut self) -> u32 {
-        let number = u32::try_from(self.touched.len()).expect("few are made");
-        self.touched.push(true);
+    fn add_new(&mut self) -> u32 {
+        let number = u32::try_from(self.changed.len()).expect("few are made");
+        self.changed.push(true);
         self.seen.push(0);
-        self.there.push(number);
+        self.present.push(number);
         number
     }
 
-    fn answer(&mut self, at: usize, op: Op) -> Result<Answer, String> {
-        let id = self.world.ask(at, op);
+    fn answer(&mut self, at: usize, op: Op) -> Result<OpReply, String> {
+        let id = self.world.send_request(at, op);
         self.await_answer(at, id)
     }
 
-    fn await_answer(&mut self, at: usize, id: OpId) -> Result<Answer, String> {
+    fn await_answer(&mut self, at: usize, id: OpId) -> Result<OpReply, String> {
         for _ in 0..100_000 {
-            if let Some(found) = self.world.answers.iter().position(|(_, of, ..)| *of == id) {
+            if let Some(found) = self.world.replies.iter().position(|(_, of, ..)| *of == id) {
                 self.world.trace.clear();
-                return Ok(self.world.answers.swap_remove(found).3);
+                return Ok(self.world.replies.swap_remove(found).3);
             }
             self.world.advance(Span(500_000));
         }
@@ -273,7 +279,7 @@ impl<B: Backend> Scan<B> {
     }
 
     /// Checks that cookies strictly increase, and counts how often each name was returned.
-    fn take(&mut self, page: &Page, offset: Cookie) -> Result<(), String> {
+    fn check_page(&mut self, page: &Page, offset: Cookie) -> Result<(), String> {
         let (mut names, mut place) = (page.names.as_slice(), offset);
         for entry in &page.entries {
             let (one, rest) = names.split_at(usize::from(entry.name_len));
@@ -294,8 +300,8 @@ impl<B: Backend> Scan<B> {
         Ok(())
     }
 
-    fn judge(mut self) -> Result<Counts, String> {
-        for (number, (touched, seen)) in self.touched.iter().zip(&self.seen).enumerate() {
+    fn check_counts(mut self) -> Result<Counts, String> {
+        for (number, (touched, seen)) in self.changed.iter().zip(&self.seen).enumerate() {
             if *seen > 1 || !touched && *seen == 0 {
                 return Err(format!("{number} came {seen} times"));
             }

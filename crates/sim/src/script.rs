@@ -4,9 +4,9 @@
 //! a test compares the two texts, and a person reviews the difference. For the words of a step see [`Script::step`].
 
 use crate::world::{World, name_of};
-use nigh_cache::{Answer, Config, Fh, LockSpan, NotifyLevel, OnDisconnect, Op};
-use nigh_remote::fake::{Fate, Which};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_cache::{Config, Fh, LockSpan, NotifyLevel, OnDisconnect, Op, OpReply};
+use nigh_remote::fake::{CallFilter, CallPlan};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{
     Access, Call, Cookie, LeaseScope, LockKind, Name, NodeRef, OpId, Reply, SetAttr, Span, Term, WriteFlags,
 };
@@ -55,15 +55,15 @@ impl Script {
     fn new(words: &[&str]) -> Script {
         let ends = words.iter().any(|word| word.starts_with("term="));
         let recallable = !ends || words.contains(&"recallable");
-        let mut config = TreeConfig { recallable, ..TreeConfig::default() };
+        let mut config = ModelFsConfig { recallable, ..ModelFsConfig::default() };
         for word in words.iter().skip(1) {
             match word.split_once('=') {
                 None if *word == "reuse" => config.reuse_inos = true,
-                None if *word == "no-births" => config.tells_births = false,
+                None if *word == "no-births" => config.distinct_generations = false,
                 None if *word == "hints" => config.by_hint_only = true,
                 None if *word == "recallable" => {}
                 Some(("term", term)) => config.term = Term::Limited(span(term)),
-                Some(("parts", parts)) => config.part_entries = parts.parse().expect("a number"),
+                Some(("parts", parts)) => config.chunk_entries = parts.parse().expect("a number"),
                 _ => panic!("{word}: not known"),
             }
         }
@@ -102,20 +102,25 @@ impl Script {
             }
             ["host", "write", path, text] => {
                 self.host_edited = true;
-                let node = NodeRef::bare(self.find(path));
+                let node = NodeRef::without_hint(self.find(path));
                 let data = text.as_bytes().to_vec();
-                let flags =
-                    WriteFlags { append: false, kill_suidgid: false, sync: false, flush: false, since: None };
+                let flags = WriteFlags {
+                    append: false,
+                    kill_suidgid: false,
+                    sync: false,
+                    write_back: false,
+                    since: None,
+                };
                 let call = Call::Write { node, handle: None, offset: 0, data, flags };
                 let now = self.world.now;
-                self.world.server.edit(|tree| tree.beside(now, call)).expect("written");
+                self.world.server.edit(|tree| tree.execute_as_host(now, call)).expect("written");
             }
             ["host", "symlink", path, target] => {
                 self.host_edited = true;
                 let ((dir, name), now) = (split(path), self.world.now);
-                let (dir, target) = (NodeRef::bare(self.find(dir)), target.as_bytes().to_vec());
+                let (dir, target) = (NodeRef::without_hint(self.find(dir)), target.as_bytes().to_vec());
                 let call = Call::Symlink { dir, name, target };
-                self.world.server.edit(|tree| tree.beside(now, call)).expect("made");
+                self.world.server.edit(|tree| tree.execute_as_host(now, call)).expect("made");
             }
             ["host", "remove", path] => self.host_remove(path, false),
             ["host", "rmdir", path] => self.host_remove(path, true),
@@ -146,7 +151,7 @@ impl Script {
         {
             panic!("{words:?}: {lie}");
         }
-        assert!(self.world.undone.is_empty(), "{words:?}: {:?}", self.world.undone);
+        assert!(self.world.lost_stores.is_empty(), "{words:?}: {:?}", self.world.lost_stores);
     }
 
     fn host_remove(&mut self, path: &str, directory: bool) {
@@ -154,10 +159,10 @@ impl Script {
         let now = self.world.now;
         let (dir, name) = split(path);
         self.world.server.edit(|tree| {
-            let dir = NodeRef::bare(tree.find(dir).expect("a directory"));
+            let dir = NodeRef::without_hint(tree.find(dir).expect("a directory"));
             let call =
                 if directory { Call::Rmdir { dir, name } } else { Call::Unlink { dir, name, keep: None } };
-            tree.beside(now, call).expect("removed");
+            tree.execute_as_host(now, call).expect("removed");
         });
     }
 
@@ -170,7 +175,7 @@ impl Script {
             ["open-ro", path] => self.open_file(at, path, false),
             ["close", path] => {
                 let fh = self.open.remove(&(at, (*path).to_owned())).expect("it is open");
-                self.last = Some((at, self.world.ask(at, Op::Release { fh, flock: None })));
+                self.last = Some((at, self.world.send_request(at, Op::Release { fh, flock: None })));
             }
             ["signal"] => {
                 let (client, op) = self.last.expect("a request");
@@ -181,9 +186,10 @@ impl Script {
                 self.world.interrupt(client, op);
             }
             ["truth", path] => {
-                let (node, now) = (NodeRef::bare(self.find(path)), self.world.now);
+                let (node, now) = (NodeRef::without_hint(self.find(path)), self.world.now);
                 let read = Call::Read { node, handle: None, offset: 0, length: 100 };
-                let Ok(Reply::Data(data)) = self.world.server.edit(|tree| tree.beside(now, read)) else {
+                let Ok(Reply::Data(data)) = self.world.server.edit(|tree| tree.execute_as_host(now, read))
+                else {
                     panic!("{path}: no data")
                 };
                 self.world.trace.push(format!("{path} is {:?}", String::from_utf8_lossy(&data)));
@@ -191,7 +197,7 @@ impl Script {
             ["readdir", path] => self.read_whole(at, path),
             [verb, rest @ ..] => {
                 let op = self.op(at, verb, rest);
-                self.last = Some((at, self.world.ask(at, op)));
+                self.last = Some((at, self.world.send_request(at, op)));
             }
             [] => {}
         }
@@ -202,9 +208,9 @@ impl Script {
         let control = self.world.clients[at].control.clone();
         match words {
             ["plan", "nothing"] => control.plan_nothing(),
-            ["plan", kind, fate] => control.plan(Which::Type(type_name(kind)), fate_of(fate)),
+            ["plan", kind, fate] => control.plan(CallFilter::Type(type_name(kind)), fate_of(fate)),
             ["release"] => control.release(*control.held().first().expect("a call is held")),
-            ["part"] => control.release_part(*control.held().first().expect("a listing is held")),
+            ["part"] => control.release_chunk(*control.held().first().expect("a listing is held")),
             ["recall", path, covers] => {
                 let covers = match *covers {
                     "names" => LeaseScope::Directory,
@@ -232,14 +238,14 @@ impl Script {
         match words {
             ["hold"] => client.hold_invalidations = true,
             ["sleep"] => (client.hold_invalidations, client.asleep) = (true, true),
-            ["drops", "slowly"] => client.drops_slowly = true,
-            ["drops", _] => self.world.let_drop(at),
+            ["drops", "slowly"] => client.invalidates_slowly = true,
+            ["drops", _] => self.world.end_slow_invalidation(at),
             ["workers", count] => client.workers = count.parse().expect("a number"),
-            ["forget"] => self.world.let_invalidate(at),
-            ["mounts-below"] => self.world.mount_below(at),
+            ["forget"] => self.world.release_notifications(at),
+            ["mounts-below"] => self.world.add_submount(at),
             ["kernel"] => self.show_kernel(at),
             ["kernel", "targets"] => {
-                let targets = client.kernel.kept.targets();
+                let targets = client.kernel.page_cache.targets();
                 let line =
                     |(ino, target)| format!("{}'s kernel has the target {target:?} of {ino}", name_of(at));
                 let mut lines: Vec<String> = targets.map(line).collect();
@@ -251,7 +257,7 @@ impl Script {
             ["kernel", "attributes"] => self.show_attributes(at),
             ["page", path] => {
                 let ino = self.inos[&(at, self.open[&(at, (*path).to_owned())])];
-                let page = client.kernel.kept.pages().find(|(of, _)| *of == ino);
+                let page = client.kernel.page_cache.pages().find(|(of, _)| *of == ino);
                 let page = page.map(|(_, data)| String::from_utf8_lossy(data).into_owned());
                 self.world.trace.push(format!("{}'s kernel has {page:?} of {path}", name_of(at)));
             }
@@ -277,10 +283,10 @@ impl Script {
     fn open_file(&mut self, at: usize, path: &str, write: bool) {
         let ino = self.find(path).ino;
         let access = Access { read: true, write, truncate: false, direct: false, sync: false, append: false };
-        let op = self.world.ask(at, Op::Open { ino, access, append: false });
+        let op = self.world.send_request(at, Op::Open { ino, access, append: false });
         self.last = Some((at, op));
-        let opened = self.world.answers.iter().find_map(|(_, of, _, answer)| match answer {
-            Answer::Opened(opened) if *of == op => Some(opened.fh),
+        let opened = self.world.replies.iter().find_map(|(_, of, _, answer)| match answer {
+            OpReply::Opened(opened) if *of == op => Some(opened.fh),
             _ => None,
         });
         if let Some(fh) = opened {
@@ -366,9 +372,9 @@ impl Script {
         let ino = self.find(path).ino;
         let key = (at, path.to_owned());
         if !self.open.contains_key(&key) {
-            self.last = Some((at, self.world.ask(at, Op::OpenDir { ino })));
-            let opened = self.world.answers.iter().rev().find_map(|(_, _, op, answer)| match (op, answer) {
-                (Op::OpenDir { ino: of }, Answer::Opened(opened)) if *of == ino => Some(opened.fh),
+            self.last = Some((at, self.world.send_request(at, Op::OpenDir { ino })));
+            let opened = self.world.replies.iter().rev().find_map(|(_, _, op, answer)| match (op, answer) {
+                (Op::OpenDir { ino: of }, OpReply::Opened(opened)) if *of == ino => Some(opened.fh),
                 _ => None,
             });
             let Some(fh) = opened else { return };
@@ -376,14 +382,14 @@ impl Script {
         }
         let fh = self.open[&key];
         let op = Op::ReadDir { ino, fh, offset: Cookie(0), size: 1 << 16, plus: true };
-        self.last = Some((at, self.world.ask(at, op)));
+        self.last = Some((at, self.world.send_request(at, op)));
     }
 
     fn show_kernel(&mut self, at: usize) {
         let now = self.world.now;
         let mut lines = Vec::new();
-        for (dir, name, dentry) in self.world.clients[at].kernel.names(now) {
-            let left = dentry.until.since(now).as_millis();
+        for (dir, name, dentry) in self.world.clients[at].kernel.valid_dentries(now) {
+            let left = dentry.valid_until.since(now).as_millis();
             let left = if left > 1_000_000 { "long".to_owned() } else { format!("{left} ms") };
             let what = dentry.ino.map_or("does not exist".to_owned(), |ino| format!("is {ino}"));
             lines.push(format!("{}'s kernel believes that {dir}/{name} {what}, {left}", name_of(at)));
@@ -397,7 +403,7 @@ impl Script {
     fn show_attributes(&mut self, at: usize) {
         let client = &self.world.clients[at];
         let mut lines = Vec::new();
-        for believed in client.kernel.attrs(self.world.now) {
+        for believed in client.kernel.valid_attrs(self.world.now) {
             let (ino, size) = (believed.id.ino, believed.attr.size);
             lines.push(format!("{}'s kernel believes that {ino} has size {size}", name_of(at)));
         }
@@ -409,7 +415,7 @@ impl Script {
     }
 
     fn take_trace(&mut self) -> Vec<String> {
-        self.world.answers.retain(|(_, _, op, _)| matches!(op, Op::OpenDir { .. }));
+        self.world.replies.retain(|(_, _, op, _)| matches!(op, Op::OpenDir { .. }));
         std::mem::take(&mut self.world.trace)
     }
 }
@@ -436,8 +442,8 @@ fn type_name(kind: &str) -> &'static str {
     .unwrap_or_else(|| panic!("{kind}: not known"))
 }
 
-fn fate_of(words: &str) -> Fate {
-    let mut fate = Fate::default();
+fn fate_of(words: &str) -> CallPlan {
+    let mut fate = CallPlan::default();
     for word in words.split(',') {
         match word {
             "hold-call" => fate.hold_call = true,

@@ -2,27 +2,27 @@
 
 mod backend;
 mod facts;
+mod local_changes;
+mod mmap_stores;
 mod notifier_model;
-mod own;
-mod stores;
-mod taken;
+mod reply_effects;
 mod trace_text;
 
 use crate::kernel::Kernel;
 pub use backend::Backend;
 pub use facts::{Fact, Facts, XATTR};
-use nigh_cache::{Answer, Cache, Caller, Config, NotifyLevel, OnDisconnect, Op, Output};
+use local_changes::{Effect, names_of};
+use mmap_stores::PendingStores;
+use nigh_cache::{Cache, Caller, Config, NotifyLevel, OnDisconnect, Op, OpReply, Output};
 use nigh_remote::fake::FakeServer;
-use nigh_remote::model_fs::TreeConfig;
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_remote::{Event, Output as RemoteOutput, Remote};
 use nigh_types::{Attr, Name, OpId, Span, Time, WriteFlags};
-use notifier_model::Telling;
-use own::{Effect, names_of};
+use notifier_model::NotifierModel;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
-use stores::Stored;
-use trace_text::{away_line, became_line, held_line, words};
-pub use trace_text::{given_up, name_of, short};
+use trace_text::{commit_line, prepare_line, session_line, words};
+pub use trace_text::{has_unknown_outcome, name_of, short};
 
 /// The inodes of a name over time, each with the tick from which it was so.
 pub type Past = Vec<(u64, Option<u64>)>;
@@ -40,12 +40,12 @@ pub struct Client<B: Backend = FakeServer> {
     /// Waiting requests may fail: they time out, or the session was expired for a while.
     may_fail: bool,
     /// Page invalidations block until this is cleared.
-    pub drops_slowly: bool,
+    pub invalidates_slowly: bool,
     /// The server pushes other clients' changes to this client instead of recalling its leases.
     takes_pushes: bool,
     /// Limit of page invalidations that may block at the same time.
     pub workers: u32,
-    telling: Telling,
+    notifier: NotifierModel,
     /// Inodes that the cache asked its kernel to forget, as far as it may.
     pub pruned: Vec<u64>,
     pub(crate) remote: B::Remote,
@@ -55,13 +55,13 @@ pub struct Client<B: Backend = FakeServer> {
     /// Inodes whose names the kernel has locked for a request.
     locked: BTreeMap<OpId, Vec<u64>>,
     /// The kernel's attribute version at the time of each request.
-    asked: BTreeMap<OpId, u64>,
+    request_versions: BTreeMap<OpId, u64>,
     /// Observed effects of namespace changes in flight.
     effects: BTreeMap<OpId, Effect>,
     /// The inode of each write-back, and the tick at which it began.
-    flushes: BTreeMap<OpId, (u64, u64)>,
+    write_backs: BTreeMap<OpId, (u64, u64)>,
     /// Names whose dentries kept an older expiry over a local rename: they are invalidated after the rename's reply.
-    carried: Vec<(u64, Name)>,
+    moved_dentries: Vec<(u64, Name)>,
 }
 
 /// Server, clients and virtual time. Clones share their server.
@@ -73,13 +73,13 @@ pub struct World<B: Backend = FakeServer> {
     /// Events since it was last taken, one per line.
     pub trace: Vec<String>,
     /// Replies since they were last taken: client, request, reply.
-    pub answers: Vec<(usize, OpId, Op, Answer)>,
+    pub replies: Vec<(usize, OpId, Op, OpReply)>,
     /// Replies among them that were marked as possibly stale ([`Cache::is_stale`]).
-    pub stale_answers: BTreeSet<OpId>,
+    pub stale_replies: BTreeSet<OpId>,
     /// For each GETATTR of an open file, the size that its caller then sees.
     pub sizes: BTreeMap<OpId, u64>,
     /// Replies sent before a kernel had dropped what it held from an expired session.
-    pub early_answers: BTreeSet<OpId>,
+    pub early_replies: BTreeSet<OpId>,
     /// Watched names, with their inodes over time. Time is counted in ticks: each event that may have changed the tree
     /// begins a new tick.
     pub past: BTreeMap<(u64, Name), Past>,
@@ -87,17 +87,17 @@ pub struct World<B: Backend = FakeServer> {
     /// Watched data and xattrs of inodes, recorded in the same way.
     pub facts: Facts,
     /// Dirty stores into maps, by client and inode,
-    stores: BTreeMap<(usize, u64), Stored>,
+    stores: BTreeMap<(usize, u64), PendingStores>,
     /// and stores that are being written back.
-    flushed: BTreeMap<OpId, Stored>,
+    writing_back: BTreeMap<OpId, PendingStores>,
     /// Bytes whose write may or may not have taken effect: inode, offset, byte.
-    doubtful: BTreeSet<(u64, u64, u8)>,
+    uncertain_bytes: BTreeSet<(u64, u64, u8)>,
     /// Grants have deadlines; then stores may be refused.
     pub limited: bool,
     /// Stores that were lost, or that overwrote what other clients wrote after them.
-    pub undone: Vec<String>,
+    pub lost_stores: Vec<String>,
     /// Whether the trace shows requests and calls in full.
-    pub wordy: bool,
+    pub verbose: bool,
     /// Number of threads that send requests in turn; the first one is not shown.
     pub threads: u64,
     /// Time passes without the caches' timers; they fire when it next passes.
@@ -107,7 +107,7 @@ pub struct World<B: Backend = FakeServer> {
 
 impl World {
     #[must_use]
-    pub fn new(config: TreeConfig) -> World {
+    pub fn new(config: ModelFsConfig) -> World {
         World::over(FakeServer::new(config))
     }
 
@@ -125,13 +125,13 @@ impl World {
     /// Subscribes a client to pushes, in later sessions too.
     pub fn take_pushes(&mut self, at: usize) {
         self.clients[at].takes_pushes = true;
-        self.clients[at].control.takes_pushes(true);
+        self.clients[at].control.takes_updates(true);
     }
 
     /// Replaces a client's lost session by a new one.
     pub fn reconnect(&mut self, at: usize) {
         let remote = self.server.connect(self.now);
-        remote.control().takes_pushes(self.clients[at].takes_pushes);
+        remote.control().takes_updates(self.clients[at].takes_pushes);
         self.clients[at].control = remote.control();
         self.clients[at].remote = remote;
         self.settle();
@@ -147,19 +147,19 @@ impl<B: Backend> World<B> {
             server,
             clients: Vec::new(),
             trace: Vec::new(),
-            answers: Vec::new(),
-            stale_answers: BTreeSet::new(),
+            replies: Vec::new(),
+            stale_replies: BTreeSet::new(),
             sizes: BTreeMap::new(),
-            early_answers: BTreeSet::new(),
+            early_replies: BTreeSet::new(),
             past: BTreeMap::new(),
             tick: 0,
             facts: Facts::default(),
             stores: BTreeMap::new(),
-            flushed: BTreeMap::new(),
-            doubtful: BTreeSet::new(),
+            writing_back: BTreeMap::new(),
+            uncertain_bytes: BTreeSet::new(),
             limited: false,
-            undone: Vec::new(),
-            wordy: false,
+            lost_stores: Vec::new(),
+            verbose: false,
             threads: 1,
             timers_are_late: false,
             next_op: 0,
@@ -177,19 +177,19 @@ impl<B: Backend> World<B> {
             hold_invalidations: false,
             asleep: false,
             may_fail: matches!(config.on_disconnect, OnDisconnect::Fail(_)),
-            drops_slowly: false,
+            invalidates_slowly: false,
             takes_pushes: false,
             workers: 64,
-            telling: Telling::default(),
+            notifier: NotifierModel::default(),
             pruned: Vec::new(),
             remote,
             ops: BTreeMap::new(),
             abandoned: Vec::new(),
             locked: BTreeMap::new(),
-            asked: BTreeMap::new(),
+            request_versions: BTreeMap::new(),
             effects: BTreeMap::new(),
-            flushes: BTreeMap::new(),
-            carried: Vec::new(),
+            write_backs: BTreeMap::new(),
+            moved_dentries: Vec::new(),
         });
         self.settle();
         at
@@ -208,7 +208,7 @@ impl<B: Backend> World<B> {
     }
 
     /// Sends one request from a client's kernel.
-    pub fn ask(&mut self, at: usize, op: Op) -> OpId {
+    pub fn send_request(&mut self, at: usize, op: Op) -> OpId {
         let id = self.put(at, op);
         self.settle();
         id
@@ -219,24 +219,24 @@ impl<B: Backend> World<B> {
         let id = OpId(self.next_op);
         let now = self.time(at);
         let client = &mut self.clients[at];
-        let heard = |(dir, name): &(u64, Name)| client.kernel.last_heard(*dir, name);
+        let heard = |(dir, name): &(u64, Name)| client.kernel.last_known_ino(*dir, name);
         let mut locked: Vec<u64> = names_of(&op).iter().filter_map(heard).collect();
         if let Op::Rename { to, new_name, .. } = &op {
             // The kernel has just looked up the replaced entry.
             locked.extend(self.server.edit(|tree| tree.child_of(*to, new_name)));
         }
         client.locked.insert(id, locked);
-        client.asked.insert(id, client.kernel.version());
-        client.kernel.begins(&op);
+        client.request_versions.insert(id, client.kernel.version());
+        client.kernel.begin_request(&op);
         let names = names_of(&op);
         if !names.is_empty() {
-            let effect = Effect::awaited(names.iter().map(|(dir, name)| self.truth(*dir, name)));
+            let effect = Effect::awaited(names.iter().map(|(dir, name)| self.server_ino(*dir, name)));
             self.clients[at].effects.insert(id, effect);
         }
         self.begin_flush(at, id, &op);
         let client = &mut self.clients[at];
-        if let Op::Write { ino, flags: WriteFlags { flush: true, .. }, .. } = &op {
-            client.flushes.insert(id, (*ino, self.tick));
+        if let Op::Write { ino, flags: WriteFlags { write_back: true, .. }, .. } = &op {
+            client.write_backs.insert(id, (*ino, self.tick));
         }
         let pid = u32::try_from(id.0 % self.threads).unwrap_or(0);
         let answer = client.cache.handle_op(now, id, Caller { pid, ..Caller::default() }, op.clone());
@@ -255,9 +255,9 @@ impl<B: Backend> World<B> {
     ///
     /// # Panics
     /// If the request waits and nothing in flight can end that.
-    pub fn answer(&mut self, at: usize, op: Op) -> Answer {
-        let id = self.ask(at, op);
-        let answer = self.answers.iter().rev().find(|(_, of, ..)| *of == id).map(|(.., a)| a.clone());
+    pub fn request(&mut self, at: usize, op: Op) -> OpReply {
+        let id = self.send_request(at, op);
+        let answer = self.replies.iter().rev().find(|(_, of, ..)| *of == id).map(|(.., a)| a.clone());
         answer.unwrap_or_else(|| panic!("{id:?} is not answered:\n{}", self.trace.join("\n")))
     }
 
@@ -273,13 +273,13 @@ impl<B: Backend> World<B> {
         }
         self.note_effects();
         self.facts.observe(&self.server, self.now, tick);
-        self.judge_bytes();
+        self.check_changed_bytes();
         self.facts.observe_attributes(&self.server, tick);
     }
 
     /// Returns whether a request still waits.
     #[must_use]
-    pub fn waits(&self, at: usize, op: OpId) -> bool {
+    pub fn is_pending(&self, at: usize, op: OpId) -> bool {
         self.clients[at].ops.contains_key(&op)
     }
 
@@ -348,7 +348,7 @@ impl<B: Backend> World<B> {
 
     fn drive(&mut self, at: usize) -> (bool, Time) {
         let (mut moved, mut cache_due) = self.drain(at);
-        moved |= self.tell(at);
+        moved |= self.deliver(at);
         let remote_due = loop {
             let client = &mut self.clients[at];
             match client.remote.poll_output() {
@@ -358,9 +358,9 @@ impl<B: Backend> World<B> {
                     moved = true;
                     client.may_fail |= matches!(
                         event,
-                        Event::Lapsed { .. } | Event::Lost { .. } | Event::Restored { kept: false, .. }
+                        Event::Expired { .. } | Event::Lost { .. } | Event::Restored { kept: false, .. }
                     );
-                    if let Some(line) = away_line(at, &event) {
+                    if let Some(line) = session_line(at, &event) {
                         self.trace.push(line);
                     } else if let Event::Recall(recall) = &event {
                         let line = format!(
@@ -371,10 +371,10 @@ impl<B: Backend> World<B> {
                         );
                         self.trace.push(line);
                     } else if let Event::UpdatePrepare(hold) = &event {
-                        self.trace.push(format!("{} is to hold back {}", name_of(at), held_line(hold)));
+                        self.trace.push(format!("{} is to hold back {}", name_of(at), prepare_line(hold)));
                     } else if let Event::UpdateCommit(commit) = &event {
-                        self.trace.push(format!("{} hears that {}", name_of(at), became_line(commit)));
-                    } else if self.wordy {
+                        self.trace.push(format!("{} hears that {}", name_of(at), commit_line(commit)));
+                    } else if self.verbose {
                         self.trace.push(format!("{} hears {event:?}", name_of(at)));
                     }
                     let now = self.server.clock(at, self.now);
@@ -395,8 +395,18 @@ impl<B: Backend> World<B> {
 
     /// Writes a client's state, except its end of the session, as text, equal for equal states.
     pub(crate) fn write_client(&self, at: usize, out: &mut String) -> fmt::Result {
-        let Client { cache, kernel, telling, ops, abandoned, locked, asked, effects, carried, .. } =
-            &self.clients[at];
+        let Client {
+            cache,
+            kernel,
+            notifier: telling,
+            ops,
+            abandoned,
+            locked,
+            request_versions: asked,
+            effects,
+            moved_dentries: carried,
+            ..
+        } = &self.clients[at];
         write!(out, "{cache:?}{telling:?}{ops:?}{abandoned:?}{locked:?}{effects:?}{carried:?}")?;
         kernel.write(asked, out)
     }
@@ -420,11 +430,11 @@ impl<B: Backend> World<B> {
         let now = self.time(at);
         match output {
             Output::Answer { op, answer } => self.answered(at, op, answer, false),
-            Output::Call { id, caller: _, name, call } => {
-                let what = if self.wordy { format!(" {call:?} as {id:?}") } else { String::new() };
+            Output::Call { id, caller: _, mutation_id: name, call } => {
+                let what = if self.verbose { format!(" {call:?} as {id:?}") } else { String::new() };
                 self.trace.push(format!("{} calls {}{what}", name_of(at), call.type_name()));
                 let credentials = nigh_types::Credentials::default();
-                let request = nigh_types::Request { credentials, name, call };
+                let request = nigh_types::Request { credentials, mutation_id: name, call };
                 self.clients[at].remote.handle_call(now, id, request);
                 self.observe();
             }
@@ -454,75 +464,80 @@ impl<B: Backend> World<B> {
         }
     }
 
-    fn answered(&mut self, at: usize, id: OpId, answer: Answer, from_memory: bool) {
+    fn answered(&mut self, at: usize, id: OpId, answer: OpReply, from_memory: bool) {
         let Some(op) = self.clients[at].ops.remove(&id) else {
             panic!("{} answers request {id:?} twice", name_of(at));
         };
-        self.clients[at].flushes.remove(&id);
+        self.clients[at].write_backs.remove(&id);
         let locked = self.clients[at].locked.remove(&id).unwrap_or_default();
         self.clients[at].effects.remove(&id);
-        if given_up(&answer) {
+        if has_unknown_outcome(&answer) {
             // The kernel may drop a dentry before the attributes of its inode, so both are noted as of the time of
             // giving up.
             let client = &mut self.clients[at];
-            let named = own::names_of(&op);
-            let heard = named.iter().filter_map(|(dir, name)| client.kernel.last_heard(*dir, name));
+            let named = local_changes::names_of(&op);
+            let heard = named.iter().filter_map(|(dir, name)| client.kernel.last_known_ino(*dir, name));
             let hit = locked.iter().copied().chain(heard).collect();
             client.abandoned.push((op.clone(), hit));
         }
-        if self.is_told(at) {
-            self.clients[at].carried.clear();
+        if self.has_drained_notifications(at) {
+            self.clients[at].moved_dentries.clear();
         }
         self.forget_set_id(at, &op);
-        self.take_in(at, id, (&op, &answer), &locked);
-        if let Op::Write { ino, flags: WriteFlags { flush: true, .. }, .. } = &op {
-            self.judge_store(at, (id, *ino), &answer);
+        self.apply_reply(at, id, (&op, &answer), &locked);
+        if let Op::Write { ino, flags: WriteFlags { write_back: true, .. }, .. } = &op {
+            self.check_write_back(at, (id, *ino), &answer);
         }
-        if let (Op::Write { ino, offset, data, .. }, Answer::Failed(_)) = (&op, &answer) {
-            self.doubtful.extend((*offset..).zip(data).map(|(at, byte)| (*ino, at, *byte)));
+        if let (Op::Write { ino, offset, data, .. }, OpReply::Failed(_)) = (&op, &answer) {
+            self.uncertain_bytes.extend((*offset..).zip(data).map(|(at, byte)| (*ino, at, *byte)));
         }
         let memory = if from_memory { " from memory" } else { "" };
         let what = self.of(&op);
         let goes_by = match (&answer, self.sizes.get(&id)) {
-            (Answer::Attr(_, attr, _), Some(bytes)) if attr.size != *bytes => format!(", and reads {bytes}"),
+            (OpReply::Attr(_, attr, _), Some(bytes)) if attr.size != *bytes => format!(", and reads {bytes}"),
             _ => String::new(),
         };
         self.trace.push(format!("{} is answered{memory}: {}{goes_by}{what}", name_of(at), short(&answer)));
         if self.clients[at].cache.is_stale() {
-            self.stale_answers.insert(id);
+            self.stale_replies.insert(id);
         }
         let client = &self.clients[at];
         let ends = matches!(op, Op::Release { .. } | Op::ReleaseDir { .. } | Op::Flush { .. });
-        if client.cache.is_forgetting() && !client.cache.is_stale() && !ends && !given_up(&answer) {
-            self.early_answers.insert(id);
+        if client.cache.is_flushing_all()
+            && !client.cache.is_stale()
+            && !ends
+            && !has_unknown_outcome(&answer)
+        {
+            self.early_replies.insert(id);
         }
-        self.answers.push((at, id, op, answer));
+        self.replies.push((at, id, op, answer));
     }
 
     /// Returns the tick since which a kernel has been writing back stores into a file.
     pub(crate) fn flushes_since(&self, at: usize, ino: u64) -> Option<u64> {
-        let flushes = self.clients[at].flushes.values();
+        let flushes = self.clients[at].write_backs.values();
         flushes.filter(|(of, _)| *of == ino).map(|(_, since)| *since).min()
     }
 
     fn of(&self, op: &Op) -> String {
-        if self.wordy { format!(" ({op:?}, {:?})", self.now) } else { String::new() }
+        if self.verbose { format!(" ({op:?}, {:?})", self.now) } else { String::new() }
     }
 
     /// Checks invariant 2 for all clients: no kernel holds a dentry or attributes that differ from the server's.
     /// (Not for changes that the host made without the server.)
     pub fn check_kernels(&self) -> Result<(), String> {
-        for (at, client) in self.clients.iter().enumerate().filter(|(at, client)| self.is_judged(*at, client))
+        for (at, client) in
+            self.clients.iter().enumerate().filter(|(at, client)| self.must_be_coherent(*at, client))
         {
-            let (mut own_names, own_inos) = self.under_way(client);
-            if !self.is_told(at) {
-                own_names.extend(client.carried.iter().cloned());
+            let (mut own_names, own_inos) = self.pending_changes(client);
+            if !self.has_drained_notifications(at) {
+                own_names.extend(client.moved_dentries.iter().cloned());
             }
-            for (dir, name, dentry) in client.kernel.names(self.time(at)) {
+            for (dir, name, dentry) in client.kernel.valid_dentries(self.time(at)) {
                 if own_names.contains(&(dir, name.clone())) {
                     continue;
                 }
-                let truth = self.truth(dir, name);
+                let truth = self.server_ino(dir, name);
                 if truth != dentry.ino {
                     return Err(format!(
                         "{} believes {dir}/{name} is {:?}, it is {truth:?}",
@@ -531,17 +546,17 @@ impl<B: Backend> World<B> {
                     ));
                 }
             }
-            for believed in client.kernel.believed(self.time(at)) {
+            for believed in client.kernel.partly_valid_attrs(self.time(at)) {
                 let ino = believed.id.ino;
                 // Attributes of a file without names matter only where it is open; a local removal in flight may have
                 // removed another client's new file.
-                let is_open = || client.kernel.kept.files().any(|(_, file, _)| file == ino);
+                let is_open = || client.kernel.page_cache.files().any(|(_, file, _)| file == ino);
                 let removes =
                     || client.ops.values().any(|op| matches!(op, Op::Unlink { .. } | Op::Rename { .. }));
                 let asks =
                     |truth: &Attr| (truth.nlink > 0 || is_open() && !removes()) && !own_inos.contains(&ino);
                 let truth = self.attributes(believed.id).filter(asks);
-                if truth.is_some_and(|truth| !believed.is_so(&truth)) && !self.server.owes(at, ino, true) {
+                if truth.is_some_and(|truth| !believed.matches(&truth)) && !self.server.owes(at, ino, true) {
                     return Err(format!("{} believes of {ino} {believed:?}, it is {truth:?}", name_of(at)));
                 }
             }
@@ -551,7 +566,7 @@ impl<B: Backend> World<B> {
 
     /// Returns the inode of a name in the server's tree.
     #[must_use]
-    pub fn truth(&self, dir: u64, name: &Name) -> Option<u64> {
+    pub fn server_ino(&self, dir: u64, name: &Name) -> Option<u64> {
         self.server.edit(|tree| tree.child_of(dir, name))
     }
 

@@ -1,9 +1,9 @@
 //! Directory prefetch: a tree walk waits for the network a few times, and other access patterns transfer little in
 //! vain.
 
-use nigh_cache::{Answer, Config, Fh, NotifyLevel, Op, Prefetch};
-use nigh_remote::fake::{Fate, Which};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_cache::{Config, Fh, NotifyLevel, Op, OpReply, Prefetch};
+use nigh_remote::fake::{CallFilter, CallPlan};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_sim::world::World;
 use nigh_types::{Cookie, Name, Span, Time};
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ fn world(paths: &[String]) -> World {
 }
 
 fn world_with(paths: &[String], prefetch: Prefetch) -> World {
-    let mut world = World::new(TreeConfig::default());
+    let mut world = World::new(ModelFsConfig::default());
     world
         .server
         .edit(|tree| paths.iter().for_each(|path| assert_ne!(tree.plant_file(Time(0), path, b"x").ino, 0)));
@@ -28,8 +28,8 @@ fn world_with(paths: &[String], prefetch: Prefetch) -> World {
 }
 
 fn slow(world: &mut World) {
-    let fate = Fate { arrives_after: ROUND_TRIP, part_pause: Span(50_000), ..Fate::default() };
-    world.clients[0].control.plan(Which::Every, fate);
+    let fate = CallPlan { arrives_after: ROUND_TRIP, chunk_pause: Span(50_000), ..CallPlan::default() };
+    world.clients[0].control.plan(CallFilter::Every, fate);
 }
 
 fn name(text: &str) -> Name {
@@ -37,11 +37,11 @@ fn name(text: &str) -> Name {
 }
 
 /// Returns the reply, however long it takes.
-fn answer(world: &mut World, op: Op) -> Answer {
-    let id = world.ask(0, op);
+fn answer(world: &mut World, op: Op) -> OpReply {
+    let id = world.send_request(0, op);
     for _ in 0..10_000 {
-        if let Some(at) = world.answers.iter().position(|(_, of, ..)| *of == id) {
-            return world.answers.swap_remove(at).3;
+        if let Some(at) = world.replies.iter().position(|(_, of, ..)| *of == id) {
+            return world.replies.swap_remove(at).3;
         }
         world.advance(Span(100_000));
     }
@@ -50,7 +50,7 @@ fn answer(world: &mut World, op: Op) -> Answer {
 
 fn open(world: &mut World, ino: u64) -> Fh {
     match answer(world, Op::OpenDir { ino }) {
-        Answer::Opened(opened) => opened.fh,
+        OpReply::Opened(opened) => opened.fh,
         other => panic!("{other:?}"),
     }
 }
@@ -61,7 +61,7 @@ fn list(world: &mut World, ino: u64) -> (Vec<String>, Vec<(String, u64)>) {
     let (mut names, mut dirs, mut offset) = (Vec::new(), Vec::new(), Cookie(0));
     loop {
         let read = Op::ReadDir { ino, fh, offset, size: 32 << 10, plus: true };
-        let Answer::Page(page) = answer(world, read) else { panic!("no page") };
+        let OpReply::Page(page) = answer(world, read) else { panic!("no page") };
         let Some(last) = page.entries.last() else { break };
         offset = last.next;
         let mut rest = page.names.as_slice();
@@ -228,15 +228,15 @@ fn change_of_another_client_during_prefetch_is_seen() {
     let (_, below) = list(&mut world, dirs[1].1);
     // The prefetch is in progress: the second directory below this one has arrived, or is about to.
     let (text, dir) = below[3].clone();
-    world.ask(other, Op::Lookup { dir: 1, name: name(&dirs[1].0) });
-    world.ask(other, Op::Lookup { dir: dirs[1].1, name: name(&text) });
+    world.send_request(other, Op::Lookup { dir: 1, name: name(&dirs[1].0) });
+    world.send_request(other, Op::Lookup { dir: dirs[1].1, name: name(&text) });
     let made = Op::Mkdir { dir, name: name("new"), mode: 0o755, umask: 0 };
-    world.ask(other, made);
+    world.send_request(other, made);
     world.advance(Span::from_millis(100));
     let (names, _) = list(&mut world, dir);
     assert!(names.contains(&"new".to_owned()), "{text}: {names:?}");
     let gone = Op::Rmdir { dir, name: name("new") };
-    world.ask(other, gone);
+    world.send_request(other, gone);
     world.advance(Span::from_millis(100));
     assert!(!list(&mut world, dir).0.contains(&"new".to_owned()));
 }
@@ -248,7 +248,7 @@ fn request_waiting_for_prefetch_is_answered_after_session_lapse_or_loss() {
         let (_, dirs) = list(&mut world, 1);
         list(&mut world, dirs[0].1);
         let op = Op::OpenDir { ino: dirs[1].1 };
-        let id = world.ask(0, op);
+        let id = world.send_request(0, op);
         world.advance(Span::from_millis(1));
         assert!(world.clients[0].cache.is_waiting(id));
         let control = world.clients[0].control.clone();
@@ -261,10 +261,10 @@ fn request_waiting_for_prefetch_is_answered_after_session_lapse_or_loss() {
             control.restore(true);
             world.advance(Span::from_millis(100));
         }
-        let told = world.answers.iter().find(|(_, of, ..)| *of == id).map(|(.., answer)| answer);
+        let told = world.replies.iter().find(|(_, of, ..)| *of == id).map(|(.., answer)| answer);
         match told {
-            Some(Answer::Opened(_)) if !lost => {}
-            Some(Answer::Failed(_)) if lost => {}
+            Some(OpReply::Opened(_)) if !lost => {}
+            Some(OpReply::Failed(_)) if lost => {}
             other => panic!("{lost}: {other:?}"),
         }
     }
@@ -276,7 +276,7 @@ fn prefetch_larger_than_budget_evicts_no_directory_in_use() {
     let mut paths: Vec<String> =
         (0..100).flat_map(|d| (0..100).map(move |f| format!("all/d{d:03}/file-{f}"))).collect();
     paths.extend((0..8).flat_map(|d| (0..100).map(move |f| format!("mine/m{d}/file-{f}"))));
-    let mut world = World::new(TreeConfig::default());
+    let mut world = World::new(ModelFsConfig::default());
     world
         .server
         .edit(|tree| paths.iter().for_each(|path| assert_ne!(tree.plant_file(Time(0), path, b"x").ino, 0)));
@@ -316,7 +316,7 @@ fn lookups_in_successive_directories_start_prefetch() {
         world,
         Op::Lookup { dir, name: name(name_of) },
     ) {
-        Answer::Node(node) => node.id.ino,
+        OpReply::Node(node) => node.id.ino,
         other => panic!("{name_of}: {other:?}"),
     };
     for dir in 0..60 {

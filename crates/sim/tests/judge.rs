@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
-use nigh_remote::model_fs::Tree;
+use nigh_remote::model_fs::ModelFs;
 use nigh_sim::history::{
-    Answer, Call, DIRS, File, History, How, Kind, LAST_SET_TIME, NAMES, Record, Seen, Slot,
+    Call, CallResult, DIRS, File, History, Kind, LAST_SET_TIME, NAMES, ObservedAttrs, Record, RenameMode,
+    Slot,
 };
 use nigh_sim::history::{judge, judge_mounted, parse};
 use nigh_sim::random::Dice;
@@ -85,7 +86,7 @@ fn history_with_one_false_result_is_refused() {
         judge(&history).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         for number in 0..history.records.len() {
             let mut falsified = history.clone();
-            let (_, answer) = falsified.records[number].answer.as_mut().expect("all is known");
+            let (_, answer) = falsified.records[number].response.as_mut().expect("all is known");
             if !falsify(&mut world.dice, history.records[number].call, answer) {
                 continue;
             }
@@ -95,35 +96,35 @@ fn history_with_one_false_result_is_refused() {
 }
 
 /// Falsifies a result; false if the result has no wrong value.
-fn falsify(dice: &mut Dice, call: Call, answer: &mut Answer) -> bool {
+fn falsify(dice: &mut Dice, call: Call, answer: &mut CallResult) -> bool {
     match (call, answer) {
-        (_, Answer::Seen(seen)) => match dice.below(4) {
+        (_, CallResult::Attributes(seen)) => match dice.below(4) {
             0 => seen.nlink += 1,
             1 if seen.kind == Kind::File => seen.mode ^= 1,
             2 if seen.kind == Kind::File => seen.size += 1,
             _ if seen.kind == Kind::File => seen.mtime = seen.mtime.map_or(Some(1), |_| None),
             _ => seen.nlink = 0,
         },
-        (_, Answer::Value(value)) => *value = value.map_or(Some(1), |value| Some(value + 1)),
-        (_, Answer::Listed(entries)) if entries.is_empty() => entries.push((0, 1)),
-        (_, Answer::Listed(entries)) => drop(entries.pop()),
-        (Call::Stat { .. } | Call::Open { .. } | Call::ReadLink { .. }, answer @ Answer::Failed(_)) => {
-            *answer = Answer::Failed(Errno::IO);
+        (_, CallResult::Value(value)) => *value = value.map_or(Some(1), |value| Some(value + 1)),
+        (_, CallResult::Entries(entries)) if entries.is_empty() => entries.push((0, 1)),
+        (_, CallResult::Entries(entries)) => drop(entries.pop()),
+        (Call::Stat { .. } | Call::Open { .. } | Call::ReadLink { .. }, answer @ CallResult::Failed(_)) => {
+            *answer = CallResult::Failed(Errno::IO);
         }
-        (Call::Open { .. } | Call::ReadLink { .. }, answer) => *answer = Answer::Failed(Errno::NOENT),
+        (Call::Open { .. } | Call::ReadLink { .. }, answer) => *answer = CallResult::Failed(Errno::NOENT),
         _ => return false,
     }
     true
 }
 
-fn renaming((from, name): (NodeRef, Name), (to, new_name): (NodeRef, Name), how: How) -> Asked {
-    let (no_replace, exchange, whiteout) = (how == How::NoReplace, how == How::Exchange, false);
+fn renaming((from, name): (NodeRef, Name), (to, new_name): (NodeRef, Name), how: RenameMode) -> Asked {
+    let (no_replace, exchange, whiteout) = (how == RenameMode::NoReplace, how == RenameMode::Exchange, false);
     Asked::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep: None }
 }
 
 /// One tree with two directories, and its random calls.
 struct World {
-    tree: Tree,
+    tree: ModelFs,
     dice: Dice,
     dirs: Vec<NodeId>,
     files: Vec<(File, NodeId)>,
@@ -132,7 +133,7 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        let mut tree = Tree::default();
+        let mut tree = ModelFs::default();
         let dirs = (0..DIRS).map(|dir| tree.plant_dir(Time(LATE), &format!("dir-{dir}"))).collect();
         World { tree, dice: Dice::new(seed), dirs, files: Vec::new(), serial: 0 }
     }
@@ -148,7 +149,7 @@ impl World {
             let (before, after) = (self.dice.below(spread + 1), self.dice.below(spread + 1));
             let mount = u8::try_from(self.dice.below(3)).unwrap();
             let answer = Some((at + after, answer));
-            history.records.push(Record { mount, worker: 0, begin: at - before, answer, call });
+            history.records.push(Record { mount, worker: 0, begin: at - before, response: answer, call });
         }
         history
     }
@@ -160,7 +161,8 @@ impl World {
     fn call(&mut self) -> Call {
         self.serial += 1;
         let (slot, new, label) = (self.slot(), self.slot(), self.serial);
-        let how = [How::Plain, How::NoReplace, How::Exchange][usize::try_from(self.dice.below(3)).unwrap()];
+        let how = [RenameMode::Plain, RenameMode::NoReplace, RenameMode::Exchange]
+            [usize::try_from(self.dice.below(3)).unwrap()];
         let new = if new == slot { Slot((new.0 + 1) % Slot::COUNT) } else { new };
         let file = match u64::try_from(self.files.len()).unwrap() {
             0 => return Call::Create { slot, label, mode: 0o644 },
@@ -193,19 +195,19 @@ impl World {
 
     fn ask(&mut self, label: u32, call: Asked) -> Result<Reply, Errno> {
         let credentials = Credentials { uid: 0, gid: label, groups: vec![], privileges: None };
-        self.tree.execute(Time(LATE), &Request { credentials, name: None, call }).remove(0).result
+        self.tree.execute(Time(LATE), &Request { credentials, mutation_id: None, call }).remove(0).result
     }
 
     fn place(&self, slot: Slot) -> (NodeRef, Name) {
         let dir = self.dirs[usize::from(slot.dir())];
-        (NodeRef::bare(dir), Name::new(format!("n{}", slot.name()).as_bytes()).unwrap())
+        (NodeRef::without_hint(dir), Name::new(format!("n{}", slot.name()).as_bytes()).unwrap())
     }
 
     fn found(&self, slot: Slot) -> Option<NodeId> {
         self.tree.find(&format!("dir-{}/n{}", slot.dir(), slot.name()))
     }
 
-    fn seen(&self, node: NodeId) -> Seen {
+    fn seen(&self, node: NodeId) -> ObservedAttrs {
         let attr = self.tree.attr(node).expect("a node that is there");
         let kind = match attr.kind() {
             nigh_types::Kind::Directory => Kind::Dir,
@@ -215,22 +217,29 @@ impl World {
         let (secs, _) = attr.mtime.pair();
         let mtime = Some(secs).filter(|secs| *secs <= LAST_SET_TIME);
         let file = File { label: attr.gid, ino: node.ino };
-        Seen { file, kind, nlink: attr.nlink.into(), mode: attr.mode & 0o7777, size: attr.size, mtime }
+        ObservedAttrs {
+            file,
+            kind,
+            nlink: attr.nlink.into(),
+            mode: attr.mode & 0o7777,
+            size: attr.size,
+            mtime,
+        }
     }
 
     fn node(&self, file: File) -> NodeRef {
-        NodeRef::bare(self.files.iter().find(|(known, _)| *known == file).expect("it was opened").1)
+        NodeRef::without_hint(self.files.iter().find(|(known, _)| *known == file).expect("it was opened").1)
     }
 
-    fn answer(&mut self, call: Call) -> Answer {
+    fn answer(&mut self, call: Call) -> CallResult {
         match self.told(call) {
             Ok(answer) => answer,
-            Err(errno) => Answer::Failed(errno),
+            Err(errno) => CallResult::Failed(errno),
         }
     }
 
     /// Returns the result as a kernel would, which checks file types itself.
-    fn told(&mut self, call: Call) -> Result<Answer, Errno> {
+    fn told(&mut self, call: Call) -> Result<CallResult, Errno> {
         match call {
             Call::Create { slot, label, mode } => {
                 let (dir, name) = self.place(slot);
@@ -246,7 +255,7 @@ impl World {
                 let Reply::Created { entry, .. } = self.ask(label, asked)? else { panic!("not made") };
                 let file = File { label, ino: entry.id.ino };
                 self.files.push((file, entry.id));
-                return Ok(Answer::Opened(file));
+                return Ok(CallResult::Opened(file));
             }
             Call::Mkdir { slot, label } => {
                 let (dir, name) = self.place(slot);
@@ -259,7 +268,7 @@ impl World {
             Call::Link { old, new } => {
                 let node = self.found(old).ok_or(Errno::NOENT)?;
                 let (dir, name) = self.place(new);
-                self.ask(0, Asked::Link { node: NodeRef::bare(node), dir, name })?;
+                self.ask(0, Asked::Link { node: NodeRef::without_hint(node), dir, name })?;
             }
             Call::Unlink { slot } => {
                 let (dir, name) = self.place(slot);
@@ -276,43 +285,44 @@ impl World {
             Call::Open { slot } => return self.opened(slot),
             Call::Stat { slot } => {
                 let node = self.found(slot).ok_or(Errno::NOENT)?;
-                return Ok(Answer::Seen(self.seen(node)));
+                return Ok(CallResult::Attributes(self.seen(node)));
             }
             Call::ReadLink { slot } => {
                 let node = self.found(slot).ok_or(Errno::NOENT)?;
-                let Reply::Target(target) = self.ask(0, Asked::ReadLink { node: NodeRef::bare(node) })?
+                let Reply::Target(target) =
+                    self.ask(0, Asked::ReadLink { node: NodeRef::without_hint(node) })?
                 else {
                     panic!("not a target")
                 };
-                return Ok(Answer::Target(String::from_utf8(target.into()).unwrap().parse().unwrap()));
+                return Ok(CallResult::Target(String::from_utf8(target.into()).unwrap().parse().unwrap()));
             }
             Call::List { dir } => {
                 let slots = (0..NAMES).map(|name| (name, self.found(Slot::new(dir, name))));
-                return Ok(Answer::Listed(
+                return Ok(CallResult::Entries(
                     slots.filter_map(|(name, node)| Some((name, node?.ino))).collect(),
                 ));
             }
             _ => return self.told_of(call, call.file().expect("the rest go by a descriptor")),
         }
-        Ok(Answer::Done)
+        Ok(CallResult::Done)
     }
 
-    fn opened(&mut self, slot: Slot) -> Result<Answer, Errno> {
+    fn opened(&mut self, slot: Slot) -> Result<CallResult, Errno> {
         let node = self.found(slot).ok_or(Errno::NOENT)?;
         let seen = self.seen(node);
         match seen.kind {
             Kind::Dir => Err(Errno::ISDIR),
             Kind::Symlink => Err(Errno::LOOP),
-            Kind::File => Ok(Answer::Opened(seen.file)),
+            Kind::File => Ok(CallResult::Opened(seen.file)),
         }
     }
 
-    fn told_of(&mut self, call: Call, file: File) -> Result<Answer, Errno> {
+    fn told_of(&mut self, call: Call, file: File) -> Result<CallResult, Errno> {
         let node = self.node(file);
         let set = |set| Asked::SetAttr { node: node.clone(), handle: None, set };
         let xattr = b"user.word".to_vec();
         let asked = match call {
-            Call::Fstat { .. } => return Ok(Answer::Seen(self.seen(node.node))),
+            Call::Fstat { .. } => return Ok(CallResult::Attributes(self.seen(node.node))),
             Call::Chmod { mode, .. } => set(SetAttr { mode: Some(mode), ..SetAttr::default() }),
             Call::Truncate { size, .. } => set(SetAttr { size: Some(size), ..SetAttr::default() }),
             Call::Times { secs, .. } => {
@@ -332,16 +342,16 @@ impl World {
             _ => Asked::Read { node, handle: None, offset: 0, length: 8 },
         };
         match (self.ask(0, asked), call) {
-            (Err(Errno::NODATA), Call::GetXattr { .. }) => Ok(Answer::Value(None)),
-            (Err(Errno::NODATA), Call::RemoveXattr { .. }) => Ok(Answer::Done),
+            (Err(Errno::NODATA), Call::GetXattr { .. }) => Ok(CallResult::Value(None)),
+            (Err(Errno::NODATA), Call::RemoveXattr { .. }) => Ok(CallResult::Done),
             (Err(errno), _) => Err(errno),
             (Ok(Reply::Value(value)), _) => {
-                Ok(Answer::Value(Some(String::from_utf8(value).unwrap().parse().unwrap())))
+                Ok(CallResult::Value(Some(String::from_utf8(value).unwrap().parse().unwrap())))
             }
             (Ok(Reply::Data(data)), _) => {
-                Ok(Answer::Value(data.first_chunk().map(|word| u64::from_le_bytes(*word))))
+                Ok(CallResult::Value(data.first_chunk().map(|word| u64::from_le_bytes(*word))))
             }
-            (Ok(_), _) => Ok(Answer::Done),
+            (Ok(_), _) => Ok(CallResult::Done),
         }
     }
 }

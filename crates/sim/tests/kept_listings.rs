@@ -1,8 +1,8 @@
 //! Listings that the kernel caches of open directories end with their grant.
 
-use nigh_cache::{Answer, Config, Fh, NotifyLevel, Op};
-use nigh_remote::fake::{Fate, Which};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_cache::{Config, Fh, NotifyLevel, Op, OpReply};
+use nigh_remote::fake::{CallFilter, CallPlan};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_sim::world::World;
 use nigh_types::{Access, Cookie, Kind, Name, Span, Term, WriteFlags};
 
@@ -14,7 +14,8 @@ fn name(text: &str) -> Name {
 
 /// A client whose kernel has cached the listing of an open directory.
 fn world(config: Config) -> (World, u64, Fh) {
-    let config_of_tree = TreeConfig { term: Term::Limited(TERM), recallable: false, ..TreeConfig::default() };
+    let config_of_tree =
+        ModelFsConfig { term: Term::Limited(TERM), recallable: false, ..ModelFsConfig::default() };
     let mut world = World::new(config_of_tree);
     let now = world.now;
     let dir = world.server.edit(|tree| {
@@ -22,8 +23,8 @@ fn world(config: Config) -> (World, u64, Fh) {
         tree.find("d").unwrap().ino
     });
     world.connect_with(config);
-    world.answer(0, Op::Lookup { dir: 1, name: name("d") });
-    let Answer::Opened(opened) = world.answer(0, Op::OpenDir { ino: dir }) else { panic!("not opened") };
+    world.request(0, Op::Lookup { dir: 1, name: name("d") });
+    let OpReply::Opened(opened) = world.request(0, Op::OpenDir { ino: dir }) else { panic!("not opened") };
     assert!(opened.cache_dir);
     read(&mut world, dir, opened.fh);
     (world, dir, opened.fh)
@@ -32,8 +33,8 @@ fn world(config: Config) -> (World, u64, Fh) {
 fn read(world: &mut World, ino: u64, fh: Fh) {
     let mut offset = Cookie(0);
     loop {
-        let answer = world.answer(0, Op::ReadDir { ino, fh, offset, size: 1 << 16, plus: false });
-        let Answer::Page(page) = answer else { panic!("{answer:?}") };
+        let answer = world.request(0, Op::ReadDir { ino, fh, offset, size: 1 << 16, plus: false });
+        let OpReply::Page(page) = answer else { panic!("{answer:?}") };
         let Some(last) = page.entries.last() else { return };
         offset = last.next;
     }
@@ -58,7 +59,7 @@ fn kernel_listing_is_dropped_at_grant_deadline() {
 fn kernel_listing_is_dropped_by_request_after_grant_deadline() {
     let (mut world, dir, _) = world(Config::default());
     world.now = world.now.after(TERM);
-    world.answer(0, Op::Lookup { dir, name: name("none") });
+    world.request(0, Op::Lookup { dir, name: name("none") });
     assert_eq!(forgets(&world, dir), 1);
     world.advance(Span::from_millis(1));
     assert_eq!(forgets(&world, dir), 1, "once");
@@ -80,8 +81,8 @@ fn kernel_listing_read_again_is_dropped_at_next_grant_deadline() {
 fn kernel_listing_without_grant_is_not_cached() {
     let (mut world, dir, fh) = world(Config::default());
     world.advance(TERM);
-    let fate = Fate { ungranted: true, ..Fate::default() };
-    world.clients[0].control.plan(Which::Every, fate);
+    let fate = CallPlan { ungranted: true, ..CallPlan::default() };
+    world.clients[0].control.plan(CallFilter::Every, fate);
     read(&mut world, dir, fh);
     assert_eq!(forgets(&world, dir), 3, "with each page");
 }
@@ -97,18 +98,18 @@ fn kernel_listing_is_dropped_when_directory_is_evicted() {
     });
     let large = world.server.edit(|tree| tree.find("large")).unwrap().ino;
     world.advance(Span::from_secs(1));
-    world.answer(0, Op::Lookup { dir: 1, name: name("large") });
+    world.request(0, Op::Lookup { dir: 1, name: name("large") });
     let before = world.clients[0].cache.counters().evictions;
-    world.answer(0, Op::OpenDir { ino: large });
+    world.request(0, Op::OpenDir { ino: large });
     assert!(world.clients[0].cache.counters().evictions > before);
     assert_eq!(forgets(&world, dir), 1);
 }
 
 #[test]
 fn transport_without_notifications_caches_no_listing_in_kernel() {
-    let mut world = World::new(TreeConfig::default());
+    let mut world = World::new(ModelFsConfig::default());
     world.connect(NotifyLevel::None);
-    let Answer::Opened(opened) = world.answer(0, Op::OpenDir { ino: 1 }) else { panic!("not opened") };
+    let OpReply::Opened(opened) = world.request(0, Op::OpenDir { ino: 1 }) else { panic!("not opened") };
     assert!(!opened.cache_dir);
 }
 
@@ -116,7 +117,7 @@ fn transport_without_notifications_caches_no_listing_in_kernel() {
 /// open file, which was opened under the old name, must show under the new name too.
 #[test]
 fn write_through_open_file_shows_under_name_from_later_listing() {
-    let mut world = World::new(TreeConfig::default());
+    let mut world = World::new(ModelFsConfig::default());
     let now = world.now;
     let (dirs, file) = world.server.edit(|tree| {
         let dirs = (tree.plant_dir(now, "d").ino, tree.plant_dir(now, "e").ino);
@@ -125,17 +126,17 @@ fn write_through_open_file_shows_under_name_from_later_listing() {
     for client in [0, 1] {
         world.connect(NotifyLevel::All);
         for (dir, text) in [(1, "d"), (1, "e"), (dirs.0, "f")] {
-            world.answer(client, Op::Lookup { dir, name: name(text) });
+            world.request(client, Op::Lookup { dir, name: name(text) });
         }
     }
     let access =
         Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
-    let Answer::Opened(opened) = world.answer(0, Op::Open { ino: file, access, append: false }) else {
+    let OpReply::Opened(opened) = world.request(0, Op::Open { ino: file, access, append: false }) else {
         panic!("not opened")
     };
     let (from, to) = ((dirs.0, name("f")), (dirs.1, name("g")));
     let (no_replace, exchange) = (false, false);
-    world.answer(
+    world.request(
         1,
         Op::Rename {
             from: from.0,
@@ -147,11 +148,11 @@ fn write_through_open_file_shows_under_name_from_later_listing() {
             whiteout: false,
         },
     );
-    world.answer(0, Op::OpenDir { ino: dirs.1 });
+    world.request(0, Op::OpenDir { ino: dirs.1 });
     let (fh, data) = (opened.fh, b"rather long".to_vec());
     let write = Op::Write { ino: file, fh, offset: 0, data, flags: WriteFlags::default() };
-    assert_eq!(world.answer(0, write), Answer::Written(11));
-    let Answer::Node(node) = world.answer(0, Op::Lookup { dir: dirs.1, name: name("g") }) else {
+    assert_eq!(world.request(0, write), OpReply::Written(11));
+    let OpReply::Node(node) = world.request(0, Op::Lookup { dir: dirs.1, name: name("g") }) else {
         panic!("not there")
     };
     assert_eq!(node.attr.size, 11);
@@ -165,11 +166,11 @@ fn kernel_listing_begun_before_local_change_is_dropped_before_next_read() {
     let mut part = |offset, change: bool| {
         if change {
             let (name, kind) = (name("g"), Kind::Fifo);
-            let made = world.answer(0, Op::Mknod { dir, name, kind, mode: 0o644, umask: 0, rdev: 0 });
-            assert!(matches!(made, Answer::Node(_)), "{made:?}");
+            let made = world.request(0, Op::Mknod { dir, name, kind, mode: 0o644, umask: 0, rdev: 0 });
+            assert!(matches!(made, OpReply::Node(_)), "{made:?}");
         }
-        let answer = world.answer(0, Op::ReadDir { ino: dir, fh, offset, size: 64, plus: false });
-        let Answer::Page(page) = answer else { panic!("{answer:?}") };
+        let answer = world.request(0, Op::ReadDir { ino: dir, fh, offset, size: 64, plus: false });
+        let OpReply::Page(page) = answer else { panic!("{answer:?}") };
         (page.entries.last().expect("some are left").next, page.drops)
     };
     let (next, drops) = part(Cookie(0), false);

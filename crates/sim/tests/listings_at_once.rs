@@ -1,8 +1,8 @@
 //! Listings of several directories run concurrently, and one listing of a directory serves all its readers.
 
-use nigh_cache::{Answer, Config, Op, Prefetch};
-use nigh_remote::fake::{Fate, Which};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_cache::{Config, Op, OpReply, Prefetch};
+use nigh_remote::fake::{CallFilter, CallPlan};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_sim::world::World;
 use nigh_types::{Cookie, Name, OpId, Span};
 
@@ -13,7 +13,7 @@ const PAUSE: Span = Span::from_millis(1);
 
 /// Eight directories of which a client knows only the names.
 fn world() -> (World, Vec<u64>) {
-    let mut world = World::new(TreeConfig::default());
+    let mut world = World::new(ModelFsConfig::default());
     let now = world.now;
     world.connect_with(Config { prefetch: Prefetch::Off, ..Config::default() });
     let dirs = (0..PROCESSES).map(|n| {
@@ -23,14 +23,14 @@ fn world() -> (World, Vec<u64>) {
                 tree.plant_file(now, &format!("{dir}/file-{file}"), b"");
             }
         });
-        match world.answer(0, Op::Lookup { dir: 1, name: Name::new(dir.as_bytes()).unwrap() }) {
-            Answer::Node(node) => node.id.ino,
+        match world.request(0, Op::Lookup { dir: 1, name: Name::new(dir.as_bytes()).unwrap() }) {
+            OpReply::Node(node) => node.id.ino,
             other => panic!("{other:?}"),
         }
     });
     let dirs = dirs.collect();
-    let fate = Fate { arrives_after: ROUND_TRIP, part_pause: PAUSE, ..Fate::default() };
-    world.clients[0].control.plan(Which::Every, fate);
+    let fate = CallPlan { arrives_after: ROUND_TRIP, chunk_pause: PAUSE, ..CallPlan::default() };
+    world.clients[0].control.plan(CallFilter::Every, fate);
     (world, dirs)
 }
 
@@ -38,24 +38,26 @@ fn world() -> (World, Vec<u64>) {
 /// process, and the time taken.
 fn list(world: &mut World, dirs: &[u64]) -> (Vec<usize>, Span) {
     let begun = world.now;
-    let mut asked: Vec<OpId> = dirs.iter().map(|ino| world.ask(0, Op::OpenDir { ino: *ino })).collect();
+    let mut asked: Vec<OpId> =
+        dirs.iter().map(|ino| world.send_request(0, Op::OpenDir { ino: *ino })).collect();
     let (mut names, mut opened) = (vec![0; dirs.len()], vec![None; dirs.len()]);
     for _ in 0..1_000 {
         for (at, id) in asked.iter_mut().enumerate() {
-            let Some(found) = world.answers.iter().position(|(_, of, ..)| of == id) else { continue };
-            let offset = match world.answers.swap_remove(found).3 {
-                Answer::Opened(answer) => {
+            let Some(found) = world.replies.iter().position(|(_, of, ..)| of == id) else { continue };
+            let offset = match world.replies.swap_remove(found).3 {
+                OpReply::Opened(answer) => {
                     opened[at] = Some(answer.fh);
                     Some(Cookie(0))
                 }
-                Answer::Page(page) => {
+                OpReply::Page(page) => {
                     names[at] += page.entries.len();
                     page.entries.last().map(|last| last.next)
                 }
                 other => panic!("{other:?}"),
             };
             if let (Some(offset), Some(fh)) = (offset, opened[at]) {
-                *id = world.ask(0, Op::ReadDir { ino: dirs[at], fh, offset, size: 1 << 15, plus: false });
+                *id = world
+                    .send_request(0, Op::ReadDir { ino: dirs[at], fh, offset, size: 1 << 15, plus: false });
             }
         }
         if names.iter().all(|count| *count == 1_002) {
@@ -72,8 +74,8 @@ fn eight_processes_on_eight_directories_have_eight_listings_in_flight() {
     let (_, alone) = list(&mut world, &dirs[..1]);
     let (mut world, dirs) = self::world();
     for ino in dirs {
-        let id = world.ask(0, Op::OpenDir { ino });
-        assert!(world.waits(0, id));
+        let id = world.send_request(0, Op::OpenDir { ino });
+        assert!(world.is_pending(0, id));
     }
     assert_eq!(world.clients[0].control.calls("list"), PROCESSES, "nothing is answered yet");
     let (mut world, dirs) = self::world();

@@ -1,7 +1,7 @@
 //! Memory reclaim: of idle directories, above a number of directories, under memory pressure, and of kernel inodes.
 
-use nigh_cache::{Answer, Config, NotifyLevel, Op, Page};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_cache::{Config, NotifyLevel, Op, OpReply, Page};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_sim::world::World;
 use nigh_types::{Cookie, LeaseScope, Name, NodeId, Span};
 
@@ -11,7 +11,7 @@ fn name(text: &str) -> Name {
 
 /// Creates directories with empty files.
 fn planted(dirs: u32, files: u32) -> World {
-    let world = World::new(TreeConfig::default());
+    let world = World::new(ModelFsConfig::default());
     world.server.edit(|tree| {
         for dir in 0..dirs {
             for file in 0..files {
@@ -27,8 +27,8 @@ fn id(world: &mut World, dir: u32) -> NodeId {
 }
 
 fn page(world: &mut World, at: usize, op: Op) -> Page {
-    match world.answer(at, op) {
-        Answer::Page(page) => page,
+    match world.request(at, op) {
+        OpReply::Page(page) => page,
         other => panic!("{other:?}"),
     }
 }
@@ -36,8 +36,8 @@ fn page(world: &mut World, at: usize, op: Op) -> Page {
 /// Lists a directory with attributes; returns the number of names, and of names with attributes for the kernel.
 fn list(world: &mut World, at: usize, dir: u32) -> (usize, usize) {
     let ino = id(world, dir).ino;
-    world.answer(at, Op::Lookup { dir: 1, name: name(&format!("dir-{dir}")) });
-    let Answer::Opened(opened) = world.answer(at, Op::OpenDir { ino }) else { panic!() };
+    world.request(at, Op::Lookup { dir: 1, name: name(&format!("dir-{dir}")) });
+    let OpReply::Opened(opened) = world.request(at, Op::OpenDir { ino }) else { panic!() };
     let (mut names, mut told, mut offset) = (0, 0, Cookie(0));
     loop {
         let page = page(world, at, Op::ReadDir { ino, fh: opened.fh, offset, size: 32 << 10, plus: true });
@@ -46,7 +46,7 @@ fn list(world: &mut World, at: usize, dir: u32) -> (usize, usize) {
         names += page.entries.len();
         told += page.entries.iter().filter(|entry| entry.node.is_some()).count();
     }
-    world.answer(at, Op::ReleaseDir { fh: opened.fh });
+    world.request(at, Op::ReleaseDir { fh: opened.fh });
     (names, told)
 }
 
@@ -83,15 +83,15 @@ fn directory_being_read_is_not_evicted_as_idle() {
     let mut world = planted(1, 500);
     let at = world.connect_with(Config { dir_timeout: Some(Span::from_secs(30)), ..Config::default() });
     let ino = id(&mut world, 0).ino;
-    world.answer(at, Op::Lookup { dir: 1, name: name("dir-0") });
-    let Answer::Opened(opened) = world.answer(at, Op::OpenDir { ino }) else { panic!() };
+    world.request(at, Op::Lookup { dir: 1, name: name("dir-0") });
+    let OpReply::Opened(opened) = world.request(at, Op::OpenDir { ino }) else { panic!() };
     let read = |offset| Op::ReadDir { ino, fh: opened.fh, offset, size: 4_096, plus: false };
     let first = page(&mut world, at, read(Cookie(0)));
     let requests = world.clients[at].control.requests();
     world.advance(Span::from_secs(100));
     page(&mut world, at, read(first.entries.last().unwrap().next));
     assert_eq!(world.clients[at].control.requests(), requests);
-    world.answer(at, Op::ReleaseDir { fh: opened.fh });
+    world.request(at, Op::ReleaseDir { fh: opened.fh });
     world.advance(Span::from_secs(100));
     assert!(!is_granted(&mut world, at, 0));
 }

@@ -11,7 +11,7 @@ fn scans(native: bool) {
     for seed in first..first + seeds {
         let (told, changes) = (seed % 2 == 0, entries / 2);
         let times = if told { changes / 5 } else { [12, 60][usize::from(seed % 4 == 1)] };
-        let plan = Plan { seed, native, entries, changes, told, times };
+        let plan = Plan { seed, native, entries, changes, pushes: told, bursts: times };
         counts.add(&run(plan).unwrap_or_else(|lie| panic!("{lie}")));
     }
     println!("{counts:?}");

@@ -1,14 +1,14 @@
 //! Free space: how old a statfs reply may be.
 
-use nigh_cache::{Answer, NotifyLevel, Op};
-use nigh_remote::fake::{Fate, Which};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_cache::{NotifyLevel, Op, OpReply};
+use nigh_remote::fake::{CallFilter, CallPlan};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_sim::world::World;
 use nigh_types::{Errno, Name, Span, Term};
 
 fn files(world: &mut World) -> u64 {
-    match world.answer(0, Op::StatFs { ino: 1 }) {
-        Answer::Space(space) => space.files,
+    match world.request(0, Op::StatFs { ino: 1 }) {
+        OpReply::Space(space) => space.files,
         other => panic!("{other:?}"),
     }
 }
@@ -16,7 +16,7 @@ fn files(world: &mut World) -> u64 {
 #[test]
 fn statfs_is_fetched_again_after_minute_term_or_local_change() {
     for (term, seconds) in [(Term::Session, 60), (Term::Limited(Span::from_secs(5)), 5)] {
-        let mut world = World::new(TreeConfig { term, ..TreeConfig::default() });
+        let mut world = World::new(ModelFsConfig { term, ..ModelFsConfig::default() });
         world.connect(NotifyLevel::All);
         let before = files(&mut world);
         let now = world.now;
@@ -27,7 +27,7 @@ fn statfs_is_fetched_again_after_minute_term_or_local_change() {
         world.advance(Span::from_millis(1));
         assert_eq!(files(&mut world), before + 1);
         let name = Name::new(b"own").unwrap();
-        world.answer(0, Op::Mkdir { dir: 1, name, mode: 0o755, umask: 0 });
+        world.request(0, Op::Mkdir { dir: 1, name, mode: 0o755, umask: 0 });
         assert_eq!(files(&mut world), before + 2);
         assert_eq!(world.clients[0].control.calls("statfs"), 3);
     }
@@ -35,24 +35,24 @@ fn statfs_is_fetched_again_after_minute_term_or_local_change() {
 
 #[test]
 fn statfs_reply_overtaken_by_local_change_is_not_cached_and_error_is_passed_on() {
-    let mut world = World::new(TreeConfig::default());
+    let mut world = World::new(ModelFsConfig::default());
     world.connect(NotifyLevel::All);
     let control = world.clients[0].control.clone();
-    control.plan(Which::Type("statfs"), Fate { hold_reply: true, ..Fate::default() });
-    let early = world.ask(0, Op::StatFs { ino: 1 });
+    control.plan(CallFilter::Type("statfs"), CallPlan { hold_reply: true, ..CallPlan::default() });
+    let early = world.send_request(0, Op::StatFs { ino: 1 });
     let name = Name::new(b"own").unwrap();
-    world.answer(0, Op::Mkdir { dir: 1, name, mode: 0o755, umask: 0 });
+    world.request(0, Op::Mkdir { dir: 1, name, mode: 0o755, umask: 0 });
     control.plan_nothing();
     control.release(control.held()[0]);
     world.settle();
-    assert!(!world.waits(0, early));
-    let old = world.answers.iter().find_map(|(_, id, _, answer)| match answer {
-        Answer::Space(space) if *id == early => Some(space.files),
+    assert!(!world.is_pending(0, early));
+    let old = world.replies.iter().find_map(|(_, id, _, answer)| match answer {
+        OpReply::Space(space) if *id == early => Some(space.files),
         _ => None,
     });
     assert_eq!(old.map(|old| old + 1), Some(files(&mut world)), "asked again");
-    control.plan(Which::Type("statfs"), Fate { refuse: Some(Errno::IO), ..Fate::default() });
+    control.plan(CallFilter::Type("statfs"), CallPlan { refuse: Some(Errno::IO), ..CallPlan::default() });
     world.advance(Span::from_secs(60));
-    assert_eq!(world.answer(0, Op::StatFs { ino: 1 }), Answer::Failed(Errno::IO));
-    assert_eq!(world.answer(0, Op::StatFs { ino: 99 }), Answer::Failed(Errno::STALE));
+    assert_eq!(world.request(0, Op::StatFs { ino: 1 }), OpReply::Failed(Errno::IO));
+    assert_eq!(world.request(0, Op::StatFs { ino: 99 }), OpReply::Failed(Errno::STALE));
 }

@@ -1,8 +1,8 @@
 //! ESTALE: the client resolves the inode by path on the remote, and sends the call once more.
 
-use nigh_cache::{Answer, NotifyLevel, Op};
-use nigh_remote::fake::{Fate, Which};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_cache::{NotifyLevel, Op, OpReply};
+use nigh_remote::fake::{CallFilter, CallPlan};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_sim::world::World;
 use nigh_types::{Call, Errno, LeaseScope, Name, NodeId, NodeRef, Span};
 
@@ -12,26 +12,26 @@ fn name(text: &str) -> Name {
 
 /// A client that has looked up `p/f`.
 fn world() -> (World, NodeId, NodeId) {
-    let mut world = World::new(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
+    let mut world = World::new(ModelFsConfig { by_hint_only: true, ..ModelFsConfig::default() });
     let now = world.now;
     let file = world.server.edit(|tree| tree.plant_file(now, "p/f", b"x"));
     let dir = world.server.edit(|tree| tree.find("p")).unwrap();
     world.connect(NotifyLevel::All);
-    world.answer(0, Op::Lookup { dir: 1, name: name("p") });
-    world.answer(0, Op::Lookup { dir: dir.ino, name: name("f") });
+    world.request(0, Op::Lookup { dir: 1, name: name("p") });
+    world.request(0, Op::Lookup { dir: dir.ino, name: name("f") });
     (world, dir, file)
 }
 
 /// Calls sent now fail with ESTALE; later ones do not.
-fn stale_once(world: &mut World, op: Op) -> Answer {
+fn stale_once(world: &mut World, op: Op) -> OpReply {
     let control = world.clients[0].control.clone();
     let refuse = Some(Errno::STALE);
-    let fate = Fate { refuse, answered_after: Span::from_millis(5), ..Fate::default() };
-    control.plan(Which::Every, fate);
-    let id = world.ask(0, op);
+    let fate = CallPlan { refuse, answered_after: Span::from_millis(5), ..CallPlan::default() };
+    control.plan(CallFilter::Every, fate);
+    let id = world.send_request(0, op);
     control.plan_nothing();
     world.advance(Span::from_millis(5));
-    let answer = world.answers.iter().find(|(_, of, ..)| *of == id).map(|(.., answer)| answer.clone());
+    let answer = world.replies.iter().find(|(_, of, ..)| *of == id).map(|(.., answer)| answer.clone());
     answer.expect("an answer")
 }
 
@@ -40,7 +40,7 @@ fn call_is_sent_again_after_path_resolution() {
     let (mut world, dir, file) = world();
     let control = world.clients[0].control.clone();
     let flags = stale_once(&mut world, Op::GetFlags { ino: file.ino });
-    assert_eq!((flags, control.calls("walk"), control.calls("getflags")), (Answer::Flags(0), 1, 2));
+    assert_eq!((flags, control.calls("walk"), control.calls("getflags")), (OpReply::Flags(0), 1, 2));
     let (from, to) = (dir.ino, 1);
     let rename = Op::Rename {
         from,
@@ -51,13 +51,13 @@ fn call_is_sent_again_after_path_resolution() {
         exchange: false,
         whiteout: false,
     };
-    assert_eq!(stale_once(&mut world, rename), Answer::Done);
+    assert_eq!(stale_once(&mut world, rename), OpReply::Done);
     assert_eq!((control.calls("walk"), control.calls("rename")), (2, 2));
     assert_eq!(world.clients[0].cache.gauges().pending_operations, 0);
     assert_eq!(world.server.edit(|tree| tree.find("g")), Some(file));
     assert!(!matches!(
         stale_once(&mut world, Op::Link { ino: file.ino, dir: dir.ino, name: name("h") }),
-        Answer::Failed(_)
+        OpReply::Failed(_)
     ));
 }
 
@@ -66,11 +66,12 @@ fn call_is_sent_again_after_path_resolution() {
 fn stale_inode_is_resolved_by_path_once_then_estale() {
     let (mut world, dir, file) = world();
     let control = world.clients[0].control.clone();
-    let refuse =
-        |what| control.plan(Which::Type(what), Fate { refuse: Some(Errno::STALE), ..Fate::default() });
+    let refuse = |what| {
+        control.plan(CallFilter::Type(what), CallPlan { refuse: Some(Errno::STALE), ..CallPlan::default() })
+    };
     refuse("getflags");
     refuse("rename");
-    assert_eq!(world.answer(0, Op::GetFlags { ino: file.ino }), Answer::Failed(Errno::STALE));
+    assert_eq!(world.request(0, Op::GetFlags { ino: file.ino }), OpReply::Failed(Errno::STALE));
     assert_eq!((control.calls("walk"), control.calls("getflags")), (1, 2));
     let (from, to, new_name) = (dir.ino, 1, name("g"));
     let rename = Op::Rename {
@@ -82,7 +83,7 @@ fn stale_inode_is_resolved_by_path_once_then_estale() {
         exchange: false,
         whiteout: false,
     };
-    assert_eq!(world.answer(0, rename), Answer::Failed(Errno::STALE));
+    assert_eq!(world.request(0, rename), OpReply::Failed(Errno::STALE));
     assert_eq!((control.calls("walk"), control.calls("rename")), (3, 3));
     assert_eq!(world.clients[0].cache.gauges().pending_operations, 0);
 }
@@ -92,9 +93,9 @@ fn stale_inode_is_resolved_by_path_once_then_estale() {
 fn change_of_killed_caller_is_not_sent_after_path_resolution() {
     let (mut world, dir, file) = world();
     let control = world.clients[0].control.clone();
-    control.plan(Which::Type("unlink"), Fate { refuse: Some(Errno::STALE), ..Fate::default() });
-    control.plan(Which::Type("walk"), Fate { hold_reply: true, ..Fate::default() });
-    let unlink = world.ask(0, Op::Unlink { dir: dir.ino, name: name("f") });
+    control.plan(CallFilter::Type("unlink"), CallPlan { refuse: Some(Errno::STALE), ..CallPlan::default() });
+    control.plan(CallFilter::Type("walk"), CallPlan { hold_reply: true, ..CallPlan::default() });
+    let unlink = world.send_request(0, Op::Unlink { dir: dir.ino, name: name("f") });
     assert_eq!((control.calls("unlink"), control.calls("walk")), (1, 1));
     world.interrupt(0, unlink);
     control.plan_nothing();
@@ -109,7 +110,7 @@ fn change_of_killed_caller_is_not_sent_after_path_resolution() {
 #[test]
 fn file_moved_on_host_is_found_by_its_new_name() {
     let (mut world, dir, file) = world();
-    let (now, place) = (world.now, NodeRef::bare(dir));
+    let (now, place) = (world.now, NodeRef::without_hint(dir));
     let call = Call::Rename {
         from: place.clone(),
         name: name("f"),
@@ -120,14 +121,14 @@ fn file_moved_on_host_is_found_by_its_new_name() {
         whiteout: false,
         keep: None,
     };
-    world.server.edit(|tree| tree.beside(now, call)).unwrap();
+    world.server.edit(|tree| tree.execute_as_host(now, call)).unwrap();
     world.clients[0].control.recall(dir, LeaseScope::Directory, &[]);
     world.settle();
-    assert_eq!(world.answer(0, Op::GetAttr { ino: file.ino }), Answer::Failed(Errno::STALE));
+    assert_eq!(world.request(0, Op::GetAttr { ino: file.ino }), OpReply::Failed(Errno::STALE));
     assert_eq!(world.clients[0].control.calls("walk"), 1);
-    assert!(matches!(world.answer(0, Op::Lookup { dir: dir.ino, name: name("f") }), Answer::Missing(_)));
-    world.answer(0, Op::Lookup { dir: dir.ino, name: name("g") });
-    assert!(matches!(world.answer(0, Op::GetAttr { ino: file.ino }), Answer::Attr(..)));
+    assert!(matches!(world.request(0, Op::Lookup { dir: dir.ino, name: name("f") }), OpReply::Missing(_)));
+    world.request(0, Op::Lookup { dir: dir.ino, name: name("g") });
+    assert!(matches!(world.request(0, Op::GetAttr { ino: file.ino }), OpReply::Attr(..)));
 }
 
 /// The host changed a directory without a recall: the refusal shows that cached facts are wrong.
@@ -136,20 +137,20 @@ fn refusal_that_contradicts_cached_facts_discards_them() {
     let (mut world, dir, file) = world();
     let now = world.now;
     let lookups = |world: &World| world.clients[0].control.calls("lookup");
-    let look = |world: &mut World, leaf| world.answer(0, Op::Lookup { dir: dir.ino, name: name(leaf) });
-    assert!(matches!(look(&mut world, "new"), Answer::Missing(_)));
-    let call = Call::Unlink { dir: NodeRef::bare(dir), name: name("f"), keep: None };
-    world.server.edit(|tree| tree.beside(now, call)).unwrap();
+    let look = |world: &mut World, leaf| world.request(0, Op::Lookup { dir: dir.ino, name: name(leaf) });
+    assert!(matches!(look(&mut world, "new"), OpReply::Missing(_)));
+    let call = Call::Unlink { dir: NodeRef::without_hint(dir), name: name("f"), keep: None };
+    world.server.edit(|tree| tree.execute_as_host(now, call)).unwrap();
     let new = world.server.edit(|tree| tree.plant_file(now, "p/new", b""));
     let before = lookups(&world);
     look(&mut world, "f");
     assert_eq!(lookups(&world), before, "nobody was told");
     let unlink = Op::Unlink { dir: dir.ino, name: name("f") };
-    assert_eq!(world.answer(0, unlink), Answer::Failed(Errno::NOENT));
-    assert!(matches!(look(&mut world, "f"), Answer::Missing(_)));
+    assert_eq!(world.request(0, unlink), OpReply::Failed(Errno::NOENT));
+    assert!(matches!(look(&mut world, "f"), OpReply::Missing(_)));
     assert_ne!(file, new);
     match look(&mut world, "new") {
-        Answer::Node(node) => assert_eq!(node.id, new),
+        OpReply::Node(node) => assert_eq!(node.id, new),
         other => panic!("{other:?}"),
     }
     assert_eq!(lookups(&world), before + 2);

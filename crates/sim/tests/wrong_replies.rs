@@ -1,9 +1,9 @@
 //! Invariant 9 for the cache: a reply that does not fit its call becomes EPROTO, and an errno is passed on unchanged.
 
-use nigh_cache::{Answer, Cache, Caller, Config, Fh, Op, Output};
+use nigh_cache::{Cache, Caller, Config, Fh, Op, OpReply, Output};
 use nigh_types::{
     Access, Attr, Call, CallId, CookieKey, Entries, Entry, Errno, Event, Handle, Kind, Name, NodeId, OpId,
-    Reply, Response, Session, SetAttr, Space, Term, Time, WriteFlags, XattrSet,
+    Reply, Response, SessionParams, SetAttr, Space, Term, Time, WriteFlags, XattrSet,
 };
 
 const NOW: Time = Time(1_000_000_000);
@@ -24,7 +24,7 @@ fn entry(ino: u64, mode: u32) -> Entry {
 }
 
 /// Returns the reply or the call that a request led to.
-fn ask(cache: &mut Cache, op: OpId, what: Op) -> Result<Answer, Box<(CallId, Call)>> {
+fn ask(cache: &mut Cache, op: OpId, what: Op) -> Result<OpReply, Box<(CallId, Call)>> {
     if let Some(answer) = cache.handle_op(NOW, op, Caller::default(), what) {
         return Ok(answer);
     }
@@ -34,7 +34,7 @@ fn ask(cache: &mut Cache, op: OpId, what: Op) -> Result<Answer, Box<(CallId, Cal
     }
 }
 
-fn respond(cache: &mut Cache, call: CallId, result: Result<Reply, Errno>) -> Vec<(OpId, Answer)> {
+fn respond(cache: &mut Cache, call: CallId, result: Result<Reply, Errno>) -> Vec<(OpId, OpReply)> {
     cache.handle_event(NOW, Event::Response { call, response: Response::plain(result) });
     let mut answers = Vec::new();
     loop {
@@ -50,7 +50,7 @@ fn respond(cache: &mut Cache, call: CallId, result: Result<Reply, Errno>) -> Vec
 fn prepared() -> (Cache, Fh) {
     let mut cache = Cache::new(Config::default());
     let root = NodeId { ino: 1, generation: 1 };
-    let session = Session::plain(root, Attr::default(), CookieKey::default(), Term::Session);
+    let session = SessionParams::plain(root, Attr::default(), CookieKey::default(), Term::Session);
     cache.handle_event(NOW, Event::Attached(session));
     for (leaf, node) in [("f", entry(FILE, 0o100_644)), ("d", entry(DIR, 0o040_755))] {
         let asked = ask(&mut cache, OpId(1), Op::Lookup { dir: 1, name: name(leaf) });
@@ -60,7 +60,7 @@ fn prepared() -> (Cache, Fh) {
     let call = asked.unwrap_err().0;
     let attr = entry(FILE, 0o100_644).attr;
     match respond(&mut cache, call, Ok(Reply::Opened { handle: Handle(9), attr })).remove(0) {
-        (_, Answer::Opened(opened)) => (cache, opened.fh),
+        (_, OpReply::Opened(opened)) => (cache, opened.fh),
         other => panic!("{other:?}"),
     }
 }
@@ -127,11 +127,11 @@ fn replies() -> Vec<Reply> {
         Reply::Offset(3),
         Reply::Flags(4),
         Reply::Created { entry: entry(50, 0o100_644), handle: None, existed: false },
-        Reply::Removed { node, kept: None },
-        Reply::Renamed { moved: node, replaced: None, kept: None, whiteout: None },
+        Reply::Removed { node, pinned: None },
+        Reply::Renamed { moved: node, replaced: None, pinned: None, whiteout: None },
         Reply::Written { offset: 0, count: 1 },
         Reply::Done,
-        Reply::Found { node, attr: entry(FILE, 0o100_644).attr, home: Some((node, name("f"))) },
+        Reply::Found { node, attr: entry(FILE, 0o100_644).attr, parent_entry: Some((node, name("f"))) },
     ]
 }
 
@@ -189,11 +189,11 @@ fn any_reply_to_any_call_answers_its_request_once() {
             // The protocol session checks small replies kind by kind (`native/reply_validator.rs`).
             let small = plain.contains(&at) && plain.contains(&fitting(&what));
             if !fits && !small {
-                assert_eq!(*answer, Answer::Failed(Errno::PROTO), "{what:?}: {reply:?}");
+                assert_eq!(*answer, OpReply::Failed(Errno::PROTO), "{what:?}: {reply:?}");
             } else if at == 11 && matches!(what, Call::Create { .. } | Call::Tmpfile { .. }) {
-                assert_eq!(*answer, Answer::Failed(Errno::PROTO), "without a handle");
+                assert_eq!(*answer, OpReply::Failed(Errno::PROTO), "without a handle");
             } else {
-                assert!(!matches!(answer, Answer::Failed(Errno::PROTO)), "{what:?}: {answer:?}");
+                assert!(!matches!(answer, OpReply::Failed(Errno::PROTO)), "{what:?}: {answer:?}");
             }
             assert_eq!(cache.gauges().pending_operations, 0);
         }
@@ -207,7 +207,7 @@ fn each_errno_is_passed_on() {
             let (mut cache, _) = prepared();
             let (call, _) = *ask(&mut cache, OpId(10), request.clone()).unwrap_err();
             let answers = respond(&mut cache, call, Err(errno));
-            assert_eq!(answers, [(OpId(10), Answer::Failed(errno))], "{request:?}");
+            assert_eq!(answers, [(OpId(10), OpReply::Failed(errno))], "{request:?}");
             assert_eq!(cache.gauges().pending_operations, 0);
         }
     }
@@ -246,12 +246,12 @@ fn unknown_inode_numbers_and_handles_send_no_request() {
         let changed = unknown(request.clone());
         if changed != request {
             seen += 1;
-            assert_eq!(ask(&mut cache, OpId(10), changed), Ok(Answer::Failed(Errno::STALE)), "{request:?}");
+            assert_eq!(ask(&mut cache, OpId(10), changed), Ok(OpReply::Failed(Errno::STALE)), "{request:?}");
         }
     }
     assert_eq!(seen, 17);
     let (data, fh) = (vec![1], Fh(99));
     let write = Op::Write { ino: FILE, fh, offset: 0, data, flags: WriteFlags::default() };
-    assert_eq!(ask(&mut cache, OpId(10), write), Ok(Answer::Failed(Errno::BADF)));
-    assert_eq!(ask(&mut cache, OpId(10), Op::Release { fh, flock: None }), Ok(Answer::Done));
+    assert_eq!(ask(&mut cache, OpId(10), write), Ok(OpReply::Failed(Errno::BADF)));
+    assert_eq!(ask(&mut cache, OpId(10), Op::Release { fh, flock: None }), Ok(OpReply::Done));
 }

@@ -22,7 +22,7 @@ pub struct MutationId {
 pub struct Request {
     pub credentials: Credentials,
     /// Set on mutations only.
-    pub name: Option<MutationId>,
+    pub mutation_id: Option<MutationId>,
     pub call: Call,
 }
 
@@ -59,7 +59,7 @@ pub struct WriteFlags {
     /// The remote makes the data durable before it replies.
     pub sync: bool,
     /// Write-back of a shared mapping's dirty pages by the client's kernel, possibly because of an invalidation.
-    pub flush: bool,
+    pub write_back: bool,
     /// Precondition of a write-back. The remote applies the write if the file's data has not changed otherwise since,
     /// or if the file already contains these bytes; else it replies `ECANCELED`.
     pub since: Option<WriteBackPrecondition>,
@@ -94,9 +94,9 @@ pub enum Call {
     /// Prefetch of whole directories: each of `roots` with the directories found below it, before the next of
     /// `roots`; at most [`Call::MOST_ROOTS`] → several `Reply::Prefetched`. See docs/decisions/0019-walks-ahead.md.
     /// `credit` is the number of entries that the remote may send; a directory costs its names and one. Without
-    /// credit the remote starts no directory. It skips directories of more than [`Call::MOST_AHEAD`] names. The last
+    /// credit the remote starts no directory. It skips directories of more than [`Call::MOST_PREFETCHED_NAMES`] names. The last
     /// reply comes when nothing is left to send, or the call is cancelled.
-    Prefetch { roots: Vec<NodeRef>, order: Order, credit: u32 },
+    Prefetch { roots: Vec<NodeRef>, order: PrefetchOrder, credit: u32 },
     /// More credit for a running prefetch, and the directory to send next, regardless of its cost. The remote sends or
     /// reports this directory in any case, unless it did before. No reply.
     PrefetchCredit { walk: CallId, credit: u32, want: Option<NodeRef> },
@@ -143,12 +143,12 @@ pub enum Call {
     },
     /// Releases the owner's locks on these bytes → `Reply::Done`, even if there are none.
     Unlock { node: NodeRef, owner: u64, flock: bool, start: u64, end: u64 },
-    /// Returns the lock that conflicts with the given one → `Reply::Locked`
+    /// Returns the lock that conflicts with the given one → `Reply::LockConflict`
     GetLock { node: NodeRef, owner: u64, flock: bool, kind: LockKind, start: u64, end: u64 },
     /// Reopens a file under the handle that the remote has lost, with the checks of any open
     /// → `Reply::Opened` with this handle, or `EINVAL` if the handle is in use
     Reopen { node: NodeRef, handle: Handle, access: Access },
-    /// Finds an inode by its number, where the session supports it ([`crate::Session::finds_numbers`])
+    /// Finds an inode by its number, where the session supports it ([`crate::Session::supports_lookup_number`])
     /// → `Reply::Found`, or `ESTALE` if no inode has this number. See docs/decisions/0035-file-handles.md.
     LookupNumber { ino: u64 },
 
@@ -209,21 +209,21 @@ pub enum Call {
 
 /// Order in which a prefetch visits the directories of a directory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub enum Order {
+pub enum PrefetchOrder {
     /// The order of listings.
     #[default]
     Cookie,
     /// By the bytes of their names.
     Name,
     /// By inode number.
-    Number,
+    InodeNumber,
 }
 
 impl Call {
     /// Most root directories of one prefetch.
     pub const MOST_ROOTS: u32 = 1_024;
     /// Most names of a directory that a prefetch sends without a request for it.
-    pub const MOST_AHEAD: u32 = 16_384;
+    pub const MOST_PREFETCHED_NAMES: u32 = 16_384;
     /// Most names of a path from the root to an inode (Linux's PATH_MAX allows 2,048).
     pub const MOST_NAMES: u32 = 4_096;
     /// Most handles in one release.
@@ -277,7 +277,7 @@ impl Call {
 
     /// Whether a reply is sent.
     #[must_use]
-    pub fn is_answered(&self) -> bool {
+    pub fn has_reply(&self) -> bool {
         !matches!(self, Call::Release { .. } | Call::PinOpen { .. } | Call::PrefetchCredit { .. })
     }
 
@@ -290,20 +290,20 @@ impl Call {
 
     /// Whether it writes back dirty pages of a shared mapping; an acknowledgement may wait for such a call.
     #[must_use]
-    pub fn is_flush(&self) -> bool {
-        matches!(self, Call::Write { flags: WriteFlags { flush: true, .. }, .. })
+    pub fn is_write_back(&self) -> bool {
+        matches!(self, Call::Write { flags: WriteFlags { write_back: true, .. }, .. })
     }
 
     /// Whether it reclaims state that the server has lost with the session. It is meaningless in the next session.
     #[must_use]
-    pub fn is_claim(&self) -> bool {
+    pub fn is_reclaim(&self) -> bool {
         matches!(self, Call::Reopen { .. } | Call::Lock { reclaim: true, .. })
     }
 
     /// Whether the client may send it during reclaim.
     #[must_use]
-    pub fn serves_claiming(&self) -> bool {
-        self.is_claim() || matches!(self, Call::ResolvePath { .. })
+    pub fn is_allowed_during_reclaim(&self) -> bool {
+        self.is_reclaim() || matches!(self, Call::ResolvePath { .. })
     }
 
     /// The name under which `nigh status` counts this call (`remote.by_type`).

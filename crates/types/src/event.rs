@@ -6,7 +6,7 @@ use crate::{Attr, CallId, CookieKey, NodeId, Recall, Response, Term, UpdateCommi
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The session is established. It is the first event and comes once.
-    Attached(Session),
+    Attached(SessionParams),
     Response {
         call: CallId,
         response: Response,
@@ -17,7 +17,7 @@ pub enum Event {
     UpdateCommit(UpdateCommit),
     /// The lease term has expired without a reply: all grants have ended. Outstanding calls stay outstanding; their
     /// replies come after [`Event::Restored`].
-    Lapsed {
+    Expired {
         why: String,
     },
     /// A session is established again, after `Lapsed` or instead of it: all earlier grants have ended.
@@ -25,7 +25,7 @@ pub enum Event {
     /// ([`crate::Call::Reopen`], [`crate::Call::Lock`] with `reclaim`), then reports the end of the reclaim
     /// (`handle_reclaimed` of the remote). Calls that were outstanding are sent again after that.
     Restored {
-        session: Session,
+        session: SessionParams,
         kept: bool,
     },
     /// The session is lost: all its grants have ended, and outstanding calls get no reply.
@@ -36,7 +36,7 @@ pub enum Event {
 
 /// Session parameters, negotiated when a session begins.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Session {
+pub struct SessionParams {
     pub root: NodeId,
     pub root_attr: Attr,
     pub cookie_key: CookieKey,
@@ -52,22 +52,22 @@ pub struct Session {
     /// (uid, gid) under which the server performs calls for this client's own user.
     pub acts_as: (u32, u32),
     /// Whether the remote supports prefetch ([`crate::Call::Prefetch`]).
-    pub walks_ahead: bool,
+    pub supports_prefetch: bool,
     /// Whether the remote supports names-only listings ([`crate::Call::ListNames`]).
-    pub tells_dirents: bool,
+    pub supports_list_names: bool,
     /// Whether the remote accepts [`crate::Privileges`] of callers: it trusts the checks of this machine's kernel.
-    pub takes_privileges: bool,
+    pub accepts_privileges: bool,
     /// Whether the remote finds inodes by number alone ([`crate::Call::LookupNumber`]).
-    pub finds_numbers: bool,
+    pub supports_lookup_number: bool,
     /// Names of the server's users and groups, at most [`IdName::MOST`]; empty unless the client asked for them.
     pub names: Vec<IdName>,
 }
 
-impl Session {
+impl SessionParams {
     /// A session without any ability that a remote may lack, and without restrictions.
     #[must_use]
-    pub fn plain(root: NodeId, root_attr: Attr, cookie_key: CookieKey, term: Term) -> Session {
-        Session {
+    pub fn plain(root: NodeId, root_attr: Attr, cookie_key: CookieKey, term: Term) -> SessionParams {
+        SessionParams {
             root,
             root_attr,
             cookie_key,
@@ -76,10 +76,10 @@ impl Session {
             staleness_bound: String::new(),
             unsupported_guarantees: Vec::new(),
             acts_as: (0, 0),
-            walks_ahead: false,
-            tells_dirents: false,
-            takes_privileges: false,
-            finds_numbers: false,
+            supports_prefetch: false,
+            supports_list_names: false,
+            accepts_privileges: false,
+            supports_lookup_number: false,
             names: Vec::new(),
         }
     }

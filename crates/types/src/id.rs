@@ -14,7 +14,7 @@ pub struct NodeId {
 impl NodeId {
     /// Whether a reused inode number would be a different node. (False on filesystems without birth times.)
     #[must_use]
-    pub fn tells_births_apart(self) -> bool {
+    pub fn distinguishes_reuse(self) -> bool {
         self.generation >> 32 != 0
     }
 }
@@ -29,7 +29,7 @@ impl Handle {
 
     /// Whether a client assigned it.
     #[must_use]
-    pub fn is_chosen(self) -> bool {
+    pub fn is_client_assigned(self) -> bool {
         self.0 & Handle::CLIENT_ASSIGNED != 0
     }
 }

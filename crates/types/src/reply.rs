@@ -73,7 +73,7 @@ pub enum Reply {
     Found {
         node: NodeId,
         attr: Attr,
-        home: Option<(NodeId, Name)>,
+        parent_entry: Option<(NodeId, Name)>,
     },
     Listed(Entries),
     /// A chunk of a listing without attributes; the type is `None` if it is unknown.
@@ -100,14 +100,14 @@ pub enum Reply {
     /// The inode that lost its name, and the handle of its pin, if the call asked for one.
     Removed {
         node: NodeId,
-        kept: Option<Handle>,
+        pinned: Option<Handle>,
     },
     /// `replaced`: the inode that had the new name (for an exchange, the other inode). `whiteout`: the inode left at
     /// the old name, if requested; its attributes are in [`Response::after`].
     Renamed {
         moved: NodeId,
         replaced: Option<NodeId>,
-        kept: Option<Handle>,
+        pinned: Option<Handle>,
         whiteout: Option<NodeId>,
     },
     Written {
@@ -116,7 +116,7 @@ pub enum Reply {
     },
     Done,
     /// The first conflicting lock.
-    Locked(Option<LockInfo>),
+    LockConflict(Option<LockInfo>),
 }
 
 /// One reply message. All calls but `List`, `Dirents` and `Ahead` have exactly one, with `last` set.

@@ -4,7 +4,8 @@ use super::script::Script;
 use super::stream::{Heard, Put};
 use super::{CALLS, MESSAGES, REPLIES, Reached, T0, WELCOME, said, samples};
 use nigh_native::{
-    COMPRESSED, ClientConfig, ClientSession, Limits, Message, Resume, Resumed, Welcome, encode_response, pack,
+    COMPRESSED, ClientConfig, ClientSession, Limits, Message, Resume, Resumed, Welcome, compress,
+    encode_response,
 };
 use nigh_remote::{Event, Output, Remote};
 use nigh_types::{CallId, GrantId, LeaseScope, Recall, RecallId, Reply, Response, Span, Term, Time};
@@ -136,8 +137,8 @@ impl Watched {
     }
 
     fn hear_packed(&mut self, frame: &[u8]) {
-        let packs = self.session.packs() && self.session.is_linked();
-        self.hear(&pack(frame).expect("so many equal bytes can be packed"));
+        let packs = self.session.compresses() && self.session.is_linked();
+        self.hear(&compress(frame).expect("so many equal bytes can be packed"));
         if packs && !self.session.is_lost() {
             self.reached.insert("packed");
         }
@@ -194,7 +195,7 @@ impl Watched {
     fn call(&mut self, call: nigh_types::Call) {
         self.calls += 1;
         let id = CallId(self.calls);
-        if call.is_answered() && !self.lost {
+        if call.has_reply() && !self.lost {
             self.unanswered.insert(id);
         }
         self.session.handle_call(self.now, id, samples::request(call));
@@ -229,7 +230,7 @@ impl Watched {
                         let resume = self.attached.then_some(Resume { session_id, received });
                         assert_eq!(hello.resume, resume, "what it has of the session is said as it is");
                     }
-                    if let Message::Again(..) = &messages[0] {
+                    if let Message::Resent(..) = &messages[0] {
                         self.reached.insert("called again");
                     }
                 }
@@ -264,7 +265,7 @@ impl Watched {
                 self.recalls.push(hold.id);
             }
             Event::UpdateCommit(_) => drop(self.reached.insert("committed")),
-            Event::Lapsed { .. } => {
+            Event::Expired { .. } => {
                 assert!(self.attached && !self.lapsed, "there is nothing that could lapse");
                 self.lapsed = true;
                 self.reached.insert("lapsed");

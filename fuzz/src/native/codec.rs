@@ -17,7 +17,7 @@ pub fn codec(input: &[u8]) -> Vec<Message> {
 /// Returns the messages up to the first protocol error.
 fn read(stream: &[u8], at_a_time: usize) -> (Vec<Message>, Option<ProtocolError>) {
     let mut reader = FrameReader::new(MAX_BODY);
-    reader.allow_packed(true);
+    reader.allow_compressed(true);
     let mut messages = Vec::new();
     for mut piece in stream.chunks(at_a_time) {
         loop {

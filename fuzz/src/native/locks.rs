@@ -2,7 +2,7 @@
 
 use super::Reached;
 use super::script::Script;
-use nigh_native::{Claim, LockOwner, LockTable, Tried};
+use nigh_native::{LockOwner, LockRequest, LockResult, LockTable};
 use nigh_types::{CallId, LockKind};
 use std::collections::BTreeSet;
 
@@ -28,24 +28,24 @@ pub fn locks(input: &[u8]) -> Reached {
         match step / 16 % 8 {
             0..=4 => {
                 let kind = if step.is_multiple_of(2) { LockKind::Read } else { LockKind::Write };
-                let claim = Claim { object, owner, kind, start, end, pid: 1 };
+                let claim = LockRequest { object, owner, kind, start, end, pid: 1 };
                 calls += 1;
                 let call = CallId(calls);
                 // A process waits for one lock at a time.
                 let wait = (step / 16 % 8 < 3).then_some(call);
                 match table.handle_lock(claim, wait) {
-                    Tried::Granted => {
+                    LockResult::Granted => {
                         reached.insert("granted");
                         let other = LockOwner { session: SESSIONS, ..owner };
-                        let rival = Claim { owner: other, kind: LockKind::Write, ..claim };
+                        let rival = LockRequest { owner: other, kind: LockKind::Write, ..claim };
                         assert!(table.conflict(&rival).is_some(), "a lock that was granted keeps others out");
                     }
-                    Tried::Waits => {
+                    LockResult::Waits => {
                         assert!(wait.is_some(), "who does not want to wait does not");
                         reached.insert("waits");
                         waits.insert((owner.session, call));
                     }
-                    Tried::Refused(_) => drop(reached.insert("refused")),
+                    LockResult::Refused(_) => drop(reached.insert("refused")),
                 }
             }
             5 => drop(table.handle_unlock(object, owner, start, end)),

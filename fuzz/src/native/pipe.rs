@@ -2,9 +2,9 @@
 
 use super::script::Script;
 use super::{Reached, T0, samples};
-use nigh_native::{ClientConfig, ClientSession, ServerConfig, ServerConnection, ServerEvent};
-use nigh_remote::model_fs::{Tree, TreeConfig};
-use nigh_remote::{Event, Output, Remote, Session};
+use nigh_native::{ClientConfig, ClientSession, ServerConfig, ServerEvent, ServerSession};
+use nigh_remote::model_fs::{ModelFs, ModelFsConfig};
+use nigh_remote::{Event, Output, Remote, SessionParams};
 use nigh_types::{
     Access, Call, CallId, Cookie, Errno, LeaseScope, MutationId, NodeId, NodeRef, Recall, RecallId, Request,
     Response, Span, Term, Time,
@@ -14,11 +14,11 @@ use std::collections::{BTreeSet, VecDeque};
 struct Pair {
     now: Time,
     client: ClientSession,
-    server: ServerConnection,
+    server: ServerSession,
     /// The connection that receives the hello of a new link, and whether it belongs to a restarted server without
     /// sessions.
-    stranger: Option<(ServerConnection, bool)>,
-    tree: Tree,
+    stranger: Option<(ServerSession, bool)>,
+    tree: ModelFs,
     up: VecDeque<u8>,
     down: VecDeque<u8>,
     due: Time,
@@ -78,9 +78,9 @@ impl Pair {
         Pair {
             now: T0,
             client: ClientSession::new(T0, config),
-            server: ServerConnection::new(T0, ServerConfig::default()),
+            server: ServerSession::new(T0, ServerConfig::default()),
             stranger: None,
-            tree: Tree::new(TreeConfig::default()),
+            tree: ModelFs::new(ModelFsConfig::default()),
             up: VecDeque::new(),
             down: VecDeque::new(),
             due: T0,
@@ -98,7 +98,7 @@ impl Pair {
     fn call(&mut self, choice: u64) {
         self.calls += 1;
         let id = CallId(self.calls);
-        let dir = NodeRef::bare(self.tree.root());
+        let dir = NodeRef::without_hint(self.tree.root());
         let name = samples::name(&format!("n{}", choice / 8 % 4));
         let call = match choice % 8 {
             0 => Call::Lookup { dir, name },
@@ -114,12 +114,12 @@ impl Pair {
             6 => Call::Release { handles: vec![nigh_types::Handle(choice)] },
             _ => Call::GetAttr { node: dir },
         };
-        if call.is_answered() && !self.lost {
+        if call.has_reply() && !self.lost {
             self.unanswered.insert(id);
         }
         let named = call.is_mutation();
         let name = named.then_some(MutationId { client: 1, incarnation: 2, sequence: self.calls });
-        self.client.handle_call(self.now, id, Request { name, ..samples::request(call) });
+        self.client.handle_call(self.now, id, Request { mutation_id: name, ..samples::request(call) });
     }
 
     /// Ends the connection; bytes in transit are lost.
@@ -127,7 +127,7 @@ impl Pair {
         self.up.clear();
         self.down.clear();
         if self.stranger.take().is_none() {
-            self.server.cut();
+            self.server.handle_disconnect();
         }
         self.client.handle_disconnect(self.now, "cut");
     }
@@ -141,7 +141,7 @@ impl Pair {
         self.carry();
         let session_id = self.server.session_id() + 1;
         let config = ServerConfig { session_id, ..ServerConfig::default() };
-        self.stranger = Some((ServerConnection::new(self.now, config), anew));
+        self.stranger = Some((ServerSession::new(self.now, config), anew));
         self.client.handle_connect(self.now);
     }
 
@@ -165,11 +165,11 @@ impl Pair {
         }
     }
 
-    fn session(&self) -> Session {
+    fn session(&self) -> SessionParams {
         let root = self.tree.root();
         let root_attr = self.tree.attr(root).expect("the root is there");
         let cookie_key = self.tree.config().cookie_key;
-        Session { root, root_attr, cookie_key, ..samples::session() }
+        SessionParams { root, root_attr, cookie_key, ..samples::session() }
     }
 
     /// Delivers at most `count` bytes to the server.
@@ -268,7 +268,7 @@ impl Pair {
                 self.seen.push(hold.id);
             }
             Event::UpdateCommit(_) => drop(self.reached.insert("committed")),
-            Event::Lapsed { .. } => drop(self.reached.insert("lapsed")),
+            Event::Expired { .. } => drop(self.reached.insert("lapsed")),
             Event::Lost { why } => {
                 assert!(!why.contains("protocol"), "our own server breaks the rules: {why}");
                 self.lost = true;
@@ -287,8 +287,8 @@ impl Pair {
                 let session = self.session();
                 self.server.accept(session);
             }
-            ServerEvent::Request { call, request, again } if request.call.is_answered() => {
-                if again {
+            ServerEvent::Request { call, request, resent } if request.call.has_reply() => {
+                if resent {
                     self.reached.insert("called again");
                 }
                 self.arrived.push_back((call, request));

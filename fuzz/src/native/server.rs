@@ -4,8 +4,8 @@ use super::script::Script;
 use super::stream::{Heard, Put};
 use super::{CALLS, MESSAGES, Reached, T0, said, samples};
 use nigh_native::{
-    COMPRESSED, Hello, Limits, Message, ProtocolError, ServerConfig, ServerConnection, ServerEvent,
-    encode_request, pack,
+    COMPRESSED, Hello, Limits, Message, ProtocolError, ServerConfig, ServerEvent, ServerSession, compress,
+    encode_request,
 };
 use nigh_types::{Call, CallId, Errno, GrantId, LeaseScope, Recall, RecallId, Response, Span, Time};
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ const MAX_CALLS: u32 = 3;
 
 /// A connection, with its recorded input and output.
 struct Watched {
-    connection: ServerConnection,
+    connection: ServerSession,
     now: Time,
     greeted: bool,
     muted: bool,
@@ -51,7 +51,7 @@ impl Watched {
     fn new() -> Watched {
         let limits = Limits { max_calls: MAX_CALLS, ..Limits::default() };
         Watched {
-            connection: ServerConnection::new(T0, ServerConfig { limits, ..ServerConfig::default() }),
+            connection: ServerSession::new(T0, ServerConfig { limits, ..ServerConfig::default() }),
             now: T0,
             greeted: false,
             muted: false,
@@ -100,7 +100,7 @@ impl Watched {
             20 => self.say(&Message::Pong(script.small(), script.small())),
             21 => {
                 let (id, call) = (CallId(script.small() % 8), script.one_of(&CALLS));
-                self.say(&Message::Again(id, samples::request(call)));
+                self.say(&Message::Resent(id, samples::request(call)));
             }
             22 => self.say_packed(CallId(script.small() % 8)),
             _ => self.say(&script.one_of(&MESSAGES)),
@@ -114,8 +114,8 @@ impl Watched {
     fn say_packed(&mut self, call: CallId) {
         let names = vec![samples::name("always the same"); 100];
         let request = samples::request(Call::ResolvePath { node: samples::id(7), names });
-        let packs = self.connection.packs();
-        self.hear(&pack(&encode_request(call, &request)).expect("equal names can be packed"));
+        let packs = self.connection.compresses();
+        self.hear(&compress(&encode_request(call, &request)).expect("equal names can be packed"));
         if packs && !self.connection.is_ended() {
             self.reached.insert("packed");
         }
@@ -148,7 +148,7 @@ impl Watched {
     fn end_connection(&mut self) {
         // Before a session is established, its connection cannot be replaced.
         if self.reached.contains("attached") {
-            self.connection.cut();
+            self.connection.handle_disconnect();
             self.cut = true;
         }
     }
@@ -220,8 +220,8 @@ impl Watched {
     fn take(&mut self, event: ServerEvent) {
         match event {
             ServerEvent::Attach { .. } => self.greeted = true,
-            ServerEvent::Request { call, request, again } => {
-                if again {
+            ServerEvent::Request { call, request, resent } => {
+                if resent {
                     self.reached.insert("called again");
                 }
                 self.take_request(call, &request.call);
@@ -239,9 +239,9 @@ impl Watched {
     }
 
     fn take_request(&mut self, id: CallId, call: &Call) {
-        let at_once = matches!(call, Call::PinOpen { .. }) || call.is_flush();
+        let at_once = matches!(call, Call::PinOpen { .. }) || call.is_write_back();
         assert!(!self.muted || at_once, "a muted session is not served");
-        if !call.is_answered() {
+        if !call.has_reply() {
             return;
         }
         assert!(self.unanswered.insert(id), "call {} is passed on twice", id.0);

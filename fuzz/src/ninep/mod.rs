@@ -5,7 +5,7 @@ mod common;
 
 use common::TreeServer;
 use nigh_ninep::{Config, FrameReader, Rmessage, Session, Times, Tmessage, dirents};
-use nigh_remote::model_fs::Tree;
+use nigh_remote::model_fs::ModelFs;
 use nigh_remote::{Event, Output, Remote, ResumableRemote};
 use nigh_types::{
     Access, Call, CallId, CookieKey, Credentials, LockKind, MutationId, Name, NodeId, NodeRef, Request,
@@ -75,7 +75,7 @@ pub fn session(input: &[u8]) -> Reached {
     let times = Times { names: second, absent: second, attributes: second };
     let config = Config::new(times, CookieKey(*b"sixteen bytes ok"));
     let config = Config { aname: b"/tree".to_vec(), all_users: true, msize: MSIZE, ..config };
-    let mut server = TreeServer::new(Tree::default());
+    let mut server = TreeServer::new(ModelFs::default());
     server.is_strict = false;
     let mut script = Script {
         steps: input,
@@ -225,10 +225,10 @@ impl Script<'_> {
         let name = call.is_mutation().then_some(name);
         let credentials =
             Credentials { uid: u32::from(which / 128), gid: 0, groups: Vec::new(), privileges: None };
-        if call.is_answered() {
+        if call.has_reply() {
             self.out.insert(id);
         }
-        self.session.handle_call(self.now, id, Request { credentials, name, call });
+        self.session.handle_call(self.now, id, Request { credentials, mutation_id: name, call });
     }
 
     /// From now on the server fails all requests.
@@ -240,7 +240,7 @@ impl Script<'_> {
                     message,
                     Tmessage::Version { .. } | Tmessage::Attach { .. } | Tmessage::Getattr { .. }
                 );
-                let answer = match begins && !self.session.is_linked() {
+                let answer = match begins && !self.session.is_connected() {
                     true => self.server.answer(self.now, &message),
                     false => Rmessage::Lerror { errno: 5 },
                 };
@@ -250,7 +250,7 @@ impl Script<'_> {
             self.session.handle_timeout(self.now);
             self.drain();
         }
-        if self.session.is_linked() {
+        if self.session.is_connected() {
             assert!(self.out.is_empty(), "{:?} have no answer", self.out);
         }
     }
@@ -260,7 +260,7 @@ fn call_of(kind: u8, which: u8) -> Call {
     let root = NodeId { ino: 1 << 63, generation: 2 };
     let name = |n: u8| Name::new(format!("n{}", n % 4).as_bytes()).expect("a name");
     let dir = match which & 0x40 {
-        0 => NodeRef::bare(root),
+        0 => NodeRef::without_hint(root),
         _ => NodeRef { node: NodeId { ino: 2, generation: 2 }, path_hint: Some((root, name(0))) },
     };
     let generation = [1, 2, 3, 1][usize::from(which >> 4) % 4];
@@ -293,7 +293,7 @@ fn call_of(kind: u8, which: u8) -> Call {
         12 => Call::Unlink { dir, name, keep: Some(node.node) },
         13 => Call::Rmdir { dir, name },
         14 => {
-            let (from, to, new_name) = (dir, NodeRef::bare(root), Name::new(b"n1").expect("a name"));
+            let (from, to, new_name) = (dir, NodeRef::without_hint(root), Name::new(b"n1").expect("a name"));
             let (no_replace, exchange, keep) = (false, false, Some(node.node));
             Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout: false, keep }
         }

@@ -11,8 +11,8 @@ use super::latency;
 use super::places::{Distant, Null};
 use super::{table, trees};
 use crate::process;
-use crate::test::mount::{How, Mount};
-use crate::test::over::Over;
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::LinkKind;
 use crate::test::world::{As, Length, World};
 
 const LIMIT: Duration = Duration::from_secs(600);
@@ -62,13 +62,13 @@ pub fn run(nigh: Option<&Path>, short: bool, out: &Path) -> Result<bool> {
     for line in beside(&world, &source, base_rate)? {
         show(line, "flat-rate", "nigh, no link");
     }
-    let near = Distant::start(&world, &source, Over::Local, ("0ms", "1Gbit"), "forever")?;
+    let near = Distant::start(&world, &source, LinkKind::Local, ("0ms", "1Gbit"), "forever")?;
     for line in listed(&world, &near, base_rate)? {
         show(line, "flat-rate", "nigh 0ms");
     }
     places(&world, &near, &mut show)?;
     drop(near);
-    let far = Distant::start(&world, &source, Over::Local, ("10ms", "1Gbit"), "forever")?;
+    let far = Distant::start(&world, &source, LinkKind::Local, ("10ms", "1Gbit"), "forever")?;
     show(first_names(&world, &far)?, "first-names", "nigh 10ms");
     for line in names_only(&world, &far)? {
         show(line, "names-only", "nigh 10ms");
@@ -149,7 +149,8 @@ fn beside(world: &World, source: &Path, base_rate: f64) -> Result<Vec<Map<String
     let mut lines = Vec::new();
     for _ in 0..3 {
         let point = world.dir("mnt", As::Us)?;
-        let mount = Mount::new(world, source, &point, &How::new(As::Us).with("--host-timeout=forever"))?;
+        let mount =
+            Mount::new(world, source, &point, &MountParams::new(As::Us).with("--host-timeout=forever"))?;
         let mut line = look(world, Some(&mount), Look::FlatRate, &mount.point.join("listed"), &[])?;
         put_ratio(&mut line, base_rate)?;
         lines.push(line);

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::places::{Distant, Null};
 use super::trees::Sizes;
 use super::workload::{self, Workload};
-use crate::process::{self, Ended};
+use crate::process::{self, CommandResult};
 use crate::test::mount::Mount;
 use crate::test::world::World;
 
@@ -71,7 +71,7 @@ fn command(world: &World, work: Workload, dir: &Path, sizes: &Sizes) -> Result<s
     Ok(command)
 }
 
-fn time(work: Workload, ended: &Ended) -> Result<Duration> {
+fn time(work: Workload, ended: &CommandResult) -> Result<Duration> {
     ensure!(ended.ok(), "{}: {}", work.name(), ended.tail(8));
     workload::time_said(&ended.said).with_context(|| format!("{} said no time: {}", work.name(), ended.said))
 }

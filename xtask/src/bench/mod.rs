@@ -19,7 +19,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::root;
-use crate::test::over::Over;
+use crate::test::over::LinkKind;
 use crate::test::world::{As, Length, World};
 use measure::Row;
 use places::{Distant, Null};
@@ -36,8 +36,8 @@ pub struct Options {
     #[arg(long, default_value = "1Gbit")]
     bandwidth: String,
     /// The kind of link: `local`, `nigh` or `ssh`.
-    #[arg(long, value_enum, default_value_t = Over::Local)]
-    over: Over,
+    #[arg(long, value_enum, default_value_t = LinkKind::Local)]
+    over: LinkKind,
     /// Compress the data on the link.
     #[arg(long)]
     compress: bool,

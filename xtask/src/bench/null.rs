@@ -12,8 +12,8 @@ use anyhow::{Context, Result};
 use nigh_fuse::abi::flags::{fopen, init};
 use nigh_fuse::mount::{MountOptions, mount};
 use nigh_fuse::{
-    DevFuse, DirBuffer, Dirent, Eager, Entry, Header, Level, Operation, Reply, StatFs, Transport, Wanted,
-    decode, handshake, opcode, opcode_name,
+    DevFuse, DirBuffer, Dirent, Eager, Entry, Header, Level, Operation, Reply, RequestedFeatures, StatFs,
+    Transport, decode, handshake, opcode, opcode_name,
 };
 
 use super::null_tree::{Made, Tree};
@@ -38,8 +38,9 @@ type Counts = Arc<Mutex<BTreeMap<&'static str, u64>>>;
 pub fn run(options: &Options) -> Result<bool> {
     let mounted = mount(&MountOptions::new(&options.point, "null")).map_err(|e| anyhow::anyhow!("{e}"))?;
     let device = DevFuse::new(mounted.device, Level::NoEpoch);
-    let wanted = Wanted::default().without_locks();
-    let agreed = handshake(&device, &Wanted { flags: wanted.flags | init::READDIRPLUS_AUTO, ..wanted })?;
+    let wanted = RequestedFeatures::default().without_locks();
+    let agreed =
+        handshake(&device, &RequestedFeatures { flags: wanted.flags | init::READDIRPLUS_AUTO, ..wanted })?;
     let counts = Counts::default();
     if let Some(path) = &options.control {
         let listener = UnixListener::bind(path).with_context(|| path.display().to_string())?;

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use super::trees::{self, Sizes};
 use crate::link::client::Emulator;
 use crate::process;
-use crate::test::mount::{How, Mount, detach, device_of};
-use crate::test::over::{self, Over};
+use crate::test::mount::{Mount, MountParams, detach, device_of};
+use crate::test::over::{self, LinkKind};
 use crate::test::world::{As, World};
 use crate::wait;
 
@@ -57,7 +57,7 @@ pub struct Distant<'w> {
     source: PathBuf,
     host_timeout: String,
     /// The kind of link, and the emulator's port.
-    over: (Over, Option<u16>),
+    over: (LinkKind, Option<u16>),
     /// Whether the data on the link is compressed.
     compress: bool,
     /// Keeps the server up while there is no other mount.
@@ -68,19 +68,21 @@ impl<'w> Distant<'w> {
     pub fn start(
         world: &'w World,
         source: &Path,
-        over: Over,
+        over: LinkKind,
         (rtt, bandwidth): (&str, &str),
         host_timeout: &str,
     ) -> Result<Distant<'w>> {
         let (idle, keep) = (world.dir("keeper-source", As::Us)?, world.dir("keeper", As::Us)?);
-        let keeper = Mount::new(world, &idle, &keep, &How::new(As::Us))?;
+        let keeper = Mount::new(world, &idle, &keep, &MountParams::new(As::Us))?;
         let xtask = world.xtask();
         let server = match over {
-            Over::Nigh => Some(over::serve(world, As::Us)?),
-            Over::Ssh => Some(over::ssh_server(world)?),
-            Over::Local => None,
-            Over::Unix => bail!("over a socket of this machine the figures are those of `local`"),
-            Over::Ninep => bail!("a 9P server is told of other times: `cargo xtask build9p` has its figures"),
+            LinkKind::Nigh => Some(over::serve(world, As::Us)?),
+            LinkKind::Ssh => Some(over::ssh_server(world)?),
+            LinkKind::Local => None,
+            LinkKind::Unix => bail!("over a socket of this machine the figures are those of `local`"),
+            LinkKind::Ninep => {
+                bail!("a 9P server is told of other times: `cargo xtask build9p` has its figures")
+            }
         };
         let (link, near) = match server {
             Some(server) => {
@@ -113,8 +115,8 @@ impl<'w> Distant<'w> {
     pub fn mount_with(&self, world: &'w World, arguments: &[&str]) -> Result<Mount<'w>> {
         let point = world.root.join("mnt");
         fs::create_dir_all(&point)?;
-        let mut how = How::new(As::Us);
-        if self.over.0 == Over::Local {
+        let mut how = MountParams::new(As::Us);
+        if self.over.0 == LinkKind::Local {
             how = how.through(&self.link);
         }
         how.over = Some(self.over);

@@ -11,8 +11,8 @@ use anyhow::{Result, ensure};
 
 use super::{copy, ended, path, source};
 use crate::link::client::Emulator;
-use crate::test::mount::{How, Mount};
-use crate::test::over::{self, Over, free_port};
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::{self, LinkKind, free_port};
 use crate::test::world::{As, World};
 
 const LIMIT: Duration = Duration::from_secs(1_800);
@@ -26,14 +26,14 @@ const LINES: &[(&str, &[&str])] = &[
 
 type Messages = BTreeMap<String, u64>;
 
-struct Line {
+struct TableLine {
     name: &'static str,
     time: Duration,
     messages: Messages,
     waits: u64,
 }
 
-impl Line {
+impl TableLine {
     fn total(&self) -> u64 {
         self.messages.values().sum()
     }
@@ -67,7 +67,7 @@ pub fn run(world: &World, rtt: &str, what: &str) -> Result<()> {
     println!(
         "| | time | × local | T-messages | Twalk | Tgetattr | Treadlink | waits |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
     );
-    let mut lines: Vec<Line> = Vec::new();
+    let mut lines: Vec<TableLine> = Vec::new();
     for (name, options) in LINES {
         let line = one(world, rtt, what, name, options)?;
         line.print(on_disk);
@@ -111,13 +111,13 @@ fn make(world: &World, mount: Option<&Mount<'_>>, dir: &Path, what: &str) -> Res
     Ok(())
 }
 
-fn one(world: &World, rtt: &str, what: &str, name: &'static str, options: &[&str]) -> Result<Line> {
+fn one(world: &World, rtt: &str, what: &str, name: &'static str, options: &[&str]) -> Result<TableLine> {
     let ports = [free_port()?, over::diod(world)?];
     let wire = Emulator::of_ninep(&world.xtask(), &world.root, ports, rtt)?;
     let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
     lay_out(&source)?;
-    let mut how = How::new(As::Us).with("--entry-timeout=forever").with("--attr-timeout=forever");
-    how.over = Some((Over::Ninep, Some(ports[0])));
+    let mut how = MountParams::new(As::Us).with("--entry-timeout=forever").with("--attr-timeout=forever");
+    how.over = Some((LinkKind::Ninep, Some(ports[0])));
     for option in options {
         how = how.with(option);
     }
@@ -129,7 +129,7 @@ fn one(world: &World, rtt: &str, what: &str, name: &'static str, options: &[&str
     let waits = mount.status()?["remote"]["waits"].as_u64().unwrap_or(0);
     again(world, &mount, &wire, what, options)?;
     mount.unmount()?;
-    Ok(Line { name, time, messages, waits })
+    Ok(TableLine { name, time, messages, waits })
 }
 
 /// Builds again: with unlimited caching of names and symlinks, no message asks for them.

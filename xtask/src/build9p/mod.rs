@@ -45,7 +45,7 @@ pub fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn ended(ended: &crate::process::Ended, what: &str) -> Result<()> {
+fn ended(ended: &crate::process::CommandResult, what: &str) -> Result<()> {
     ensure!(ended.ok(), "{what}: {}", ended.tail(6));
     Ok(())
 }

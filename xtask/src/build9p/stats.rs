@@ -7,8 +7,8 @@ use anyhow::Result;
 
 use super::ended;
 use crate::link::client::Emulator;
-use crate::test::mount::{How, Mount};
-use crate::test::over::{self, Over, free_port};
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::{self, LinkKind, free_port};
 use crate::test::world::{As, World};
 
 pub fn run(world: &World, rtt: &str) -> Result<()> {
@@ -21,8 +21,8 @@ pub fn run(world: &World, rtt: &str) -> Result<()> {
         let ports = [free_port()?, over::diod(world)?];
         let wire = Emulator::of_ninep(&world.xtask(), &world.root, ports, rtt)?;
         let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
-        let mut how = How::new(As::Us).with(option);
-        how.over = Some((Over::Ninep, Some(ports[0])));
+        let mut how = MountParams::new(As::Us).with(option);
+        how.over = Some((LinkKind::Ninep, Some(ports[0])));
         let mount = Mount::new(world, &source, &point, &how)?;
         let before = wire.messages()?;
         let time = stats(world, Some(&mount), &point)?;

@@ -3,7 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use nigh_sim::history::{Answer, CELLS, Call, File, How, Kind, LAST_SET_TIME, Label, NAMES, Seen, Slot};
+use nigh_sim::history::{
+    CELLS, Call, CallResult, File, Kind, LAST_SET_TIME, Label, NAMES, ObservedAttrs, RenameMode, Slot,
+};
 use nigh_types::Errno;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, SeekFrom, Stat, StatxFlags, Timespec, XattrFlags};
 
@@ -28,7 +30,7 @@ const CELLS_AT: [u16; CELLS as usize] = [7, 8, 4096, 8191];
 
 /// How a read is made, if there are several ways.
 #[derive(Clone, Copy)]
-pub struct Way {
+pub struct ReadMode {
     /// Bypass the kernel's cached attributes.
     pub forced: bool,
     /// Seek a listing back to an earlier position.
@@ -36,34 +38,34 @@ pub struct Way {
 }
 
 /// The result of a call.
-pub struct Told {
+pub struct CallOutcome {
     pub end: u64,
     /// `None`: unknown.
-    pub answer: Option<Answer>,
+    pub result: Option<CallResult>,
     pub opened: Option<Opened>,
 }
 
 type Result<T> = rustix::io::Result<T>;
 
 impl Dirs {
-    pub fn make(&self, call: Call, files: &[Opened], way: Way) -> Told {
+    pub fn make(&self, call: Call, files: &[Opened], way: ReadMode) -> CallOutcome {
         let result = match call {
             Call::Create { slot, label, mode } => {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
                 return opened(as_maker(label, || self.open(slot, flags, mode)));
             }
             Call::Open { slot } => return opened(self.open(slot, OFlags::RDWR, 0)),
-            Call::Stat { slot } => self.stat(slot, way).map(|stat| Answer::Seen(seen(&stat))),
+            Call::Stat { slot } => self.stat(slot, way).map(|stat| CallResult::Attributes(seen(&stat))),
             Call::ReadLink { slot } => self.target(slot),
-            Call::List { dir } => listing(self.0[usize::from(dir)].as_fd(), way).map(Answer::Listed),
+            Call::List { dir } => listing(self.0[usize::from(dir)].as_fd(), way).map(CallResult::Entries),
             _ => match call.file().map(|file| files.iter().find(|opened| opened.file == file)) {
                 Some(Some(opened)) => of_file(opened.fd.as_fd(), call, way),
                 Some(None) => Err(rustix::io::Errno::BADF),
-                None => self.change(call).map(|()| Answer::Done),
+                None => self.change(call).map(|()| CallResult::Done),
             },
         };
         let answer = result.unwrap_or_else(failed);
-        Told { end: moment(), answer: Some(answer), opened: None }
+        CallOutcome { end: moment(), result: Some(answer), opened: None }
     }
 
     fn dir(&self, slot: Slot) -> BorrowedFd<'_> {
@@ -75,7 +77,7 @@ impl Dirs {
         rustix::fs::openat(self.dir(slot), name(slot.name()), flags, Mode::from_raw_mode(mode))
     }
 
-    fn stat(&self, slot: Slot, way: Way) -> Result<Stat> {
+    fn stat(&self, slot: Slot, way: ReadMode) -> Result<Stat> {
         if way.forced {
             let flags = NOT_FOLLOWED | AtFlags::STATX_FORCE_SYNC;
             rustix::fs::statx(self.dir(slot), name(slot.name()), flags, StatxFlags::BASIC_STATS)?;
@@ -83,11 +85,11 @@ impl Dirs {
         rustix::fs::statat(self.dir(slot), name(slot.name()), NOT_FOLLOWED)
     }
 
-    fn target(&self, slot: Slot) -> Result<Answer> {
+    fn target(&self, slot: Slot) -> Result<CallResult> {
         let target = rustix::fs::readlinkat(self.dir(slot), name(slot.name()), Vec::new())?;
         let label = target.to_str().ok().and_then(|target| target.parse().ok());
         // 0 is no label: an unreadable target belongs to another file.
-        Ok(Answer::Target(label.unwrap_or(0)))
+        Ok(CallResult::Target(label.unwrap_or(0)))
     }
 
     /// Makes a change of names.
@@ -111,9 +113,9 @@ impl Dirs {
             Call::Rename { old, new, how } => {
                 let ((dir, name), (new_dir, new_name)) = (at(old), at(new));
                 let flags = match how {
-                    How::Plain => RenameFlags::empty(),
-                    How::NoReplace => RenameFlags::NOREPLACE,
-                    How::Exchange => RenameFlags::EXCHANGE,
+                    RenameMode::Plain => RenameFlags::empty(),
+                    RenameMode::NoReplace => RenameFlags::NOREPLACE,
+                    RenameMode::Exchange => RenameFlags::EXCHANGE,
                 };
                 rustix::fs::renameat_with(dir, name, new_dir, new_name, flags)
             }
@@ -123,28 +125,28 @@ impl Dirs {
 }
 
 /// Stores into a map with write-back, or loads from it.
-pub fn of_map(map: &Map, call: Call) -> Told {
+pub fn of_map(map: &Map, call: Call) -> CallOutcome {
     let result = match call {
         Call::Store { cell, byte } => {
             map.byte(CELLS_AT[usize::from(cell)]).store(byte, Ordering::SeqCst);
-            map.sync().map(|()| Answer::Done)
+            map.sync().map(|()| CallResult::Done)
         }
         Call::Load { cell } => Ok(loaded(map.byte(CELLS_AT[usize::from(cell)]).load(Ordering::SeqCst))),
         _ => Err(std::io::Error::from_raw_os_error(libc::ENOSYS)),
     };
     let errno = |error: std::io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
-    let answer = result.unwrap_or_else(|error| Answer::Failed(errno(error)));
-    Told { end: moment(), answer: Some(answer), opened: None }
+    let answer = result.unwrap_or_else(|error| CallResult::Failed(errno(error)));
+    CallOutcome { end: moment(), result: Some(answer), opened: None }
 }
 
 /// Returns the contents of a shared file's cells.
-pub fn cells(bytes: &[u8]) -> Vec<(Call, Answer)> {
+pub fn cells(bytes: &[u8]) -> Vec<(Call, CallResult)> {
     let byte = |at: &u16| bytes.get(usize::from(*at)).copied().unwrap_or(0);
     (0..).zip(&CELLS_AT).map(|(cell, at)| (Call::Load { cell }, loaded(byte(at)))).collect()
 }
 
-fn loaded(byte: u8) -> Answer {
-    Answer::Value(Some(u64::from(byte)).filter(|byte| *byte > 0))
+fn loaded(byte: u8) -> CallResult {
+    CallResult::Value(Some(u64::from(byte)).filter(|byte| *byte > 0))
 }
 
 /// Creates a file with the label as its group, so that every mount sees its creator.
@@ -157,34 +159,34 @@ fn as_maker<T>(label: Label, make: impl FnOnce() -> T) -> T {
     made
 }
 
-fn failed(errno: rustix::io::Errno) -> Answer {
-    Answer::Failed(Errno::from_raw(errno.raw_os_error()))
+fn failed(errno: rustix::io::Errno) -> CallResult {
+    CallResult::Failed(Errno::from_raw(errno.raw_os_error()))
 }
 
 /// Identifies an open file by fstat.
-fn opened(result: Result<OwnedFd>) -> Told {
+fn opened(result: Result<OwnedFd>) -> CallOutcome {
     let end = moment();
     match result {
-        Err(errno) => Told { end, answer: Some(failed(errno)), opened: None },
+        Err(errno) => CallOutcome { end, result: Some(failed(errno)), opened: None },
         Ok(fd) => match rustix::fs::fstat(&fd) {
             Ok(stat) => {
                 let file = seen(&stat).file;
-                Told { end, answer: Some(Answer::Opened(file)), opened: Some(Opened { file, fd }) }
+                CallOutcome { end, result: Some(CallResult::Opened(file)), opened: Some(Opened { file, fd }) }
             }
-            Err(_) => Told { end, answer: None, opened: None },
+            Err(_) => CallOutcome { end, result: None, opened: None },
         },
     }
 }
 
 /// Converts a stat result to a history's form.
 #[must_use]
-pub fn seen(stat: &Stat) -> Seen {
+pub fn seen(stat: &Stat) -> ObservedAttrs {
     let kind = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
         rustix::fs::FileType::Directory => Kind::Dir,
         rustix::fs::FileType::Symlink => Kind::Symlink,
         _ => Kind::File,
     };
-    Seen {
+    ObservedAttrs {
         file: File { label: stat.st_gid, ino: stat.st_ino },
         kind,
         nlink: stat.st_nlink,
@@ -195,14 +197,14 @@ pub fn seen(stat: &Stat) -> Seen {
 }
 
 /// Makes a call by a descriptor. A value that no call has written becomes 1, which no call writes.
-pub fn of_file(fd: BorrowedFd<'_>, call: Call, way: Way) -> Result<Answer> {
+pub fn of_file(fd: BorrowedFd<'_>, call: Call, way: ReadMode) -> Result<CallResult> {
     match call {
         Call::Fstat { .. } => {
             if way.forced {
                 let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
                 rustix::fs::statx(fd, "", flags, StatxFlags::BASIC_STATS)?;
             }
-            return rustix::fs::fstat(fd).map(|stat| Answer::Seen(seen(&stat)));
+            return rustix::fs::fstat(fd).map(|stat| CallResult::Attributes(seen(&stat)));
         }
         Call::Chmod { mode, .. } => rustix::fs::fchmod(fd, Mode::from_raw_mode(mode))?,
         Call::Truncate { size, .. } => rustix::fs::ftruncate(fd, size)?,
@@ -220,11 +222,11 @@ pub fn of_file(fd: BorrowedFd<'_>, call: Call, way: Way) -> Result<Answer> {
         Call::GetXattr { .. } => {
             let mut bytes = [0_u8; 32];
             return match rustix::fs::fgetxattr(fd, XATTR, &mut bytes) {
-                Err(rustix::io::Errno::NODATA) => Ok(Answer::Value(None)),
+                Err(rustix::io::Errno::NODATA) => Ok(CallResult::Value(None)),
                 Err(errno) => Err(errno),
                 Ok(length) => {
                     let value = std::str::from_utf8(&bytes[..length]).ok();
-                    Ok(Answer::Value(Some(value.and_then(|value| value.parse().ok()).unwrap_or(1))))
+                    Ok(CallResult::Value(Some(value.and_then(|value| value.parse().ok()).unwrap_or(1))))
                 }
             };
         }
@@ -241,17 +243,17 @@ pub fn of_file(fd: BorrowedFd<'_>, call: Call, way: Way) -> Result<Answer> {
                 8 => Some(u64::from_le_bytes(bytes)),
                 _ => Some(1),
             };
-            return Ok(Answer::Value(value));
+            return Ok(CallResult::Value(value));
         }
         Call::Fsync { .. } => rustix::fs::fsync(fd)?,
         _ => return Err(rustix::io::Errno::NOSYS),
     }
-    Ok(Answer::Done)
+    Ok(CallResult::Done)
 }
 
 /// Lists a whole directory in small parts, optionally with a seek back to an entry's cookie, from which the listing
 /// continues.
-fn listing(dir: BorrowedFd<'_>, way: Way) -> Result<Vec<(u8, u64)>> {
+fn listing(dir: BorrowedFd<'_>, way: ReadMode) -> Result<Vec<(u8, u64)>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
     let mut entries = Vec::new();

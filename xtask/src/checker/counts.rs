@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nigh_sim::history::{Answer, History, Record, Report};
+use nigh_sim::history::{CallResult, History, Record, Report};
 use serde_json::{Value, json};
 
 /// A read that took less than this, in ns, did not pass a link of a millisecond.
@@ -32,11 +32,11 @@ impl Counts {
     pub fn add(&mut self, history: &History, report: &Report) {
         self.windows += 1;
         self.unknown += report.unknown;
-        self.left_out += report.left_out;
+        self.left_out += report.ignored;
         self.stale += report.stale;
-        self.miscounted += report.miscounted;
+        self.miscounted += report.wrong_nlink;
         self.lost += report.lost;
-        self.early += report.early;
+        self.early += report.read_before_reply;
         self.torn += report.torn;
         self.longest_ms = self.longest_ms.max(longest_ms(history));
         self.largest = self.largest.max(u64::try_from(report.largest).unwrap_or(u64::MAX));
@@ -44,7 +44,7 @@ impl Counts {
             let call = record.call.to_string();
             *self.calls.entry(call.split(' ').next().unwrap_or_default().to_owned()).or_default() += 1;
             let took = took(record);
-            let failed = matches!(record.answer, Some((_, Answer::Failed(_))));
+            let failed = matches!(record.response, Some((_, CallResult::Failed(_))));
             self.refused += u64::from(failed);
             if !record.call.is_change() {
                 self.looks += 1;
@@ -84,7 +84,7 @@ impl Counts {
 }
 
 fn took(record: &Record) -> Option<u64> {
-    record.answer.as_ref().map(|(end, _)| end.saturating_sub(record.begin))
+    record.response.as_ref().map(|(end, _)| end.saturating_sub(record.begin))
 }
 
 /// Returns the longest duration of a call.

@@ -54,7 +54,7 @@ impl Kind {
 
 /// A fault that occurred.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Happened {
+pub struct FaultRecord {
     pub kind: Kind,
     /// Whether it counts: its mount held grants, and calls were in flight.
     pub counts: bool,
@@ -62,7 +62,7 @@ pub struct Happened {
 
 /// What a killed worker waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Held {
+pub enum WaitKind {
     /// Nothing, or not for long.
     Runs,
     /// A reply of its mount's daemon.
@@ -77,7 +77,7 @@ pub enum Held {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Killed {
     pub took: Duration,
-    pub held: Held,
+    pub wait: WaitKind,
 }
 
 /// The faults of one window.
@@ -85,19 +85,19 @@ pub struct Killed {
 pub struct Faults {
     /// Latest step first.
     steps: Vec<(Duration, Step)>,
-    pub happened: Vec<Happened>,
+    pub occurred: Vec<FaultRecord>,
     pub killed: Vec<Killed>,
     kills: Vec<(u64, u64)>,
     stops: Vec<(u8, u64, u64)>,
     losses: Vec<u8>,
     /// When mounts, or the server (no mount), could work again.
-    pub mended: Vec<(Option<u8>, u64)>,
+    pub recoveries: Vec<(Option<u8>, u64)>,
     /// A resumed mount, the time of its stop, and a process that sends it a request, whose end counts as its return.
-    asked: Vec<(u8, u64, Child)>,
+    probes: Vec<(u8, u64, Child)>,
     /// The mount, the time of its stop, and its daemon.
     stopped: Vec<(u8, u64, u32)>,
     /// Killed workers that have not exited yet.
-    dying: Vec<(u8, Instant, Held)>,
+    dying: Vec<(u8, Instant, WaitKind)>,
     down: Vec<(u8, Instant, bool)>,
 }
 
@@ -119,7 +119,7 @@ impl Faults {
 
     #[must_use]
     pub fn are_over(&self) -> bool {
-        self.steps.is_empty() && self.asked.is_empty() && self.dying.is_empty()
+        self.steps.is_empty() && self.probes.is_empty() && self.dying.is_empty()
     }
 
     /// Executes the steps that are due.
@@ -132,7 +132,7 @@ impl Faults {
             self.step(stage, step).with_context(|| format!("{step:?}"))?;
         }
         let mut waiting = Vec::new();
-        for (mount, since, mut child) in std::mem::take(&mut self.asked) {
+        for (mount, since, mut child) in std::mem::take(&mut self.probes) {
             if child.try_wait()?.is_some() {
                 let old = since + u64::try_from(OLD_AFTER.as_nanos())?;
                 self.stops.push((mount, old, moment()));
@@ -140,7 +140,7 @@ impl Faults {
                 waiting.push((mount, since, child));
             }
         }
-        self.asked = waiting;
+        self.probes = waiting;
         self.look_at_the_dying(stage)
     }
 
@@ -148,7 +148,7 @@ impl Faults {
         let mut alive = Vec::new();
         for (number, since, held) in std::mem::take(&mut self.dying) {
             if stage.worker(number).is_gone()? {
-                self.killed.push(Killed { took: since.elapsed(), held });
+                self.killed.push(Killed { took: since.elapsed(), wait: held });
             } else {
                 alive.push((number, since, held));
             }
@@ -169,16 +169,16 @@ impl Faults {
                 self.down.push((mount, Instant::now(), counts));
             }
             Step::Up(mount) => {
-                self.mended.push((Some(mount), moment()));
+                self.recoveries.push((Some(mount), moment()));
                 stage.seat(mount).link.up()?;
                 let at = self.down.iter().position(|(down, ..)| *down == mount).context("it is up")?;
                 let (_, since, counts) = self.down.remove(at);
                 let kind =
                     if since.elapsed() > Duration::from_millis(16_500) { Kind::Away } else { Kind::Down };
-                self.happened.push(Happened { kind, counts });
+                self.occurred.push(FaultRecord { kind, counts });
                 if kind == Kind::Away {
                     self.losses.push(mount);
-                    stage.seat(mount).is_doubted = true;
+                    stage.seat(mount).is_penalised = true;
                 }
             }
             Step::Stop(mount) => {
@@ -194,11 +194,11 @@ impl Faults {
                 let began = moment();
                 stage.server.kill()?;
                 self.kills.push((began, moment() + u64::try_from(DYING.as_nanos())?));
-                self.mended.push((None, moment()));
+                self.recoveries.push((None, moment()));
                 stage.server.start_again()?;
                 // A mount cannot find a file again whose names other mounts have changed since its last lookup.
                 self.losses.extend(0..MOUNTS);
-                self.mended.push((None, moment()));
+                self.recoveries.push((None, moment()));
             }
             Step::KillWorker(number) => self.kill_worker(stage, number)?,
         }
@@ -209,7 +209,7 @@ impl Faults {
         let mut mounts = (0..MOUNTS).filter(|number| mount.is_none_or(|mount| mount == *number));
         // A stopped mount reports no grants.
         let counts = mounts.any(|mount| !self.is_stopped(mount) && holds_grants(stage, mount));
-        self.happened.push(Happened { kind, counts });
+        self.occurred.push(FaultRecord { kind, counts });
     }
 
     fn is_stopped(&self, mount: u8) -> bool {
@@ -222,10 +222,10 @@ impl Faults {
         let (_, since, _) = self.stopped.remove(at);
         let seat = stage.seat(mount);
         // It may reply before the request below.
-        self.mended.push((Some(mount), moment()));
+        self.recoveries.push((Some(mount), moment()));
         process::signal(seat.mount.daemon(), libc::SIGCONT);
-        self.asked.push((mount, since, asks(&seat.mount)?));
-        seat.is_doubted = true;
+        self.probes.push((mount, since, asks(&seat.mount)?));
+        seat.is_penalised = true;
         Ok(())
     }
 
@@ -236,10 +236,10 @@ impl Faults {
             return Ok(());
         }
         let held = match (worker.is_waiting(), worker.awaits_answer()) {
-            (false, _) => Held::Runs,
-            (true, false) => Held::Lock,
-            (true, true) if stopped => Held::Stopped,
-            (true, true) => Held::Answer,
+            (false, _) => WaitKind::Runs,
+            (true, false) => WaitKind::Lock,
+            (true, true) if stopped => WaitKind::Stopped,
+            (true, true) => WaitKind::Answer,
         };
         let start = Instant::now();
         worker.kill();
@@ -248,16 +248,16 @@ impl Faults {
             std::thread::sleep(Duration::from_micros(100));
         }
         if worker.is_gone()? {
-            self.killed.push(Killed { took: start.elapsed(), held });
+            self.killed.push(Killed { took: start.elapsed(), wait: held });
         } else {
             let answer = worker.awaits_answer();
             ensure!(stopped || !answer, "a second after SIGKILL it waits for an answer");
             // The lock that it waited for a moment ago may be free by now.
-            let held = if answer { Held::Stopped } else { Held::Lock };
+            let held = if answer { WaitKind::Stopped } else { WaitKind::Lock };
             self.dying.push((number, start, held));
         }
-        let counts = !matches!(held, Held::Runs);
-        self.happened.push(Happened { kind: Kind::KillWorker, counts });
+        let counts = !matches!(held, WaitKind::Runs);
+        self.occurred.push(FaultRecord { kind: Kind::KillWorker, counts });
         Ok(())
     }
 
@@ -265,7 +265,7 @@ impl Faults {
     pub fn tell(&self, history: &mut History) {
         history.kills.extend(&self.kills);
         history.stops.extend(&self.stops);
-        history.losses.extend(&self.losses);
+        history.lossy_mounts.extend(&self.losses);
     }
 }
 

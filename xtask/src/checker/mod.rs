@@ -19,9 +19,9 @@ use nigh_sim::random::Dice;
 use crate::test::world::{Length, World};
 use counts::Counts;
 use faults::{Faults, Step};
-use soak::Kernel;
+use soak::MountCounters;
 use stage::Stage;
-use window::{Done, Plan};
+use window::{Plan, WindowResult};
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -110,15 +110,15 @@ pub fn check(world: &World, time: Duration, seed: u64, fault: Fault) -> Result<(
     let (end, mut counted) = (Instant::now() + time, 0);
     for number in 0.. {
         let (plan, mut faults) = fault.window(number, &mut dice)?;
-        let Done { history, report } = window::run(&mut stage, &plan, seed, &mut faults)?;
-        counted += faults.happened.iter().filter(|happened| happened.counts).count() as u64;
+        let WindowResult { history, report } = window::run(&mut stage, &plan, seed, &mut faults)?;
+        counted += faults.occurred.iter().filter(|happened| happened.counts).count() as u64;
         counts.add(&history, &report);
         if Instant::now() > end {
             break;
         }
     }
-    let seats = stage.seats.iter();
-    let recalls = seats.map(|seat| Ok(Kernel::of(seat)?.recalls)).sum::<Result<u64>>()?;
+    let seats = stage.mounts.iter();
+    let recalls = seats.map(|seat| Ok(MountCounters::of(seat)?.recalls)).sum::<Result<u64>>()?;
     stage.close()?;
     println!(
         "{}",

@@ -11,10 +11,10 @@ use nigh_sim::random::Dice;
 use serde_json::{Value, json};
 
 use super::counts::{Counts, longest_ms};
-use super::faults::{Faults, Happened, Held, Kind, Step};
-use super::stage::{MOUNTS, Seat, Stage, WORKERS};
+use super::faults::{FaultRecord, Faults, Kind, Step, WaitKind};
+use super::stage::{CheckedMount, MOUNTS, Stage, WORKERS};
 use super::sums::Sums;
-use super::window::{self, Done, Plan};
+use super::window::{self, Plan, WindowResult};
 use crate::process;
 use crate::root;
 use crate::test::world::{Length, World};
@@ -97,30 +97,30 @@ struct Soak<'w> {
     killed_us: [Vec<u64>; 3],
     longest_ms: [u64; 2],
     /// Counts of ended mounts.
-    parted: Kernel,
+    ended_mounts: MountCounters,
     memory: [Value; 2],
 }
 
 /// Counters of mounts over their lifetime.
 #[derive(Clone, Copy, Default)]
-pub struct Kernel {
+pub struct MountCounters {
     pub recalls: u64,
     epochs: u64,
     lapses: u64,
 }
 
-impl Kernel {
-    pub fn of(seat: &Seat<'_>) -> Result<Kernel> {
+impl MountCounters {
+    pub fn of(seat: &CheckedMount<'_>) -> Result<MountCounters> {
         let status = seat.mount.status()?;
         let number = |part: &str, key: &str| status[part][key].as_u64().unwrap_or(0);
-        Ok(Kernel {
+        Ok(MountCounters {
             recalls: number("leases", "recalled") + number("leases", "updated_in_place"),
             epochs: number("kernel", "epoch_planned") + number("kernel", "epoch_fallbacks"),
             lapses: number("remote", "lapses"),
         })
     }
 
-    fn add(&mut self, other: Kernel) {
+    fn add(&mut self, other: MountCounters) {
         self.recalls += other.recalls;
         self.epochs += other.epochs;
         self.lapses += other.lapses;
@@ -140,7 +140,7 @@ impl<'w> Soak<'w> {
             idle: 0,
             killed_us: Default::default(),
             longest_ms: [0; 2],
-            parted: Kernel::default(),
+            ended_mounts: MountCounters::default(),
             memory,
         })
     }
@@ -156,14 +156,15 @@ impl<'w> Soak<'w> {
             let time = faults.end() + Duration::from_secs(3);
             let limit = time + Duration::from_secs(60);
             let plan = Plan { number, calls: 3_000, time, change_ms, maps: false, limit };
-            let Done { history, report } = window::run(&mut self.stage, &plan, self.seed, &mut faults)?;
+            let WindowResult { history, report } =
+                window::run(&mut self.stage, &plan, self.seed, &mut faults)?;
             self.counts.add(&history, &report);
             self.count(&faults);
-            let longest = &mut self.longest_ms[usize::from(!faults.happened.is_empty())];
+            let longest = &mut self.longest_ms[usize::from(!faults.occurred.is_empty())];
             *longest = longest_ms(&history).max(*longest);
-            let parted = &mut self.parted;
+            let parted = &mut self.ended_mounts;
             self.stage.renew(|seat| {
-                parted.add(Kernel::of(seat)?);
+                parted.add(MountCounters::of(seat)?);
                 Ok(())
             })?;
         }
@@ -171,17 +172,17 @@ impl<'w> Soak<'w> {
     }
 
     fn count(&mut self, faults: &Faults) {
-        for Happened { kind, counts } in &faults.happened {
+        for FaultRecord { kind, counts } in &faults.occurred {
             let name = Kind::ALL.iter().find(|(known, _)| known == kind).map_or("", |(_, name)| *name);
             *self.faults.entry(name).or_default() += u64::from(*counts);
             self.idle += u64::from(!counts);
         }
         for killed in &faults.killed {
-            let at = match killed.held {
-                Held::Runs => continue,
-                Held::Answer => 0,
-                Held::Stopped => 1,
-                Held::Lock => 2,
+            let at = match killed.wait {
+                WaitKind::Runs => continue,
+                WaitKind::Answer => 0,
+                WaitKind::Stopped => 1,
+                WaitKind::Lock => 2,
             };
             self.killed_us[at].push(u64::try_from(killed.took.as_micros()).unwrap_or(u64::MAX));
         }
@@ -258,9 +259,9 @@ impl<'w> Soak<'w> {
     }
 
     fn ended(&mut self, took: Duration, well: bool) -> Value {
-        let mut kernel = self.parted;
-        for seat in &self.stage.seats {
-            kernel.add(Kernel::of(seat).unwrap_or_default());
+        let mut kernel = self.ended_mounts;
+        for seat in &self.stage.mounts {
+            kernel.add(MountCounters::of(seat).unwrap_or_default());
         }
         self.memory[1] = memory(&self.stage);
         self.killed_us.iter_mut().for_each(|all| all.sort_unstable());
@@ -288,6 +289,6 @@ impl<'w> Soak<'w> {
 /// Returns the resident memory, in KiB, of each daemon and of the server.
 fn memory(stage: &Stage<'_>) -> Value {
     let resident = |pid: u32| process::memory_kib(pid, "VmRSS:").ok();
-    let daemons: Vec<_> = stage.seats.iter().map(|seat| resident(seat.mount.daemon())).collect();
+    let daemons: Vec<_> = stage.mounts.iter().map(|seat| resident(seat.mount.daemon())).collect();
     json!({ "daemons_kib": daemons, "server_kib": resident(stage.server.pid()) })
 }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::link::client::Emulator;
 use crate::load::moment;
 use crate::process;
-use crate::test::mount::{How, Mount, no_orphans};
+use crate::test::mount::{Mount, MountParams, no_orphans};
 use crate::test::world::{As, World};
 use crate::wait;
 
@@ -187,17 +187,17 @@ impl Drop for Worker {
 }
 
 /// One mount with its workers, its daemon and its link.
-pub struct Seat<'w> {
+pub struct CheckedMount<'w> {
     pub workers: Vec<Worker>,
     pub mount: Mount<'w>,
     pub link: Emulator,
     /// The server grants it nothing for a while, because it has made other clients wait; so it is to be mounted again.
-    pub is_doubted: bool,
+    pub is_penalised: bool,
 }
 
 /// The whole setup.
 pub struct Stage<'w> {
-    pub seats: Vec<Seat<'w>>,
+    pub mounts: Vec<CheckedMount<'w>>,
     pub server: Server<'w>,
     pub world: &'w World,
     pub source: PathBuf,
@@ -210,10 +210,10 @@ impl<'w> Stage<'w> {
     pub fn new(world: &'w World, seed: u64) -> Result<Stage<'w>> {
         let source = world.dir("source", WHO)?;
         let server = Server::start(world)?;
-        let mut stage = Stage { seats: Vec::new(), server, world, source, seed, started: Cell::new(0) };
+        let mut stage = Stage { mounts: Vec::new(), server, world, source, seed, started: Cell::new(0) };
         for number in 0..MOUNTS {
             let seat = stage.new_seat(number).with_context(|| format!("mount {number}"))?;
-            stage.seats.push(seat);
+            stage.mounts.push(seat);
         }
         Ok(stage)
     }
@@ -225,49 +225,49 @@ impl<'w> Stage<'w> {
         self.seed * 1_000_000 + started
     }
 
-    pub fn seat(&mut self, number: u8) -> &mut Seat<'w> {
-        &mut self.seats[usize::from(number)]
+    pub fn seat(&mut self, number: u8) -> &mut CheckedMount<'w> {
+        &mut self.mounts[usize::from(number)]
     }
 
     /// Returns a worker by its number over all mounts.
     pub fn worker(&mut self, number: u8) -> &mut Worker {
-        &mut self.seats[usize::from(number / WORKERS)].workers[usize::from(number % WORKERS)]
+        &mut self.mounts[usize::from(number / WORKERS)].workers[usize::from(number % WORKERS)]
     }
 
     /// Replaces dead workers and penalised mounts. `parting` first collects the counters of such a mount.
-    pub fn renew(&mut self, mut parting: impl FnMut(&Seat<'w>) -> Result<()>) -> Result<()> {
+    pub fn renew(&mut self, mut parting: impl FnMut(&CheckedMount<'w>) -> Result<()>) -> Result<()> {
         for number in 0..MOUNTS {
             let at = usize::from(number);
-            if self.seats[at].is_doubted {
-                let seat = self.seats.remove(at);
+            if self.mounts[at].is_penalised {
+                let seat = self.mounts.remove(at);
                 parting(&seat)?;
                 drop(seat.workers);
                 seat.mount.unmount()?;
                 drop(seat.link);
                 let new = self.new_seat(number)?;
-                self.seats.insert(at, new);
+                self.mounts.insert(at, new);
             }
             for worker in 0..WORKERS {
-                if self.seats[at].workers[usize::from(worker)].is_dead() {
-                    let new = Worker::start(self.world, &self.seats[at].mount, self.next_seed())?;
-                    self.seats[at].workers[usize::from(worker)] = new;
+                if self.mounts[at].workers[usize::from(worker)].is_dead() {
+                    let new = Worker::start(self.world, &self.mounts[at].mount, self.next_seed())?;
+                    self.mounts[at].workers[usize::from(worker)] = new;
                 }
             }
         }
         Ok(())
     }
 
-    fn new_seat(&self, number: u8) -> Result<Seat<'w>> {
+    fn new_seat(&self, number: u8) -> Result<CheckedMount<'w>> {
         let world = self.world;
         let rtt = format!("{}ms", 1 + (self.seed + u64::from(number)) % 5);
         let link = world.link(&rtt)?;
-        let mut how = How::new(WHO).with("--host-timeout=forever").through(&link);
+        let mut how = MountParams::new(WHO).with("--host-timeout=forever").through(&link);
         if self.seed.is_multiple_of(3) && number == 2 {
             how = how.set("NIGH_NOTIFY_LEVEL", "no-epoch");
         }
         let point = world.dir(&format!("mnt-{number}"), WHO)?;
         let mount = Mount::new(world, &self.source, &point, &how)?;
-        let mut seat = Seat { workers: Vec::new(), mount, link, is_doubted: false };
+        let mut seat = CheckedMount { workers: Vec::new(), mount, link, is_penalised: false };
         for _ in 0..WORKERS {
             let worker = Worker::start(world, &seat.mount, self.next_seed())?;
             seat.workers.push(worker);
@@ -276,17 +276,17 @@ impl<'w> Stage<'w> {
     }
 
     pub fn workers(&mut self) -> impl Iterator<Item = &mut Worker> {
-        self.seats.iter_mut().flat_map(|seat| &mut seat.workers)
+        self.mounts.iter_mut().flat_map(|seat| &mut seat.workers)
     }
 
     /// Aborts all FUSE connections, so that no process hangs.
     pub fn abort(&self) {
-        self.seats.iter().for_each(|seat| seat.mount.abort());
+        self.mounts.iter().for_each(|seat| seat.mount.abort());
     }
 
     /// Returns the last output of the server and the daemons.
     pub fn said(&self) -> String {
-        let daemons = self.seats.iter().map(|seat| seat.mount.said());
+        let daemons = self.mounts.iter().map(|seat| seat.mount.said());
         let all = daemons.chain([self.server.said()]).filter(|said| !said.is_empty());
         all.collect::<Vec<_>>().join(" // ")
     }
@@ -295,7 +295,7 @@ impl<'w> Stage<'w> {
     /// removed files for a term; so each mount first makes a request.
     pub fn close(self) -> Result<()> {
         let said = self.said();
-        for Seat { workers, mount, link, .. } in self.seats {
+        for CheckedMount { workers, mount, link, .. } in self.mounts {
             drop(workers);
             answers(&mount)?;
             mount.unmount()?;

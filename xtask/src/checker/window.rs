@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nigh_sim::history::{self, Answer, Call, History, Kind, Record, Report, Slot};
+use nigh_sim::history::{self, Call, CallResult, History, Kind, Record, Report, Slot};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use super::calls;
 use super::faults::Faults;
 use super::stage::{MOUNTS, Stage, WORKERS};
-use super::worker::{BYTES, Calls, MAPPED, NOT_FOLLOWED, Order, Pace, dir_name, name};
+use super::worker::{BYTES, Calls, MAPPED, NOT_FOLLOWED, Pace, WorkOrder, dir_name, name};
 use crate::load::moment;
 use crate::root;
 
@@ -37,13 +37,13 @@ pub struct Plan {
 }
 
 /// The result of a window.
-pub struct Done {
+pub struct WindowResult {
     pub history: History,
     pub report: Report,
 }
 
 /// Runs a window and checks it. An unexplained history is stored.
-pub fn run(stage: &mut Stage<'_>, plan: &Plan, seed: u64, faults: &mut Faults) -> Result<Done> {
+pub fn run(stage: &mut Stage<'_>, plan: &Plan, seed: u64, faults: &mut Faults) -> Result<WindowResult> {
     let window = format!("w{}", plan.number);
     tell_first(stage, &format!("make {window}\n"))?;
     let logs = start(stage, plan, &window)?;
@@ -74,16 +74,16 @@ pub fn run(stage: &mut Stage<'_>, plan: &Plan, seed: u64, faults: &mut Faults) -
     wait(stage, plan.limit, faults)?;
     // The history is complete; any living worker may remove the directory.
     tell_first(stage, &format!("remove {window}\n"))?;
-    Ok(Done { history, report })
+    Ok(WindowResult { history, report })
 }
 
 /// Checks that no call waits longer than for a stopped client: until the client is suspect, its lease has expired, and
 /// the server has noticed. After an outage the time counts from its end.
 fn in_time(history: &History, faults: &Faults) -> Result<(), String> {
     for record in &history.records {
-        let Some((end, _)) = record.answer else { continue };
+        let Some((end, _)) = record.response else { continue };
         let concerns = |mount: Option<u8>| mount.is_none_or(|mount| mount == record.mount);
-        let mended = faults.mended.iter().filter(|(mount, at)| concerns(*mount) && *at <= end);
+        let mended = faults.recoveries.iter().filter(|(mount, at)| concerns(*mount) && *at <= end);
         let since = mended.map(|(_, at)| *at).max().unwrap_or(0).max(record.begin);
         if end.saturating_sub(since) > WITHIN {
             return Err(format!("a call took too long:\n  {record}\n"));
@@ -107,7 +107,7 @@ fn start(stage: &mut Stage<'_>, plan: &Plan, window: &str) -> Result<Vec<PathBuf
         let label = FIRST_LABEL + before;
         let calls = Calls { most: plan.calls, time_ms: u64::try_from(plan.time.as_millis())? };
         let bytes = if plan.maps { 1 + BYTES * u8::try_from(number)? } else { 0 };
-        let order = Order { window: window.to_owned(), log: log.clone(), label, calls, pace, bytes };
+        let order = WorkOrder { window: window.to_owned(), log: log.clone(), label, calls, pace, bytes };
         worker.calls.clone_from(&log);
         worker.tell(&order.line())?;
         logs.push(log);
@@ -178,7 +178,7 @@ fn truth(history: &mut History, dir: &Path) -> Result<()> {
     let mut add = |call, answer| {
         let now = moment();
         let answer = Some((now, answer));
-        history.records.push(Record { mount: Record::EXPORT, worker: 0, begin: now, answer, call });
+        history.records.push(Record { mount: Record::EXPORT, worker: 0, begin: now, response: answer, call });
     };
     for (call, answer) in calls::cells(&fs::read(dir.join(MAPPED))?) {
         add(call, answer);
@@ -188,17 +188,17 @@ fn truth(history: &mut History, dir: &Path) -> Result<()> {
         let seen = match rustix::fs::statat(CWD, &path, NOT_FOLLOWED) {
             Ok(stat) => calls::seen(&stat),
             Err(rustix::io::Errno::NOENT) => {
-                add(Call::Stat { slot }, Answer::Failed(nigh_types::Errno::NOENT));
+                add(Call::Stat { slot }, CallResult::Failed(nigh_types::Errno::NOENT));
                 continue;
             }
             Err(errno) => return Err(errno).with_context(|| path.display().to_string()),
         };
-        add(Call::Stat { slot }, Answer::Seen(seen));
+        add(Call::Stat { slot }, CallResult::Attributes(seen));
         if seen.kind == Kind::File {
             let fd = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
             let file = seen.file;
             for call in [Call::Read { file }, Call::GetXattr { file }] {
-                let way = calls::Way { forced: false, seek: false };
+                let way = calls::ReadMode { forced: false, seek: false };
                 add(call, calls::of_file(std::os::fd::AsFd::as_fd(&fd), call, way)?);
             }
         }

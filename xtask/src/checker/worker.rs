@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use nigh_sim::history::{CELLS, Call, DIRS, How, Label, NAMES, Slot};
+use nigh_sim::history::{CELLS, Call, DIRS, Label, NAMES, RenameMode, Slot};
 use nigh_sim::random::Dice;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
@@ -29,7 +29,7 @@ pub struct Options {
 
 /// A worker's parameters for one window; one line on its standard input.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Order {
+pub struct WorkOrder {
     /// The directory of the window, below the mount.
     pub window: String,
     /// The log of its calls.
@@ -59,14 +59,14 @@ pub enum Pace {
     Turns { change_ms: u64, worker: u64, workers: u64 },
 }
 
-impl Order {
+impl WorkOrder {
     #[must_use]
     pub fn line(&self) -> String {
         let (change_ms, worker, workers) = match self.pace {
             Pace::Fast => (0, 0, 0),
             Pace::Turns { change_ms, worker, workers } => (change_ms, worker, workers),
         };
-        let Order { window, log, label, calls: Calls { most, time_ms }, .. } = self;
+        let WorkOrder { window, log, label, calls: Calls { most, time_ms }, .. } = self;
         format!(
             "work {window} {} {label} {most} {time_ms} {change_ms} {worker} {workers} {}\n",
             log.display(),
@@ -74,7 +74,7 @@ impl Order {
         )
     }
 
-    fn read(words: &[&str]) -> Option<Order> {
+    fn read(words: &[&str]) -> Option<WorkOrder> {
         let [window, log, label, most, time_ms, change_ms, worker, workers, bytes] = words else {
             return None;
         };
@@ -84,7 +84,7 @@ impl Order {
                 Pace::Turns { change_ms, worker: worker.parse().ok()?, workers: workers.parse().ok()? }
             }
         };
-        Some(Order {
+        Some(WorkOrder {
             window: (*window).to_owned(),
             log: PathBuf::from(log),
             label: label.parse().ok()?,
@@ -107,13 +107,13 @@ pub fn run(options: &Options) -> Result<bool> {
         match &words[..] {
             ["make", window] => make(&options.dir.join(window))?,
             ["work", words @ ..] => {
-                let order = Order::read(words).context("not an order")?;
+                let order = WorkOrder::read(words).context("not an order")?;
                 let mut at_work = Work::new(&options.dir, order, &mut dice)?;
                 at_work.calls()?;
                 work = Some(at_work.pause());
             }
             ["look"] => {
-                let paused: Paused = work.take().context("nothing to look at")?;
+                let paused: WorkerState = work.take().context("nothing to look at")?;
                 let mut at_work = paused.go_on(&mut dice);
                 at_work.looks()?;
                 work = Some(at_work.pause());
@@ -154,13 +154,13 @@ pub fn name(name: u8) -> String {
 /// The window in progress.
 struct Work<'d> {
     dice: &'d mut Dice,
-    inner: Paused,
+    inner: WorkerState,
 }
 
 /// Its state between orders: created files stay open until the end of the window, so that inode numbers are not
 /// reused.
-struct Paused {
-    order: Order,
+struct WorkerState {
+    order: WorkOrder,
     dirs: Dirs,
     log: File,
     files: Vec<Opened>,
@@ -171,14 +171,14 @@ struct Paused {
     stored: u8,
 }
 
-impl Paused {
+impl WorkerState {
     fn go_on(self, dice: &mut Dice) -> Work<'_> {
         Work { dice, inner: self }
     }
 }
 
 impl<'d> Work<'d> {
-    fn new(mount: &Path, order: Order, dice: &'d mut Dice) -> Result<Work<'d>> {
+    fn new(mount: &Path, order: WorkOrder, dice: &'d mut Dice) -> Result<Work<'d>> {
         let open = |dir| -> rustix::io::Result<OwnedFd> {
             let path = mount.join(&order.window).join(dir_name(dir));
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -192,11 +192,11 @@ impl<'d> Work<'d> {
             Map::of(&file)
         };
         let map = (order.bytes > 0).then(mapped).transpose()?;
-        let inner = Paused { order, dirs, log, files: Vec::new(), labels: 0, turn: 0, map, stored: 0 };
+        let inner = WorkerState { order, dirs, log, files: Vec::new(), labels: 0, turn: 0, map, stored: 0 };
         Ok(Work { dice, inner })
     }
 
-    fn pause(self) -> Paused {
+    fn pause(self) -> WorkerState {
         self.inner
     }
 
@@ -256,14 +256,14 @@ impl<'d> Work<'d> {
         inner.log.write_all(format!("> {} {call}\n", moment()).as_bytes())?;
         let told = match (&inner.map, call) {
             (Some(map), Call::Store { .. } | Call::Load { .. }) => super::calls::of_map(map, call),
-            _ => inner.dirs.make(call, &inner.files, super::calls::Way { forced, seek }),
+            _ => inner.dirs.make(call, &inner.files, super::calls::ReadMode { forced, seek }),
         };
         let end = told.end;
         if let Some(opened) = told.opened {
             inner.files.push(opened);
         }
         // Without a result the outcome is unknown.
-        if let Some(answer) = told.answer {
+        if let Some(answer) = told.result {
             inner.log.write_all(format!("= {end} {answer}\n").as_bytes())?;
         }
         Ok(())
@@ -296,7 +296,7 @@ impl<'d> Work<'d> {
 
     /// Returns a store of a byte that no other worker stores.
     fn store(&mut self) -> Call {
-        let Paused { order, stored, .. } = &mut self.inner;
+        let WorkerState { order, stored, .. } = &mut self.inner;
         *stored = (*stored + 1) % BYTES;
         let byte = order.bytes + *stored;
         Call::Store { cell: self.below(CELLS), byte }
@@ -317,9 +317,9 @@ impl<'d> Work<'d> {
             8 | 9 => Call::Link { old: slot, new: other },
             10 | 11 => Call::Unlink { slot },
             12 => Call::Rmdir { slot },
-            13..=15 => Call::Rename { old: slot, new: other, how: How::Plain },
-            16 => Call::Rename { old: slot, new: other, how: How::NoReplace },
-            17 | 18 => Call::Rename { old: slot, new: other, how: How::Exchange },
+            13..=15 => Call::Rename { old: slot, new: other, how: RenameMode::Plain },
+            16 => Call::Rename { old: slot, new: other, how: RenameMode::NoReplace },
+            17 | 18 => Call::Rename { old: slot, new: other, how: RenameMode::Exchange },
             19 | 20 => Call::Chmod { file, mode: 0o400 | (label & 0o377) },
             21 => Call::Truncate {
                 file,
@@ -362,10 +362,10 @@ mod tests {
         let calls = Calls { most: 200, time_ms: 6_000 };
         for pace in [Pace::Fast, Pace::Turns { change_ms: 250, worker: 2, workers: 6 }] {
             let log = "log/7".into();
-            let order = Order { window: "w7".into(), log, label: 70_000, calls, pace, bytes: 41 };
+            let order = WorkOrder { window: "w7".into(), log, label: 70_000, calls, pace, bytes: 41 };
             let line = order.line();
             let words: Vec<&str> = line.trim_end().split(' ').collect();
-            assert_eq!(Order::read(&words[1..]), Some(order));
+            assert_eq!(WorkOrder::read(&words[1..]), Some(order));
         }
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::race::stage::Meter;
+use crate::race::stage::CallTimes;
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -74,7 +74,7 @@ pub struct Calls<'a> {
     done: &'a AtomicU64,
     /// When the latest call began.
     began: u64,
-    meter: Meter,
+    meter: CallTimes,
 }
 
 impl Calls<'_> {
@@ -130,7 +130,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let shared = Shared::default();
     let done: [AtomicU64; 4] = Default::default();
     let over = AtomicBool::new(false);
-    let mut meter = Meter::default();
+    let mut meter = CallTimes::default();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             if shared.hear_of_kills().is_err() {
@@ -141,7 +141,7 @@ pub fn run(options: &Options) -> Result<bool> {
         let workers = WORKERS.iter().zip(&done).map(|((name, worker), done)| {
             let (shared, dir) = (&shared, options.dir.as_path());
             scope.spawn(move || {
-                let mut calls = Calls { shared, done, began: 0, meter: Meter::default() };
+                let mut calls = Calls { shared, done, began: 0, meter: CallTimes::default() };
                 if let Err(error) = worker(dir, &mut calls) {
                     // Reported at once: the other workers may wait for a long time.
                     eprintln!("{name}: {error:#}");

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use super::stage::{Meter, Stage};
+use super::stage::{CallTimes, Stage};
 
 /// Record lengths: less than a page, a whole page, and partial pages.
 const LENGTHS: [usize; 3] = [100, 4096, 6000];
@@ -17,15 +17,15 @@ const AGAIN: usize = 40_000;
 
 /// Both sides append records. On each side a second thread reads the new data, and the old data once more: data never
 /// changes after a read, and the final contents equal the data read.
-pub fn seen(first: &Path, second: &Path, count: u64) -> Result<Meter> {
-    let mut meter = Meter::default();
+pub fn seen(first: &Path, second: &Path, count: u64) -> Result<CallTimes> {
+    let mut meter = CallTimes::default();
     for length in LENGTHS {
         let name = format!("f{length}");
         fs::write(first.join(&name), b"")?;
         let (first, second) = (first.join(&name), second.join(&name));
         let each = count / LENGTHS.len() as u64;
         let (stage, at_work) = (Stage::default(), AtomicU32::new(2));
-        let side = |path: &Path, who: u8, meter: &mut Meter| {
+        let side = |path: &Path, who: u8, meter: &mut CallTimes| {
             std::thread::scope(|scope| {
                 let reader = scope.spawn(|| read(path, &stage, &at_work));
                 let appended = append(path, &vec![who; length], each, &stage, meter);
@@ -45,7 +45,7 @@ pub fn seen(first: &Path, second: &Path, count: u64) -> Result<Meter> {
     Ok(meter)
 }
 
-fn append(path: &Path, record: &[u8], count: u64, stage: &Stage, meter: &mut Meter) -> Result<()> {
+fn append(path: &Path, record: &[u8], count: u64, stage: &Stage, meter: &mut CallTimes) -> Result<()> {
     let mut file = meter.call("open", || OpenOptions::new().append(true).open(path))?;
     for _ in 0..count {
         let written = meter.call("append", || file.write(record))?;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result, ensure};
 use nigh_sim::random::Dice;
 
-use super::stage::{Meter, Stage, Told};
+use super::stage::{Announced, CallTimes, Stage};
 
 const WORDS: usize = 64;
 /// A record repeats one number.
@@ -45,12 +45,12 @@ struct Write {
 }
 
 /// Both sides write random records of one file; each record must be whole afterwards, and have the last value.
-pub fn records(first: &Path, second: &Path, count: u64) -> Result<Meter> {
+pub fn records(first: &Path, second: &Path, count: u64) -> Result<CallTimes> {
     const RECORDS: u64 = 128;
     fs::write(first.join("f"), vec![0; RECORD * 8])?;
     let (stage, clock) = (Stage::default(), AtomicU64::new(1));
     let tick = || clock.fetch_add(1, Ordering::SeqCst);
-    let side = |top: &Path, who: u64, last: &mut BTreeMap<u64, Write>, meter: &mut Meter| {
+    let side = |top: &Path, who: u64, last: &mut BTreeMap<u64, Write>, meter: &mut CallTimes| {
         let file = meter.call("open", || read_write(&top.join("f")))?;
         let mut dice = Dice::new(who);
         for i in 0..count {
@@ -90,10 +90,10 @@ fn last_of(ours: Option<&Write>, theirs: Option<&Write>) -> Vec<u64> {
 }
 
 /// Both sides append: each record is there once, whole, and in its writer's order.
-pub fn appends(first: &Path, second: &Path, count: u64) -> Result<Meter> {
+pub fn appends(first: &Path, second: &Path, count: u64) -> Result<CallTimes> {
     fs::write(first.join("f"), b"")?;
     let (stage, done) = (Stage::default(), AtomicU64::new(0));
-    let side = |top: &Path, who: u64, meter: &mut Meter| {
+    let side = |top: &Path, who: u64, meter: &mut CallTimes| {
         let path = top.join("f");
         let mut file = meter.call("open", || OpenOptions::new().append(true).open(&path))?;
         for i in 0..count {
@@ -123,11 +123,11 @@ pub fn appends(first: &Path, second: &Path, count: u64) -> Result<Meter> {
     Ok(meter)
 }
 
-type OneWay = fn(&Path, &Path, u64) -> Result<Meter>;
+type OneWay = fn(&Path, &Path, u64) -> Result<CallTimes>;
 
 /// Runs half of the race with the first side as the writer, and half with the second.
-pub fn both_ways(first: &Path, second: &Path, count: u64, race: OneWay) -> Result<Meter> {
-    let mut meter = Meter::default();
+pub fn both_ways(first: &Path, second: &Path, count: u64, race: OneWay) -> Result<CallTimes> {
+    let mut meter = CallTimes::default();
     for (name, writer, reader) in [("forth", first, second), ("back", second, first)] {
         fs::create_dir(writer.join(name))?;
         let half = race(&writer.join(name), &reader.join(name), count / 2);
@@ -144,22 +144,22 @@ struct Pace {
     behind: u64,
 }
 
-pub fn told(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
+pub fn told(writer: &Path, reader: &Path, count: u64) -> Result<CallTimes> {
     tell(writer, reader, count, &Pace { each: u64::MAX, behind: 20 })
 }
 
 /// Four writes to each file; each version is read before the file is written again. At the first two writes the reader
 /// holds a lease on the file.
-pub fn told_spread(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
+pub fn told_spread(writer: &Path, reader: &Path, count: u64) -> Result<CallTimes> {
     tell(writer, reader, count, &Pace { each: 4, behind: 0 })
 }
 
 /// The reader never sees a value older than the one announced before its read, nor newer than the one begun after the
 /// read.
-fn tell(writer: &Path, reader: &Path, count: u64, pace: &Pace) -> Result<Meter> {
-    let (stage, told, looked) = (Stage::default(), Told::default(), AtomicU64::new(0));
+fn tell(writer: &Path, reader: &Path, count: u64, pace: &Pace) -> Result<CallTimes> {
+    let (stage, told, looked) = (Stage::default(), Announced::default(), AtomicU64::new(0));
     let name = |value: u64| format!("f{}", value.saturating_sub(1) / pace.each);
-    let write = |meter: &mut Meter| {
+    let write = |meter: &mut CallTimes| {
         let mut open: Option<(String, File)> = None;
         for value in 1..=count {
             let mut file = open.take().filter(|(of, _)| *of == name(value));
@@ -174,17 +174,17 @@ fn tell(writer: &Path, reader: &Path, count: u64, pace: &Pace) -> Result<Meter> 
             if value.is_multiple_of(4) {
                 meter.call("ftruncate", || file.set_len(RECORD_BYTES + value))?;
             }
-            told.tell(value);
+            told.announce(value);
             open = Some((of, file));
         }
         Ok(())
     };
-    let read = |meter: &mut Meter| {
+    let read = |meter: &mut CallTimes| {
         let mut open: Option<(String, File)> = None;
         loop {
-            let least = told.told();
+            let least = told.announced();
             if least == 0 {
-                stage.wait_until(|| told.told() > 0)?;
+                stage.wait_until(|| told.announced() > 0)?;
                 continue;
             }
             let path = reader.join(name(least));
@@ -206,7 +206,7 @@ fn tell(writer: &Path, reader: &Path, count: u64, pace: &Pace) -> Result<Meter> 
 }
 
 /// Reads by descriptor, by path, and the length.
-fn look(meter: &mut Meter, path: &Path, file: &File, least: u64, begun: &dyn Fn() -> u64) -> Result<()> {
+fn look(meter: &mut CallTimes, path: &Path, file: &File, least: u64, begun: &dyn Fn() -> u64) -> Result<()> {
     let mut bytes = vec![0; RECORD];
     meter.call("pread", || file.read_exact_at(&mut bytes, 0))?;
     let most = begun();
@@ -230,10 +230,10 @@ fn check(bytes: &[u8], least: u64, most: u64) -> Result<()> {
 }
 
 /// Whole files of changing length, replaced by rename.
-pub fn saves(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
-    let (stage, told, looked) = (Stage::default(), Told::default(), AtomicU64::new(0));
+pub fn saves(writer: &Path, reader: &Path, count: u64) -> Result<CallTimes> {
+    let (stage, told, looked) = (Stage::default(), Announced::default(), AtomicU64::new(0));
     let records = |value: u64| value % 7 + 1;
-    let write = |meter: &mut Meter| {
+    let write = |meter: &mut CallTimes| {
         let (aside, path) = (writer.join(".f.swp"), writer.join("f"));
         for value in 1..=count {
             stage.wait_until(|| looked.load(Ordering::SeqCst) + 4 >= value)?;
@@ -246,15 +246,15 @@ pub fn saves(writer: &Path, reader: &Path, count: u64) -> Result<Meter> {
             meter.call("fsync", || file.sync_all())?;
             drop(file);
             meter.call("rename", || fs::rename(&aside, &path))?;
-            told.tell(value);
+            told.announce(value);
         }
         Ok(())
     };
-    let read = |meter: &mut Meter| {
+    let read = |meter: &mut CallTimes| {
         loop {
-            let least = told.told();
+            let least = told.announced();
             if least == 0 {
-                stage.wait_until(|| told.told() > 0)?;
+                stage.wait_until(|| told.announced() > 0)?;
                 continue;
             }
             let bytes = meter.call("open and read", || fs::read(reader.join("f")))?;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 
-use super::stage::{Meter, Stage, Told};
+use super::stage::{Announced, CallTimes, Stage};
 
 /// The length of a mapped file.
 pub const LENGTH: u16 = 8192;
@@ -64,19 +64,19 @@ fn in_order(what: &str, value: u64, least: u64, most: u64) -> Result<()> {
 
 /// The first side stores at 0 into a map and syncs; the second writes at `distance`. Each sees the values that the
 /// other announced, and its own.
-pub fn stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<Meter> {
+pub fn stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<CallTimes> {
     fs::write(first.join("f"), vec![0; usize::from(LENGTH)])?;
     let open = |top: &Path| OpenOptions::new().read(true).write(true).open(top.join("f"));
-    let (stage, stored, written) = (Stage::default(), Told::default(), Told::default());
-    let store = |meter: &mut Meter| {
+    let (stage, stored, written) = (Stage::default(), Announced::default(), Announced::default());
+    let store = |meter: &mut CallTimes| {
         let map = meter.call("mmap", || Map::of(&open(first)?))?;
         for value in 1..=count {
-            stage.wait_until(|| written.told() + 4 > value)?;
+            stage.wait_until(|| written.announced() + 4 > value)?;
             stored.begin(value);
             meter.time("store", || map.word(0).store(value, Ordering::SeqCst));
             meter.call("msync", || map.sync())?;
-            stored.tell(value);
-            let least = written.told();
+            stored.announce(value);
+            let least = written.announced();
             let seen = meter.time("load", || map.word(distance).load(Ordering::SeqCst));
             in_order("the other's word, by the map", seen, least, written.begun())?;
             let own = meter.time("load", || map.word(0).load(Ordering::SeqCst));
@@ -84,21 +84,21 @@ pub fn stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<
         }
         Ok(())
     };
-    let write = |meter: &mut Meter| {
+    let write = |meter: &mut CallTimes| {
         let file = meter.call("open", || open(second))?;
-        let word = |meter: &mut Meter, at| -> Result<u64> {
+        let word = |meter: &mut CallTimes, at| -> Result<u64> {
             let mut bytes = [0; 8];
             meter.call("pread", || file.read_exact_at(&mut bytes, at))?;
             Ok(u64::from_le_bytes(bytes))
         };
         for value in 1..=count {
-            stage.wait_until(|| stored.told() + 4 > value)?;
+            stage.wait_until(|| stored.announced() + 4 > value)?;
             written.begin(value);
             meter.call("pwrite", || file.write_all_at(&value.to_le_bytes(), u64::from(distance)))?;
-            written.tell(value);
+            written.announce(value);
             let own = word(meter, u64::from(distance))?;
             ensure!(own == value, "a write of {value} became {own}");
-            let least = stored.told();
+            let least = stored.announced();
             let seen = word(meter, 0)?;
             in_order("the other's word, by read", seen, least, stored.begun())?;
         }
@@ -111,27 +111,30 @@ pub fn stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<
 
 /// Both sides store into maps and sync, the first at 0 and the second at `distance`. Each sees the values that the
 /// other announced; no store is lost.
-pub fn both_stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<Meter> {
+pub fn both_stored(first: &Path, second: &Path, count: u64, distance: u16) -> Result<CallTimes> {
     fs::write(first.join("f"), vec![0; usize::from(LENGTH)])?;
-    let (stage, told) = (Stage::default(), [Told::default(), Told::default()]);
-    let side =
-        |top: &Path, [own, other]: [&Told; 2], [at, others]: [u16; 2], meter: &mut Meter| -> Result<()> {
-            let open = || OpenOptions::new().read(true).write(true).open(top.join("f"));
-            let map = meter.call("mmap", || Map::of(&open()?))?;
-            for value in 1..=count {
-                stage.wait_until(|| other.told() + 4 > value)?;
-                own.begin(value);
-                meter.time("store", || map.word(at).store(value, Ordering::SeqCst));
-                meter.call("msync", || map.sync())?;
-                own.tell(value);
-                let least = other.told();
-                let seen = meter.time("load", || map.word(others).load(Ordering::SeqCst));
-                in_order("the other's word", seen, least, other.begun())?;
-                let stored = meter.time("load", || map.word(at).load(Ordering::SeqCst));
-                ensure!(stored == value, "a store of {value} became {stored}");
-            }
-            Ok(())
-        };
+    let (stage, told) = (Stage::default(), [Announced::default(), Announced::default()]);
+    let side = |top: &Path,
+                [own, other]: [&Announced; 2],
+                [at, others]: [u16; 2],
+                meter: &mut CallTimes|
+     -> Result<()> {
+        let open = || OpenOptions::new().read(true).write(true).open(top.join("f"));
+        let map = meter.call("mmap", || Map::of(&open()?))?;
+        for value in 1..=count {
+            stage.wait_until(|| other.announced() + 4 > value)?;
+            own.begin(value);
+            meter.time("store", || map.word(at).store(value, Ordering::SeqCst));
+            meter.call("msync", || map.sync())?;
+            own.announce(value);
+            let least = other.announced();
+            let seen = meter.time("load", || map.word(others).load(Ordering::SeqCst));
+            in_order("the other's word", seen, least, other.begun())?;
+            let stored = meter.time("load", || map.word(at).load(Ordering::SeqCst));
+            ensure!(stored == value, "a store of {value} became {stored}");
+        }
+        Ok(())
+    };
     let [one, two] = &told;
     let meter = stage.both(
         |meter| side(first, [one, two], [0, distance], meter),

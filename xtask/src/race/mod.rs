@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use stage::Meter;
+use stage::CallTimes;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Race {
@@ -78,7 +78,7 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<bool> {
     let (first, second, count) = (options.first.as_path(), options.second.as_path(), options.count);
-    let meter: Meter = match options.race {
+    let meter: CallTimes = match options.race {
         Race::Names => names::names(first, second, count, u64::MAX),
         Race::NamesSpread => names::names(first, second, count, 3),
         Race::Listing => names::listing(first, second, count),

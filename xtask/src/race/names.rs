@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 
-use super::stage::{Meter, Stage, Told};
+use super::stage::{Announced, CallTimes, Stage};
 use crate::listing;
 
 /// How many rounds a side may be ahead of the other, so that they meet.
@@ -42,7 +42,7 @@ impl Rounds<'_> {
         self.dir(round).join(format!("{}{round} moved", self.who))
     }
 
-    fn change(&self, meter: &mut Meter, round: u64) -> Result<()> {
+    fn change(&self, meter: &mut CallTimes, round: u64) -> Result<()> {
         let (made, moved) = (self.made(round), self.moved(round));
         meter.call("create", || OpenOptions::new().write(true).create_new(true).open(&made).map(drop))?;
         meter.call("stat of what was created", || fs::symlink_metadata(&made))?;
@@ -55,7 +55,7 @@ impl Rounds<'_> {
     }
 
     /// Checks the state after a round.
-    fn look(&self, meter: &mut Meter, round: u64) -> Result<()> {
+    fn look(&self, meter: &mut CallTimes, round: u64) -> Result<()> {
         meter.absent("stat of a name that was renamed", || fs::symlink_metadata(self.made(round)))?;
         let moved = self.moved(round);
         if kept(round) {
@@ -75,7 +75,7 @@ impl Rounds<'_> {
 }
 
 /// Returns how often each name is listed.
-fn listed(meter: &mut Meter, dir: &Path) -> Result<BTreeMap<String, u32>> {
+fn listed(meter: &mut CallTimes, dir: &Path) -> Result<BTreeMap<String, u32>> {
     let mut times = BTreeMap::new();
     let names = meter.call("listing", || {
         fs::read_dir(dir)?.map(|entry| entry.map(|e| e.file_name())).collect::<io::Result<Vec<_>>>()
@@ -87,14 +87,14 @@ fn listed(meter: &mut Meter, dir: &Path) -> Result<BTreeMap<String, u32>> {
 }
 
 /// Makes `count` changes on each side.
-pub fn names(first: &Path, second: &Path, count: u64, each: u64) -> Result<Meter> {
+pub fn names(first: &Path, second: &Path, count: u64, each: u64) -> Result<CallTimes> {
     let rounds = count / 3;
     let directories = if each == u64::MAX { 1 } else { rounds / each + 1 };
     for i in 0..directories {
         fs::create_dir(first.join(format!("d{i}")))?;
     }
     let (stage, done) = (Stage::default(), [AtomicU64::new(0), AtomicU64::new(0)]);
-    let side = |top, mine: usize, meter: &mut Meter| {
+    let side = |top, mine: usize, meter: &mut CallTimes| {
         let who = ["first", "second"];
         let own = Rounds { top, who: who[mine], each };
         let other = Rounds { top, who: who[1 - mine], each };
@@ -149,19 +149,19 @@ fn comes(i: u64) -> String {
 const AT_A_TIME: u64 = 30;
 
 /// `count` names come and go on the first side, while the second side scans.
-pub fn listing(first: &Path, second: &Path, count: u64) -> Result<Meter> {
+pub fn listing(first: &Path, second: &Path, count: u64) -> Result<CallTimes> {
     for i in 0..STAY {
         fs::write(first.join(stays(i)), b"")?;
     }
-    let (stage, created, removed) = (Stage::default(), Told::default(), Told::default());
-    let change = |meter: &mut Meter| {
+    let (stage, created, removed) = (Stage::default(), Announced::default(), Announced::default());
+    let change = |meter: &mut CallTimes| {
         for i in 0..count {
             meter.call("create", || fs::write(first.join(comes(i)), b""))?;
-            created.tell(i + 1);
+            created.announce(i + 1);
             if let Some(old) = i.checked_sub(AT_A_TIME) {
                 removed.begin(old + 1);
                 meter.call("unlink", || fs::remove_file(first.join(comes(old))))?;
-                removed.tell(old + 1);
+                removed.announce(old + 1);
             }
             if stage.failed() {
                 break;
@@ -169,9 +169,9 @@ pub fn listing(first: &Path, second: &Path, count: u64) -> Result<Meter> {
         }
         Ok(())
     };
-    let scan = |meter: &mut Meter| {
+    let scan = |meter: &mut CallTimes| {
         loop {
-            let (there, gone) = (created.told(), removed.told());
+            let (there, gone) = (created.announced(), removed.announced());
             let times = listed(meter, second)?;
             let going = removed.begun();
             let often = |name: String| times.get(&name).copied().unwrap_or(0);
@@ -196,8 +196,8 @@ pub fn listing(first: &Path, second: &Path, count: u64) -> Result<Meter> {
 /// One process reads a part of a directory; then names in it are changed to lead to other files, and another process
 /// begins to read. The first one reads to the end, which its kernel may take for the end of a listing to cache, and
 /// the other one continues in that listing.
-pub fn halves(changes: &Path, reads: &Path, count: u64) -> Result<Meter> {
-    let mut meter = Meter::default();
+pub fn halves(changes: &Path, reads: &Path, count: u64) -> Result<CallTimes> {
+    let mut meter = CallTimes::default();
     for round in 0..count {
         let name = format!("{}{round}", if changes == reads { "own" } else { "others" });
         let (dir, seen) = (changes.join(&name), reads.join(name));
@@ -205,7 +205,7 @@ pub fn halves(changes: &Path, reads: &Path, count: u64) -> Result<Meter> {
         for name in HALVES {
             meter.call("create", || fs::write(dir.join(name), b""))?;
         }
-        let mut first = Reader::open(&seen)?;
+        let mut first = PartialScan::open(&seen)?;
         first.part()?;
         let mut there = BTreeMap::new();
         for name in HALVES {
@@ -214,7 +214,7 @@ pub fn halves(changes: &Path, reads: &Path, count: u64) -> Result<Meter> {
             there.insert(name.to_owned(), fs::metadata(&new)?.ino());
             meter.call("rename", || fs::rename(&new, dir.join(name)))?;
         }
-        let mut second = Reader::open(&seen)?;
+        let mut second = PartialScan::open(&seen)?;
         let mut listed = second.part()?;
         first.rest()?;
         listed.extend(second.rest()?);
@@ -229,14 +229,14 @@ pub fn halves(changes: &Path, reads: &Path, count: u64) -> Result<Meter> {
 const HALVES: [&str; 4] = ["a", "b", "c", "d"];
 
 /// An open directory, read two or three names at a time.
-struct Reader(OwnedFd);
+struct PartialScan(OwnedFd);
 
 type Inodes = BTreeMap<String, u64>;
 
-impl Reader {
-    fn open(dir: &Path) -> Result<Reader> {
+impl PartialScan {
+    fn open(dir: &Path) -> Result<PartialScan> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Reader(rustix::fs::open(dir, flags, Mode::empty())?))
+        Ok(PartialScan(rustix::fs::open(dir, flags, Mode::empty())?))
     }
 
     /// Reads the next names; empty only at the end.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nigh_sim::random::Dice;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
-use super::stage::{Meter, Stage};
+use super::stage::{CallTimes, Stage};
 use crate::listing;
 
 /// How many changes one side may be ahead of the other's position in its scan, so that changes are spread over the
@@ -63,8 +63,8 @@ fn make(path: &Path) -> std::io::Result<()> {
 
 /// Runs `scans` times: `count` changes of a directory of twice as many entries on the first side, while the second
 /// side scans it once in parts of two or three names.
-pub fn scans(first: &Path, second: &Path, count: u64, scans: u64) -> Result<Meter> {
-    let mut meter = Meter::default();
+pub fn scans(first: &Path, second: &Path, count: u64, scans: u64) -> Result<CallTimes> {
+    let mut meter = CallTimes::default();
     let next = u32::try_from(count * 2)?;
     (0..next).try_for_each(|name| make(&path(first, name))).context("making the entries")?;
     let mut names = Names { there: (0..next).collect(), next, touched: Vec::new() };
@@ -74,7 +74,7 @@ pub fn scans(first: &Path, second: &Path, count: u64, scans: u64) -> Result<Mete
         let mut dice = Dice::new(seed);
         let (stage, done, due) = (Stage::default(), AtomicU64::new(0), AtomicU64::new(0));
         let mut seen = Vec::new();
-        let changes = |meter: &mut Meter| {
+        let changes = |meter: &mut CallTimes| {
             for number in 0..count {
                 stage.wait_until(|| due.load(Ordering::SeqCst) + AHEAD > number)?;
                 match names.change(&mut dice) {
@@ -88,7 +88,7 @@ pub fn scans(first: &Path, second: &Path, count: u64, scans: u64) -> Result<Mete
             }
             Ok(())
         };
-        let scan = |meter: &mut Meter| {
+        let scan = |meter: &mut CallTimes| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let dir = meter.call("opendir", || Ok(rustix::fs::open(second, flags, Mode::empty())?))?;
             loop {

@@ -9,13 +9,13 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 
 /// Statistics of one side's calls.
 #[derive(Default)]
-pub struct Meter {
+pub struct CallTimes {
     pub operations: u64,
     pub longest: Duration,
     pub longest_call: &'static str,
 }
 
-impl Meter {
+impl CallTimes {
     /// Makes a call and records its time.
     pub fn time<T>(&mut self, what: &'static str, call: impl FnOnce() -> T) -> T {
         let start = Instant::now();
@@ -43,7 +43,7 @@ impl Meter {
         }
     }
 
-    pub fn add(&mut self, other: &Meter) {
+    pub fn add(&mut self, other: &CallTimes) {
         self.operations += other.operations;
         if other.longest > self.longest {
             self.longest = other.longest;
@@ -76,9 +76,9 @@ impl Stage {
     /// Runs both sides to their end; the first error counts.
     pub fn both(
         &self,
-        first: impl FnOnce(&mut Meter) -> Result<()> + Send,
-        second: impl FnOnce(&mut Meter) -> Result<()> + Send,
-    ) -> Result<Meter> {
+        first: impl FnOnce(&mut CallTimes) -> Result<()> + Send,
+        second: impl FnOnce(&mut CallTimes) -> Result<()> + Send,
+    ) -> Result<CallTimes> {
         let (one, two) = std::thread::scope(|scope| {
             let other = scope.spawn(|| self.side(second));
             (self.side(first), other.join())
@@ -94,8 +94,8 @@ impl Stage {
         }
     }
 
-    fn side(&self, body: impl FnOnce(&mut Meter) -> Result<()>) -> Side {
-        let mut meter = Meter::default();
+    fn side(&self, body: impl FnOnce(&mut CallTimes) -> Result<()>) -> Side {
+        let mut meter = CallTimes::default();
         let result = body(&mut meter);
         let failed_first = result.is_err() && !self.failed.swap(true, Ordering::SeqCst);
         Side { meter, result, failed_first }
@@ -104,31 +104,31 @@ impl Stage {
 
 /// The result of a side. The side that fails second may only report that the other has failed.
 struct Side {
-    meter: Meter,
+    meter: CallTimes,
     result: Result<()>,
     failed_first: bool,
 }
 
 /// An increasing number that one side is about to make visible, and then announces to the other side.
 #[derive(Default)]
-pub struct Told {
+pub struct Announced {
     begun: AtomicU64,
-    told: AtomicU64,
+    announced: AtomicU64,
 }
 
-impl Told {
+impl Announced {
     /// To be called before the call that makes it visible.
     pub fn begin(&self, value: u64) {
         self.begun.store(value, Ordering::SeqCst);
     }
 
     /// To be called after that call has returned.
-    pub fn tell(&self, value: u64) {
-        self.told.store(value, Ordering::SeqCst);
+    pub fn announce(&self, value: u64) {
+        self.announced.store(value, Ordering::SeqCst);
     }
 
-    pub fn told(&self) -> u64 {
-        self.told.load(Ordering::SeqCst)
+    pub fn announced(&self) -> u64 {
+        self.announced.load(Ordering::SeqCst)
     }
 
     pub fn begun(&self) -> u64 {

@@ -114,8 +114,8 @@ mod tests {
                 Reply::Created { entry, handle: Some(Handle(ino)), existed: false }
             }
             "write" => Reply::Written { offset: 0, count: 1 },
-            "rename" => Reply::Renamed { moved: id, replaced: None, kept: None, whiteout: None },
-            "unlink" => Reply::Removed { node: id, kept: None },
+            "rename" => Reply::Renamed { moved: id, replaced: None, pinned: None, whiteout: None },
+            "unlink" => Reply::Removed { node: id, pinned: None },
             _ => Reply::Attr(id, Attr::default()),
         }
     }
@@ -124,7 +124,7 @@ mod tests {
     fn concurrent_changes_share_no_name_and_keep_directory_size() {
         let node = |ino| NodeId { ino, generation: 1 };
         let files = (10..60).map(|ino| (name(&format!("file-{ino}")).unwrap(), node(ino)));
-        let mut changes = Changes::new(NodeRef::bare(node(1)), files);
+        let mut changes = Changes::new(NodeRef::without_hint(node(1)), files);
         for round in 0..100 {
             let some: Vec<Change> = (0..10).map(|_| changes.begin().unwrap()).collect();
             let names: Vec<&Name> = some.iter().flat_map(|change| &change.names).collect();

@@ -6,13 +6,13 @@ use anyhow::{Result, ensure};
 use nigh_types::{Call, CallId, NodeRef};
 
 use super::figures::Times;
-use super::stage::{MAKER, Stage, mkdir, name};
+use super::stage::{Stage, WRITER, mkdir, name};
 
 /// Measures what an idle client costs the server.
 pub fn idle(stage: &mut Stage, clients: usize) -> Result<()> {
-    let before = stage.server.taken()?;
+    let before = stage.server.usage()?;
     stage.attach(clients)?;
-    let after = stage.server.taken()?;
+    let after = stage.server.usage()?;
     let threads = after.threads - before.threads;
     let each = (after.bytes.saturating_sub(before.bytes)) / clients as u64;
     println!(
@@ -29,11 +29,11 @@ pub fn grants(stage: &mut Stage, directories: &[String]) -> Result<()> {
     let (first, second) = directories.split_at(directories.len() / 2);
     let clients = stage.clients.clone();
     let early = stage.hold(clients.clone(), first)?;
-    let before = stage.server.taken()?;
+    let before = stage.server.usage()?;
     let begun = Instant::now();
     let late = stage.hold(clients.clone(), second)?;
     let took = begun.elapsed();
-    let after = stage.server.taken()?;
+    let after = stage.server.usage()?;
     ensure!(early + late == (clients.len() * directories.len()) as u64, "each asks once for each");
     println!(
         "{} directory grants: {} bytes each, {:.0} lookups a second ({} MiB in all)",
@@ -49,12 +49,12 @@ pub fn grants(stage: &mut Stage, directories: &[String]) -> Result<()> {
 pub fn renewals(stage: &mut Stage, time: Duration) -> Result<()> {
     /// A third of the server's term.
     const RENEWAL: Duration = Duration::from_secs(5);
-    let count = |stage: &Stage| stage.crowd.members.iter().map(|member| member.renewals()).sum::<u64>();
-    let (renewals, before) = (count(stage), stage.server.taken()?);
+    let count = |stage: &Stage| stage.crowd.clients.iter().map(|member| member.renewals()).sum::<u64>();
+    let (renewals, before) = (count(stage), stage.server.usage()?);
     stage.crowd.run_for(time)?;
-    let (renewals, after) = (count(stage) - renewals, stage.server.taken()?);
+    let (renewals, after) = (count(stage) - renewals, stage.server.usage()?);
     stage.check_all_stand()?;
-    let most = (time.as_secs() / RENEWAL.as_secs() + 1) * stage.crowd.members.len() as u64;
+    let most = (time.as_secs() / RENEWAL.as_secs() + 1) * stage.crowd.clients.len() as u64;
     ensure!(renewals > 0 && renewals <= most, "{renewals} renewals in {time:?}, at most {most} are right");
     let share = (after.cpu - before.cpu).as_secs_f64() / time.as_secs_f64();
     println!(
@@ -77,16 +77,16 @@ pub fn recalls(stage: &mut Stage, directories: &[String], holders: usize, rtt: D
         stage.hold(first..first + holders, std::slice::from_ref(directory))?;
     }
     stage.crowd.set_round_trip(rtt);
-    let (mut times, mut cpu) = (Times::default(), stage.server.taken()?.cpu);
+    let (mut times, mut cpu) = (Times::default(), stage.server.usage()?.cpu);
     for (directory, range) in directories.iter().zip(held) {
-        let before: Vec<u64> = stage.crowd.members.iter().map(|member| member.recalled).collect();
+        let before: Vec<u64> = stage.crowd.clients.iter().map(|member| member.recalled).collect();
         let dir = stage.place(directory)?;
         let begun = Instant::now();
-        let id = stage.crowd.call(MAKER, mkdir(dir, "new")?)?;
-        let answer = stage.crowd.answer(MAKER, id)?;
+        let id = stage.crowd.call(WRITER, mkdir(dir, "new")?)?;
+        let answer = stage.crowd.answer(WRITER, id)?;
         ensure!(answer.parts.iter().all(|part| part.result.is_ok()), "{directory} cannot be changed");
         times.note(answer.at - begun);
-        for (number, (member, before)) in stage.crowd.members.iter().zip(before).enumerate() {
+        for (number, (member, before)) in stage.crowd.clients.iter().zip(before).enumerate() {
             let asked = member.recalled - before;
             let expected = u64::from(range.contains(&number));
             ensure!(asked == expected, "client {number} was asked {asked} times for {directory}");
@@ -95,7 +95,7 @@ pub fn recalls(stage: &mut Stage, directories: &[String], holders: usize, rtt: D
             ensure!(!early, "{directory} was changed before client {number} gave it back");
         }
     }
-    cpu = stage.server.taken()?.cpu - cpu;
+    cpu = stage.server.usage()?.cpu - cpu;
     stage.crowd.set_round_trip(Duration::ZERO);
     println!(
         "changes that {holders} hold, {} ms a round trip: {times}; {:.2} ms of the server's processor each",
@@ -115,24 +115,24 @@ pub fn silent(stage: &mut Stage, own: &[String], (one, two): (&str, &str), rtt: 
     const FENCED: Duration = Duration::from_millis(2_000 + 16_500 + 1_500);
     let silent = stage.clients.end - 1;
     stage.hold(silent..silent + 1, &[one.to_owned(), two.to_owned()])?;
-    stage.crowd.members[silent].obliging = false;
+    stage.crowd.clients[silent].acknowledges = false;
     stage.crowd.set_round_trip(rtt);
-    let mut good = Good::new(stage, own)?;
+    let mut good = BackgroundLoad::new(stage, own)?;
     let alone = good.work(stage, |_, since| since > Duration::from_secs(3))?;
     println!("{} clients at work, {} ms a round trip: {alone}", own.len(), rtt.as_millis());
 
     let begun = Instant::now();
     let (first, second) = (stage.place(one)?, stage.place(two)?);
     let waiting = [
-        (MAKER, stage.crowd.call(MAKER, mkdir(first, "new")?)?),
+        (WRITER, stage.crowd.call(WRITER, mkdir(first, "new")?)?),
         (stage.clients.start, stage.crowd.call(stage.clients.start, mkdir(second, "new")?)?),
     ];
     let beside = good.work(stage, |stage, since| {
-        let answered = |(number, id): &(usize, CallId)| stage.crowd.members[*number].answers.contains_key(id);
+        let answered = |(number, id): &(usize, CallId)| stage.crowd.clients[*number].answers.contains_key(id);
         waiting.iter().all(answered) || since > FENCED
     })?;
     for (number, id) in waiting {
-        let answered = stage.crowd.members[number].answers.remove(&id);
+        let answered = stage.crowd.clients[number].answers.remove(&id);
         let answer = answered.filter(|answer| answer.parts.iter().all(|part| part.result.is_ok()));
         let took = answer.map(|answer| answer.at - begun);
         ensure!(took.is_some(), "a change waits for a silent client for more than {FENCED:?}");
@@ -142,23 +142,23 @@ pub fn silent(stage: &mut Stage, own: &[String], (one, two): (&str, &str), rtt: 
     stage.crowd.set_round_trip(Duration::ZERO);
     let longest = beside.permille(1000);
     ensure!(longest < Duration::from_secs(2), "others waited {longest:?} for a silent client");
-    let others = stage.crowd.members.iter().enumerate().filter(|(number, _)| *number != silent);
+    let others = stage.crowd.clients.iter().enumerate().filter(|(number, _)| *number != silent);
     ensure!(others.into_iter().all(|(_, member)| member.lost.is_none()), "others lost their sessions too");
-    stage.crowd.until("the silent client is fenced", |crowd| crowd.members[silent].closed)
+    stage.crowd.until("the silent client is fenced", |crowd| crowd.clients[silent].closed)
 }
 
 /// Clients at work: each looks up names and makes directories, one call at a time.
-struct Good {
+struct BackgroundLoad {
     places: Vec<NodeRef>,
     first: usize,
     calls: u64,
 }
 
-impl Good {
-    fn new(stage: &Stage, own: &[String]) -> Result<Good> {
+impl BackgroundLoad {
+    fn new(stage: &Stage, own: &[String]) -> Result<BackgroundLoad> {
         let places = own.iter().map(|directory| stage.place(directory)).collect::<Result<_>>()?;
         // The first client's call waits for the silent client too.
-        Ok(Good { places, first: stage.clients.start + 1, calls: 0 })
+        Ok(BackgroundLoad { places, first: stage.clients.start + 1, calls: 0 })
     }
 
     /// Works until `enough`; returns the durations of the calls.
@@ -170,7 +170,7 @@ impl Good {
             let stops = enough(stage, begun.elapsed());
             for (nth, (since, call)) in out.iter_mut().enumerate() {
                 let number = self.first + nth;
-                if let Some(answer) = call.and_then(|id| stage.crowd.members[number].answers.remove(&id)) {
+                if let Some(answer) = call.and_then(|id| stage.crowd.clients[number].answers.remove(&id)) {
                     ensure!(answer.parts.iter().all(|part| part.result.is_ok()), "a call of client {number}");
                     times.note(answer.at - *since);
                     (*since, *call) = (answer.at, None);

@@ -1,15 +1,15 @@
 //! `cargo xtask crowd`: many simulated clients on one server. The sessions are real, and one thread of this process
 //! carries their bytes over an emulated link; the server is a process of its own.
 
-mod carrier;
+mod caching_client;
 mod changes;
+mod event_loop;
 mod figures;
 mod measure;
-mod member;
-mod reader;
+mod push_benchmark;
 pub mod readers;
 mod server;
-mod show;
+mod sim_client;
 mod stage;
 
 use std::path::{Path, PathBuf};

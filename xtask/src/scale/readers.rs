@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use super::caching_client::ReadCounts;
 use super::changes::KINDS;
-use super::reader::Looks;
-use super::show::{Run, Show};
+use super::push_benchmark::{PushBenchmark, Run};
 use crate::test::world::{As, Length, World};
 
 #[derive(clap::Args)]
@@ -87,7 +87,7 @@ fn measure(world: &World, options: &Options) -> Result<()> {
 /// Runs everything with one directory; returns the figures of the unpaced run with readers.
 fn on_stage(nigh: &Path, dir: &Path, options: &Options) -> Result<Run> {
     let rtt = Duration::from_millis(options.rtt_ms);
-    let mut show = Show::new(nigh, dir, options.entries, rtt)?;
+    let mut show = PushBenchmark::new(nigh, dir, options.entries, rtt)?;
     let pace = Some(Duration::from_secs(1) / options.pace);
     let few = options.changes.div_ceil(5);
     let files = options.entries;
@@ -127,7 +127,7 @@ impl Run {
             })
             .collect();
         println!("    p50/p99 in ms: {}", kinds.join(", "));
-        let Looks { kernel, memory, server } = self.looks;
+        let ReadCounts { kernel, memory, server } = self.looks;
         if memory + server > 0 {
             println!(
                 "    looks after it: {memory} from memory, {kernel} by the kernel, {server} asked the server; {} \

@@ -19,7 +19,7 @@ pub struct Server {
 
 /// A process's use of resources at one moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Taken {
+pub struct ResourceUsage {
     /// Resident memory (VmRSS).
     pub bytes: u64,
     pub threads: u64,
@@ -49,7 +49,7 @@ impl Server {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    pub fn taken(&self) -> Result<Taken> {
+    pub fn usage(&self) -> Result<ResourceUsage> {
         let of = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", self.child.id()));
         let (status, stat) = (of("status")?, of("stat")?);
         let number = |key: &str| {
@@ -62,7 +62,7 @@ impl Server {
         let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
         // SAFETY: it looks up a constant.
         let second = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) })?.max(1);
-        Ok(Taken {
+        Ok(ResourceUsage {
             bytes: number("VmRSS:")? << 10,
             threads: number("Threads:")?,
             cpu: Duration::from_millis(ticks * 1_000 / second),

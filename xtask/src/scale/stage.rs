@@ -9,15 +9,15 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use nigh_types::{Call, CallId, LeaseScope, Name, NodeId, NodeRef, Reply};
 
-use super::carrier::Crowd;
+use super::event_loop::SimClients;
 use super::server::Server;
 
 /// The member that makes changes; it holds no lease on what it changes.
-pub const MAKER: usize = 0;
+pub const WRITER: usize = 0;
 
 pub struct Stage {
     pub server: Server,
-    pub crowd: Crowd,
+    pub crowd: SimClients,
     /// All clients but the maker.
     pub clients: Range<usize>,
     root: NodeId,
@@ -39,9 +39,9 @@ impl Stage {
             fs::write(path.join("file"), "")?;
         }
         let server = Server::start(nigh, dir)?;
-        let mut crowd = Crowd::new(&server.socket, "crowd", features)?;
+        let mut crowd = SimClients::new(&server.socket, "crowd", features)?;
         crowd.attach(1)?;
-        let root = crowd.members[MAKER].attached.as_ref().context("the maker is attached")?.root;
+        let root = crowd.clients[WRITER].attached.as_ref().context("the maker is attached")?.root;
         let mut stage = Stage { server, crowd, clients: 1..1, root, places: BTreeMap::new() };
         stage.list()?;
         Ok(stage)
@@ -49,8 +49,8 @@ impl Stage {
 
     /// Finds the directories' ids, which are equal for all clients.
     fn list(&mut self) -> Result<()> {
-        let id = self.crowd.call(MAKER, Call::List { dir: NodeRef::bare(self.root) })?;
-        for part in self.crowd.answer(MAKER, id)?.parts {
+        let id = self.crowd.call(WRITER, Call::List { dir: NodeRef::without_hint(self.root) })?;
+        for part in self.crowd.answer(WRITER, id)?.parts {
             let Ok(Reply::Listed(listed)) = part.result else { bail!("the listing: {:?}", part.result) };
             for (name, entry) in listed.entries {
                 self.places.insert(String::from_utf8_lossy(name.as_bytes()).into_owned(), entry.id);
@@ -106,7 +106,7 @@ impl Stage {
 
     /// Checks that no client has lost its session.
     pub fn check_all_stand(&self) -> Result<()> {
-        for (number, member) in self.crowd.members.iter().enumerate() {
+        for (number, member) in self.crowd.clients.iter().enumerate() {
             if let Some(why) = &member.lost {
                 bail!("client {number} lost its session: {why}");
             }

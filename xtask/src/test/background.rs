@@ -11,7 +11,7 @@ use anyhow::Result;
 use super::ending;
 use super::groups::Group;
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 
 /// Mounted groups mostly wait for disks, links and timers, and some of them have time limits: they have precedence.
 const NICE: libc::c_int = 10;
@@ -52,7 +52,7 @@ impl Background {
     }
 
     /// Waits for its end, and adds its output and counts to this run.
-    pub fn finish(mut self, tally: &mut Tally) {
+    pub fn finish(mut self, tally: &mut TestReport) {
         let status = self.child.wait();
         let said = fs::read_to_string(&self.log).unwrap_or_default();
         println!("\n== beside the others: {}", self.names);

@@ -8,9 +8,9 @@ pub mod groups;
 pub mod mount;
 pub mod over;
 pub mod packages;
-mod pulse;
 mod reclaim;
 pub mod sample;
+mod stall_detector;
 pub mod table;
 pub mod world;
 
@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::report::Tally;
+use crate::report::TestReport;
 use background::Background;
 use world::World;
 
@@ -37,8 +37,8 @@ pub struct Options {
     #[arg(long)]
     as_user: bool,
     /// Over which link mounts reach their servers.
-    #[arg(long, value_enum, default_value_t = over::Over::Local)]
-    over: over::Over,
+    #[arg(long, value_enum, default_value_t = over::LinkKind::Local)]
+    over: over::LinkKind,
     /// Every cell of each matrix, and larger counts.
     #[arg(long)]
     long: bool,
@@ -74,7 +74,7 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     let named = |g: &&groups::Group| options.groups.is_empty() || options.groups.iter().any(|n| n == g.name);
     let wanted: Vec<_> = known.iter().filter(named).filter(|g| g.by_user || !options.as_user).collect();
-    let mut tally = Tally::new();
+    let mut tally = TestReport::new();
     let (plain, mounted): (Vec<_>, Vec<_>) =
         wanted.into_iter().partition(|group| matches!(group.run, groups::Run::Plain(_)));
     if mounted.is_empty() {
@@ -95,7 +95,7 @@ pub fn run(options: &Options) -> Result<bool> {
 }
 
 /// The groups that mount, one after the other.
-fn run_mounted(options: &Options, groups: &[&groups::Group], tally: &mut Tally) {
+fn run_mounted(options: &Options, groups: &[&groups::Group], tally: &mut TestReport) {
     let world = match World::new(options.nigh.as_deref(), options.length()) {
         Ok(world) => world,
         Err(e) => return groups.iter().for_each(|group| tally.not_run(group.name, &format!("{e:#}"))),
@@ -112,7 +112,7 @@ fn run_mounted(options: &Options, groups: &[&groups::Group], tally: &mut Tally) 
     }
 }
 
-fn run_group(group: &groups::Group, tally: &mut Tally, run: impl FnOnce(&groups::Run, &mut Tally)) {
+fn run_group(group: &groups::Group, tally: &mut TestReport, run: impl FnOnce(&groups::Run, &mut TestReport)) {
     println!("\n== {} — {} ({})", group.name, group.what, group.time);
     let start = Instant::now();
     run(&group.run, tally);

@@ -9,52 +9,52 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
-use super::over::{self, Over};
+use super::over::{self, LinkKind};
 use super::world::{As, World};
 use crate::link::client::Emulator;
-use crate::process::{self, Ended};
+use crate::process::{self, CommandResult};
 use crate::wait;
 
 const READY_LIMIT: Duration = Duration::from_secs(20);
 
 /// The parameters of a mount.
 #[derive(Clone)]
-pub struct How {
+pub struct MountParams {
     pub who: As,
     /// The daemon's environment variables.
     pub variables: Vec<(String, String)>,
     /// Arguments after `nigh mount SOURCE MOUNTPOINT`.
     pub arguments: Vec<String>,
     /// The link, if it is not that of the whole run; and the port through which it passes.
-    pub over: Option<(Over, Option<u16>)>,
+    pub over: Option<(LinkKind, Option<u16>)>,
 }
 
-impl How {
+impl MountParams {
     #[must_use]
-    pub fn new(who: As) -> How {
-        How { who, variables: Vec::new(), arguments: Vec::new(), over: None }
+    pub fn new(who: As) -> MountParams {
+        MountParams { who, variables: Vec::new(), arguments: Vec::new(), over: None }
     }
 
     #[must_use]
-    pub fn with(mut self, argument: &str) -> How {
+    pub fn with(mut self, argument: &str) -> MountParams {
         self.arguments.push(argument.to_owned());
         self
     }
 
     /// Reaches the server through an emulated link.
     #[must_use]
-    pub fn through(self, link: &Emulator) -> How {
+    pub fn through(self, link: &Emulator) -> MountParams {
         self.set("NIGH_LINK", &link.socket.display().to_string())
     }
 
     #[must_use]
-    pub fn set(mut self, name: &str, value: &str) -> How {
+    pub fn set(mut self, name: &str, value: &str) -> MountParams {
         self.variables.push((name.to_owned(), value.to_owned()));
         self
     }
 }
 
-impl How {
+impl MountParams {
     /// Returns the limit of the protocol's minor version.
     #[must_use]
     pub fn minor(&self) -> u32 {
@@ -67,7 +67,7 @@ impl How {
 pub struct Mount<'w> {
     world: &'w World,
     pub point: PathBuf,
-    pub how: How,
+    pub how: MountParams,
     daemon: Child,
     log: PathBuf,
     connection: Option<u32>,
@@ -75,7 +75,7 @@ pub struct Mount<'w> {
 
 impl<'w> Mount<'w> {
     /// Mounts, and waits until the mount responds.
-    pub fn new(world: &'w World, source: &Path, point: &Path, how: &How) -> Result<Mount<'w>> {
+    pub fn new(world: &'w World, source: &Path, point: &Path, how: &MountParams) -> Result<Mount<'w>> {
         let log = world.log();
         let file = File::create(&log)?;
         let mut command = world.command(world.nigh(), how.who);
@@ -115,9 +115,9 @@ impl<'w> Mount<'w> {
     }
 
     /// Runs a command that uses the mount. If it does not end in time, the connection is aborted.
-    pub fn run(&self, command: Command, limit: Duration) -> Result<Ended> {
+    pub fn run(&self, command: Command, limit: Duration) -> Result<CommandResult> {
         let ended = self.world.run(command, limit)?;
-        if ended.how == process::How::TimedOut {
+        if ended.how == process::ExitKind::TimedOut {
             self.abort();
         }
         Ok(ended)

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::mount::How;
+use super::mount::MountParams;
 use super::world::{As, TESTER, World};
 use crate::wait;
 use crate::{process, root};
 
 /// How a mount reaches its server.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, clap::ValueEnum)]
-pub enum Over {
+pub enum LinkKind {
     /// `nigh mount DIR`: the user's own server.
     Local,
     /// `unix:///SOCKET`.
@@ -30,17 +30,17 @@ pub enum Over {
     Ninep,
 }
 
-impl Over {
-    pub const LINKS: [Over; 3] = [Over::Unix, Over::Nigh, Over::Ssh];
+impl LinkKind {
+    pub const LINKS: [LinkKind; 3] = [LinkKind::Unix, LinkKind::Nigh, LinkKind::Ssh];
 
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Over::Local => "local",
-            Over::Unix => "unix://",
-            Over::Nigh => "nigh://",
-            Over::Ssh => "ssh",
-            Over::Ninep => "9p://",
+            LinkKind::Local => "local",
+            LinkKind::Unix => "unix://",
+            LinkKind::Nigh => "nigh://",
+            LinkKind::Ssh => "ssh",
+            LinkKind::Ninep => "9p://",
         }
     }
 }
@@ -96,27 +96,27 @@ pub fn free_port() -> Result<u16> {
 /// the server if it does not run. With `port` the link passes through that port (an emulator in front of the server).
 pub fn reach(
     world: &World,
-    over: Over,
+    over: LinkKind,
     source: &Path,
-    how: &How,
+    how: &MountParams,
     port: Option<u16>,
-) -> Result<(String, How)> {
+) -> Result<(String, MountParams)> {
     let how = how.clone();
     match over {
-        Over::Local => Ok((source.display().to_string(), how)),
-        Over::Unix => {
+        LinkKind::Local => Ok((source.display().to_string(), how)),
+        LinkKind::Unix => {
             serve(world, how.who)?;
             let socket = socket(world, how.who);
             Ok((format!("unix://{}:all/{}", socket.display(), below(world, source)?), how))
         }
-        Over::Nigh => {
+        LinkKind::Nigh => {
             let port = port.map_or_else(|| serve(world, how.who), Ok)?;
             let token = format!("--token={}", token(world, how.who).display());
             // Both sides have the same users.
             let how = how.with(&token).with("--idmap=none");
             Ok((format!("nigh://127.0.0.1:{port}/all/{}", below(world, source)?), how))
         }
-        Over::Ssh => {
+        LinkKind::Ssh => {
             let port = port.map_or_else(|| ssh_server(world), Ok)?;
             let dir = ssh_dir(world);
             let ssh = format!(
@@ -128,7 +128,7 @@ pub fn reach(
             let how = how.set("NIGH_SSH", &ssh).with("--idmap=none");
             Ok((format!("{login}@127.0.0.1:{}", source.display()), how))
         }
-        Over::Ninep => {
+        LinkKind::Ninep => {
             let port = port.map_or_else(|| diod(world), Ok)?;
             Ok((format!("9p://127.0.0.1:{port}{}", source.display()), how))
         }

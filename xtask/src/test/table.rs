@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::mount::{How, Mount, no_orphans};
+use super::mount::{Mount, MountParams, no_orphans};
 use super::world::{As, World};
-use crate::process::Ended;
-use crate::report::Tally;
+use crate::process::CommandResult;
+use crate::report::TestReport;
 
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -97,7 +97,7 @@ pub fn run(
 
 /// The verdicts that a table printed.
 #[must_use]
-pub fn parse(ended: &Ended) -> Verdicts {
+pub fn parse(ended: &CommandResult) -> Verdicts {
     let mut verdicts = Verdicts::new();
     for line in ended.said.lines() {
         let named = |rest: &str| {
@@ -119,7 +119,14 @@ pub fn parse(ended: &Ended) -> Verdicts {
 
 /// Runs the table in a local directory, and at the same time on a mount of `source`, and counts each case. A case that
 /// passes in the local directory may not be skipped on the mount. The local directory is made beside `source`.
-pub fn compare(world: &World, tally: &mut Tally, name: &str, source: &Path, how: &How, table: &Table<'_>) {
+pub fn compare(
+    world: &World,
+    tally: &mut TestReport,
+    name: &str,
+    source: &Path,
+    how: &MountParams,
+    table: &Table<'_>,
+) {
     if let Err(e) = try_compare(world, tally, name, (source, how), table) {
         tally.fail(name, &format!("{e:#}"));
     }
@@ -127,9 +134,9 @@ pub fn compare(world: &World, tally: &mut Tally, name: &str, source: &Path, how:
 
 fn try_compare(
     world: &World,
-    tally: &mut Tally,
+    tally: &mut TestReport,
     name: &str,
-    (source, how): (&Path, &How),
+    (source, how): (&Path, &MountParams),
     table: &Table<'_>,
 ) -> Result<()> {
     let start = Instant::now();
@@ -170,7 +177,7 @@ fn control(world: &World, source: &Path, who: As, table: &Table<'_>) -> Result<V
 }
 
 /// Counts a table's cases against its control.
-pub fn count(tally: &mut Tally, name: &str, local: &Verdicts, mounted: &Verdicts, minor: u32) {
+pub fn count(tally: &mut TestReport, name: &str, local: &Verdicts, mounted: &Verdicts, minor: u32) {
     let mut passed = 0;
     for (case, expected) in local {
         let not_there = NOT_ON.contains(&(name, case.as_str()));
@@ -193,7 +200,7 @@ pub fn count(tally: &mut Tally, name: &str, local: &Verdicts, mounted: &Verdicts
 }
 
 /// Counts a table without a control.
-pub fn count_alone(tally: &mut Tally, name: &str, verdicts: &Verdicts) {
+pub fn count_alone(tally: &mut TestReport, name: &str, verdicts: &Verdicts) {
     let mut passed = 0;
     for (case, verdict) in verdicts {
         match verdict {

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::over::{Over, Serving};
+use super::over::{LinkKind, Serving};
 use super::sample::Sample;
 use super::table::{Table, Verdicts};
 use crate::link::client::Emulator;
-use crate::process::{self, Ended};
+use crate::process::{self, CommandResult};
 use crate::root;
 
 /// Every directory of ours begins like this; `cargo xtask clean` goes by it.
@@ -71,7 +71,7 @@ pub struct World {
     pub controls: Mutex<BTreeMap<(&'static str, u32), Verdicts>>,
     pub tester: Option<As>,
     /// How mounts reach their servers, unless they say so themselves.
-    pub over: Mutex<Over>,
+    pub over: Mutex<LinkKind>,
     /// Servers that were started for that, by what they are.
     pub servers: Mutex<BTreeMap<String, Serving>>,
     made: Vec<PathBuf>,
@@ -96,7 +96,7 @@ impl World {
             sample: Sample::new(length == Length::Short),
             controls: Mutex::default(),
             tester: None,
-            over: Mutex::new(Over::Local),
+            over: Mutex::new(LinkKind::Local),
             servers: Mutex::default(),
             made,
             logs: AtomicU32::new(0),
@@ -158,7 +158,7 @@ impl World {
     }
 
     /// Runs to its end or its limit.
-    pub fn run(&self, command: Command, limit: Duration) -> Result<Ended> {
+    pub fn run(&self, command: Command, limit: Duration) -> Result<CommandResult> {
         let program = command.get_program().to_string_lossy().into_owned();
         process::run(command, limit, &self.log()).context(program)
     }
@@ -225,7 +225,7 @@ impl World {
     }
 
     /// Runs tests whose mounts reach their servers over that link.
-    pub fn over<T>(&self, over: Over, tests: impl FnOnce() -> T) -> T {
+    pub fn over<T>(&self, over: LinkKind, tests: impl FnOnce() -> T) -> T {
         let set = |over| {
             let mut now = self.over.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             std::mem::replace(&mut *now, over)

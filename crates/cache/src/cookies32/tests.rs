@@ -1,6 +1,6 @@
 use super::*;
 use crate::dir_entries::CachedEntry;
-use crate::op::{Answer, Caller, Fh, Op, Opened, Page};
+use crate::op::{Caller, Fh, Op, OpReply, Opened, Page};
 use crate::test_fixtures::{T0, answers, cache, calls, part};
 use crate::{Cache, Config};
 use nigh_types::{Attr, CookieKey, Entry, Event, NodeId, OpId, Response};
@@ -25,8 +25,8 @@ fn rows(cookies: impl IntoIterator<Item = u64>) -> DirEntries {
 fn page(rows: &DirEntries, told: &mut Option<(Cookie, Cookie)>, offset: u64, most: usize) -> Vec<(u64, u64)> {
     let from = Position::of(Cookie(offset), *told);
     let cookies: Vec<Cookie> = from.rows(rows).take(most).map(|row| row.cookie).collect();
-    let numbers = numbers(rows, from, &cookies);
-    if let Some(mark @ Number::InexactCookie(_)) = numbers.last() {
+    let numbers = short_cookies(rows, from, &cookies);
+    if let Some(mark @ ShortCookie::InexactCookie(_)) = numbers.last() {
         *told = Some((mark.offset(), cookies[numbers.len() - 1]));
     }
     cookies.iter().zip(numbers).map(|(cookie, number)| (cookie.0, number.offset().0)).collect()
@@ -45,11 +45,11 @@ proptest! {
         for cookie in [low, high, Cookie(16), Cookie((1 << 63) - 1)] {
             let at = place(cookie);
             prop_assert!(before_place(at).0 < cookie.0 && cookie.0 <= before_place(at + 1).0);
-            let alone = number(at, Position::behind(Cookie(0)), &[cookie], &[]);
+            let alone = exact_cookie(at, Position::behind(Cookie(0)), &[cookie], &[]);
             prop_assert!(alone.is_some_and(|number| (at..=at + FAR).contains(&number)));
             prop_assert!(FIRST <= at && at + FAR <= LAST && LAST < i32::MAX.unsigned_abs().into());
-            let planted = mark(cookie);
-            prop_assert!(is_mark(planted) && 2 < planted && planted < at && at - planted <= SPREAD);
+            let planted = inexact(cookie);
+            prop_assert!(is_inexact(planted) && 2 < planted && planted < at && at - planted <= SPREAD);
         }
         let known = rows([low.0, high.0]);
         let behind = |offset| Position::of(Cookie(offset), None).rows(&known).map(|row| row.cookie).collect::<Vec<_>>();
@@ -135,7 +135,7 @@ struct Model {
 impl Model {
     fn insert(&mut self, cookie: u64) {
         // The decision excepts two names with equal marks.
-        let mark = |cookie: u64| mark(Cookie(cookie));
+        let mark = |cookie: u64| inexact(Cookie(cookie));
         if self.ever.iter().any(|other| *other != cookie && mark(*other) == mark(cookie)) {
             return;
         }
@@ -170,7 +170,7 @@ impl Model {
     /// Returns whether that was not the end.
     fn read(&mut self, who: usize, most: usize, taken: usize) -> bool {
         let reader = &mut self.readers[who];
-        reader.marked |= is_mark(reader.offset);
+        reader.marked |= is_inexact(reader.offset);
         let entries = page(&self.rows, &mut reader.told, reader.offset, most);
         assert!(!entries.is_empty() || reader.due.is_empty(), "skipped {:?}", reader.due);
         for (cookie, next) in entries.iter().take(taken) {
@@ -228,7 +228,7 @@ fn listed() -> Vec<String> {
 fn read(cache: &mut Cache, fh: Fh, offset: Cookie, names: u32) -> Option<Page> {
     let op = Op::ReadDir { ino: 1, fh, offset, size: names * 40, plus: false };
     match cache.handle_op(T0, OpId(7), Caller::default(), op) {
-        Some(Answer::Page(page)) => Some(page),
+        Some(OpReply::Page(page)) => Some(page),
         None => None,
         other => panic!("{other:?}"),
     }
@@ -236,7 +236,7 @@ fn read(cache: &mut Cache, fh: Fh, offset: Cookie, names: u32) -> Option<Page> {
 
 fn open(cache: &mut Cache) -> Fh {
     match cache.handle_op(T0, OpId(6), Caller::default(), Op::OpenDir { ino: 1 }) {
-        Some(Answer::Opened(Opened { fh, cache_dir: false, .. })) => fh,
+        Some(OpReply::Opened(Opened { fh, cache_dir: false, .. })) => fh,
         other => panic!("{other:?}"),
     }
 }
@@ -270,7 +270,7 @@ fn short_offsets_are_equal_in_partial_and_snapshot_listings() {
         };
         cache.handle_event(T0, Event::Response { call, response: begin(granted) });
         let opened = answers(&mut cache);
-        let [(_, Answer::Opened(Opened { fh, cache_dir: false, .. }))] = opened[..] else {
+        let [(_, OpReply::Opened(Opened { fh, cache_dir: false, .. }))] = opened[..] else {
             panic!("{opened:?}")
         };
         let first = read(&mut cache, fh, Cookie(2), 1);
@@ -283,7 +283,7 @@ fn short_offsets_are_equal_in_partial_and_snapshot_listings() {
         });
         cache.handle_event(T0, Event::Response { call, response: part(&texts[21..], true) });
         let told = answers(&mut cache);
-        let [(OpId(7), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
+        let [(OpId(7), OpReply::Page(page))] = &told[..] else { panic!("{told:?}") };
         seen.extend(read_on(&mut cache, fh, Some(page.clone())));
         assert_eq!(seen.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), texts);
         for (nth, (_, offset)) in seen.iter().enumerate() {

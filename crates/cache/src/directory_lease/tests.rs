@@ -1,6 +1,6 @@
 use super::*;
 use crate::Config;
-use crate::op::{Answer, Caller, Op, Output};
+use crate::op::{Caller, Op, OpReply, Output};
 use crate::test_fixtures::{T0, cache, calls, name, outputs};
 use nigh_types::{Attr, CallId, Errno, Event, GrantId, Kind, Mode, OpId, Reply, Response, Span, Term};
 
@@ -33,7 +33,7 @@ fn answer(cache: &mut Cache, now: Time, call: CallId, reply: Result<Reply, Errno
 }
 
 /// Returns the reply, or the one call that is sent for it.
-fn ask(cache: &mut Cache, now: Time, op: Op) -> Result<Answer, CallId> {
+fn ask(cache: &mut Cache, now: Time, op: Op) -> Result<OpReply, CallId> {
     match cache.handle_op(now, OpId(1), Caller::default(), op) {
         Some(answer) => Ok(answer),
         None => {
@@ -43,12 +43,12 @@ fn ask(cache: &mut Cache, now: Time, op: Op) -> Result<Answer, CallId> {
     }
 }
 
-fn look(cache: &mut Cache, now: Time, text: &str) -> Result<Answer, CallId> {
+fn look(cache: &mut Cache, now: Time, text: &str) -> Result<OpReply, CallId> {
     ask(cache, now, Op::Lookup { dir: 1, name: name(text) })
 }
 
-fn is_missing(found: &Result<Answer, CallId>) -> bool {
-    matches!(found, Ok(Answer::Missing(_)))
+fn is_missing(found: &Result<OpReply, CallId>) -> bool {
+    matches!(found, Ok(OpReply::Missing(_)))
 }
 
 /// Replies to a lookup with the file.
@@ -91,7 +91,7 @@ fn created_name_replaces_a_negative_dentry_at_once() {
         let made = Reply::Created { entry: file(), handle: None, existed: false };
         answer(&mut cache, at(2), call, Ok(made), &[LeaseScope::Dentry, LeaseScope::Attributes]);
         calls(&mut cache);
-        assert!(matches!(look(&mut cache, at(3), "a"), Ok(Answer::Node(_))));
+        assert!(matches!(look(&mut cache, at(3), "a"), Ok(OpReply::Node(_))));
     }
 }
 
@@ -126,13 +126,13 @@ fn removed_or_renamed_name_is_absent_at_once() {
                 whiteout: false,
             };
             let call = ask(&mut cache, at(1), rename).unwrap_err();
-            let renamed = Reply::Renamed { moved: FILE, replaced: None, kept: None, whiteout: None };
+            let renamed = Reply::Renamed { moved: FILE, replaced: None, pinned: None, whiteout: None };
             answer(&mut cache, at(1), call, Ok(renamed), &[LeaseScope::Dentry, LeaseScope::NegativeDentry]);
             calls(&mut cache);
         } else {
             let unlink = Op::Unlink { dir: 1, name: name("a") };
             let call = ask(&mut cache, at(1), unlink).unwrap_err();
-            let removed = Reply::Removed { node: FILE, kept: None };
+            let removed = Reply::Removed { node: FILE, pinned: None };
             answer(&mut cache, at(1), call, Ok(removed), &[LeaseScope::NegativeDentry]);
             calls(&mut cache);
         }
@@ -165,15 +165,15 @@ fn list(cache: &mut Cache, now: Time, names: &[(&str, NodeId)]) {
 fn listing_without_attributes_gives_names_types_and_absence() {
     let mut cache = cache(Config::default());
     list(&mut cache, at(0), &[("a", FILE)]);
-    let Ok(Answer::Opened(opened)) = ask(&mut cache, at(1), Op::OpenDir { ino: 1 }) else { panic!() };
+    let Ok(OpReply::Opened(opened)) = ask(&mut cache, at(1), Op::OpenDir { ino: 1 }) else { panic!() };
     let read = Op::ReadDir { ino: 1, fh: opened.fh, offset: nigh_types::Cookie(0), size: 4096, plus: true };
-    let Ok(Answer::Page(page)) = ask(&mut cache, at(1), read) else { panic!("it is known") };
+    let Ok(OpReply::Page(page)) = ask(&mut cache, at(1), read) else { panic!("it is known") };
     let entry = page.entries.last().unwrap();
     assert_eq!((entry.ino, entry.mode, entry.node.is_none()), (7, 0o100_000, true));
     assert!(is_missing(&look(&mut cache, at(2), "b")));
     let call = look(&mut cache, at(2), "a").unwrap_err();
     found(&mut cache, at(2), call);
-    assert!(matches!(look(&mut cache, at(1_001), "a"), Ok(Answer::Node(_))), "the listing's time is over");
+    assert!(matches!(look(&mut cache, at(1_001), "a"), Ok(OpReply::Node(_))), "the listing's time is over");
     assert!(look(&mut cache, at(1_001), "b").is_err());
 }
 
@@ -183,7 +183,7 @@ fn lookup_that_contradicts_a_listing_drops_the_listing() {
     list(&mut cache, at(0), &[("a", NodeId { ino: 6, generation: 1 }), ("b", FILE)]);
     let call = look(&mut cache, at(2), "a").unwrap_err();
     found(&mut cache, at(2), call);
-    assert!(matches!(look(&mut cache, at(3), "a"), Ok(Answer::Node(_))));
+    assert!(matches!(look(&mut cache, at(3), "a"), Ok(OpReply::Node(_))));
     assert!(look(&mut cache, at(3), "c").is_err(), "whether it is missing is not known");
 }
 
@@ -201,7 +201,7 @@ fn listing_replaces_dentry_leases() {
 fn dentry_leases_end_with_the_session() {
     let mut cache = cache(Config::default());
     missing(&mut cache, at(0), "a");
-    cache.handle_event(at(1), Event::Lapsed { why: String::new() });
+    cache.handle_event(at(1), Event::Expired { why: String::new() });
     let outputs = outputs(&mut cache);
     let told = outputs.iter().any(|output| matches!(output, Output::Invalidate { first: true, .. }));
     assert!(told, "{outputs:?}");

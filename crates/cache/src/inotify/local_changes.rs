@@ -1,13 +1,13 @@
 //! Local changes: the kernel has reported them to watchers, so they update the snapshots and are not reported again.
 
-use super::{Change, Seen, Stat, seen_child};
+use super::{ComparedAttrs, RemoteChange, SnapshotEntry, seen_child};
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, attr_after};
 use nigh_types::{Attr, Name, NodeId, Reply, Response};
 
 impl Cache {
     /// Applies a local change with a reply to the snapshots.
-    pub(crate) fn own_change_answered(&mut self, flight: &InflightCall, response: &Response) {
+    pub(crate) fn note_local_change(&mut self, flight: &InflightCall, response: &Response) {
         if self.watches.is_empty() || flight.sequence.is_none() {
             return;
         }
@@ -19,38 +19,39 @@ impl Cache {
         if response.result.is_ok() {
             for (dir, name) in flight.purpose.names() {
                 let watched = self.watches.dirs.get_mut(&dir);
-                if let Some(untold) = watched.and_then(|watched| watched.untold_names.get_mut(name)) {
-                    untold.overtaken = untold.last;
+                if let Some(untold) = watched.and_then(|watched| watched.unreported_names.get_mut(name)) {
+                    untold.superseded = untold.last;
                 }
             }
         }
         match (&flight.purpose, &response.result) {
-            (CallKind::Make { dir, name, .. }, Ok(Reply::Created { entry, .. })) => {
-                let seen = Seen::new(entry.id, entry.attr.kind(), Some(Stat::of(&entry.attr)));
-                self.picture_name(*dir, name, Some(seen));
-                self.picture_attr(entry.id, Some(&entry.attr));
+            (CallKind::Create { dir, name, .. }, Ok(Reply::Created { entry, .. })) => {
+                let seen =
+                    SnapshotEntry::new(entry.id, entry.attr.kind(), Some(ComparedAttrs::of(&entry.attr)));
+                self.snapshot_name(*dir, name, Some(seen));
+                self.snapshot_attr(entry.id, Some(&entry.attr));
             }
             (CallKind::Remove { dir, name }, Ok(Reply::Removed { .. })) => {
-                self.picture_name(*dir, name, None)
+                self.snapshot_name(*dir, name, None)
             }
             (CallKind::Rename { .. }, Ok(Reply::Renamed { moved, replaced, whiteout, .. })) => {
-                self.picture_rename(&flight.purpose, *moved, *replaced, *whiteout, response);
+                self.snapshot_rename(&flight.purpose, *moved, *replaced, *whiteout, response);
             }
             (
                 CallKind::Change { ino, .. } | CallKind::Write { ino, .. } | CallKind::Open { ino, .. },
                 Ok(_),
             ) => {
                 if let Some(id) = self.id_of(*ino) {
-                    self.picture_attr(id, None);
+                    self.snapshot_attr(id, None);
                 }
             }
             _ => {}
         }
         if let Ok(Reply::Attr(id, attr)) = &response.result {
-            self.picture_attr(*id, Some(attr));
+            self.snapshot_attr(*id, Some(attr));
         }
         for (id, attr) in &response.after {
-            self.picture_attr(*id, Some(attr));
+            self.snapshot_attr(*id, Some(attr));
         }
         for (dir, name) in flight.purpose.names() {
             let watched = self.watches.dirs.get_mut(&dir);
@@ -63,53 +64,53 @@ impl Cache {
     /// Returns whether a local change of the name has a reply since the change with that number was put out: the kernel
     /// has reported what came later.
     #[must_use]
-    pub fn is_overtaken(&self, number: u64, dir: u64, name: &Name) -> bool {
+    pub fn is_superseded(&self, number: u64, dir: u64, name: &Name) -> bool {
         let watched = self.watches.dirs.get(&dir);
         watched
-            .and_then(|watched| watched.untold_names.get(name))
-            .is_some_and(|untold| number <= untold.overtaken)
+            .and_then(|watched| watched.unreported_names.get(name))
+            .is_some_and(|untold| number <= untold.superseded)
     }
 
     /// Returns the part of a change that is still to be reported; `None`: local changes have overtaken it.
     #[must_use]
-    pub fn still_to_tell(&self, number: u64, change: &Change) -> Option<Change> {
-        let overtaken = |(dir, name): (u64, &Name)| self.is_overtaken(number, dir, name);
-        let Change::Moved { from, name, to, new_name, node, kind } = change else {
+    pub fn unreported_part(&self, number: u64, change: &RemoteChange) -> Option<RemoteChange> {
+        let overtaken = |(dir, name): (u64, &Name)| self.is_superseded(number, dir, name);
+        let RemoteChange::Moved { from, name, to, new_name, node, kind } = change else {
             return (!change.names().into_iter().any(overtaken)).then(|| change.clone());
         };
         let (node, kind) = (*node, *kind);
         match (overtaken((*from, name)), overtaken((*to, new_name))) {
             (false, false) => Some(change.clone()),
-            (true, false) => Some(Change::Made { dir: *to, name: new_name.clone(), kind }),
+            (true, false) => Some(RemoteChange::Made { dir: *to, name: new_name.clone(), kind }),
             (false, true) => {
-                Some(Change::Removed { dir: *from, name: name.clone(), node, kind, replaced: false })
+                Some(RemoteChange::Removed { dir: *from, name: name.clone(), node, kind, replaced: false })
             }
             (true, true) => None,
         }
     }
 
-    fn picture_name(&mut self, dir: u64, name: &Name, seen: Option<Seen>) {
-        self.watches.paint(dir, |picture| picture.set(name, seen));
+    fn snapshot_name(&mut self, dir: u64, name: &Name, seen: Option<SnapshotEntry>) {
+        self.watches.update_snapshot(dir, |picture| picture.set(name, seen));
     }
 
     /// Updates an inode's attributes in the snapshots after a local change; `None`: they are unknown.
-    fn picture_attr(&mut self, id: NodeId, attr: Option<&Attr>) {
-        let stat = attr.map(Stat::of);
+    fn snapshot_attr(&mut self, id: NodeId, attr: Option<&Attr>) {
+        let stat = attr.map(ComparedAttrs::of);
         if attr.is_some_and(|attr| attr.nlink > 1 && !attr.is_dir()) {
-            let pictures = self.watches.dirs.values_mut().filter_map(|watched| watched.picture.as_mut());
+            let pictures = self.watches.dirs.values_mut().filter_map(|watched| watched.snapshot.as_mut());
             return pictures.for_each(|picture| picture.set_stat(id, stat));
         }
         let Some((dir, name)) = self.inodes.get(&id.ino).and_then(|inode| inode.parent_entry.clone()) else {
             return;
         };
-        let picture = self.watches.dirs.get_mut(&dir).and_then(|watched| watched.picture.as_mut());
+        let picture = self.watches.dirs.get_mut(&dir).and_then(|watched| watched.snapshot.as_mut());
         let Some(picture) = picture else { return };
         if let Some(seen) = picture.seen(&name).filter(|seen| seen.id == id).copied() {
-            picture.set(&name, Some(Seen { stat, ..seen }));
+            picture.set(&name, Some(SnapshotEntry { stat, ..seen }));
         }
     }
 
-    fn picture_rename(
+    fn snapshot_rename(
         &mut self,
         purpose: &CallKind,
         moved: NodeId,
@@ -121,28 +122,28 @@ impl Cache {
         if !exchange && replaced == Some(moved) {
             return;
         }
-        let found = self.pictured((*from, name), (*to, new_name), moved, response);
+        let found = self.snapshot_entry_of((*from, name), (*to, new_name), moved, response);
         let other = replaced.filter(|_| *exchange).or(whiteout);
-        let other = other.and_then(|id| self.pictured((*to, new_name), (*from, name), id, response));
-        self.picture_name(*from, name, other);
-        self.picture_name(*to, new_name, found);
+        let other = other.and_then(|id| self.snapshot_entry_of((*to, new_name), (*from, name), id, response));
+        self.snapshot_name(*from, name, other);
+        self.snapshot_name(*to, new_name, found);
     }
 
     /// Returns the snapshot entry of an inode that moves from one name to another.
-    fn pictured(
+    fn snapshot_entry_of(
         &self,
         (from, name): (u64, &Name),
         (to, new_name): (u64, &Name),
         id: NodeId,
         response: &Response,
-    ) -> Option<Seen> {
+    ) -> Option<SnapshotEntry> {
         if let Some(attr) = attr_after(response, id.ino) {
-            return Some(Seen::new(id, attr.kind(), Some(Stat::of(&attr))));
+            return Some(SnapshotEntry::new(id, attr.kind(), Some(ComparedAttrs::of(&attr))));
         }
-        let picture = self.watches.dirs.get(&from).and_then(|watched| watched.picture.as_ref());
+        let picture = self.watches.dirs.get(&from).and_then(|watched| watched.snapshot.as_ref());
         let seen = picture.and_then(|picture| picture.seen(name)).filter(|seen| seen.id == id);
         // The rename has changed its ctime.
-        let seen = seen.map(|seen| Seen { stat: None, ..*seen });
+        let seen = seen.map(|seen| SnapshotEntry { stat: None, ..*seen });
         seen.or_else(|| {
             let cookie = self.key.cookie(new_name.as_bytes());
             let row = self.dirs.get(&to)?.rows.find(cookie, new_name.as_bytes())?;

@@ -1,19 +1,19 @@
 //! Remote changes that came as updates in place (docs/decisions/0014-pushes.md). The directory's facts are up to date,
 //! so no listing is needed, and no short-lived name is missed.
 
-use super::{Change, Seen, Stat, seen, snapshot};
+use super::{ComparedAttrs, RemoteChange, SnapshotEntry, seen, snapshot};
 use crate::cache::Cache;
 use nigh_types::{Attr, Name, NodeId};
 use std::collections::BTreeMap;
 
 /// Names and attributes of one update.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pushed {
+pub(crate) struct RemoteUpdate {
     names: Vec<(u64, Name)>,
     attributes: Vec<(NodeId, Attr)>,
 }
 
-impl Pushed {
+impl RemoteUpdate {
     pub fn name(&mut self, dir: u64, name: &Name) {
         self.names.push((dir, name.clone()));
     }
@@ -25,11 +25,11 @@ impl Pushed {
 
 impl Cache {
     /// Reports an update, all of which is in the facts by now.
-    pub(crate) fn others_changed(&mut self, pushed: &Pushed) {
+    pub(crate) fn note_remote_update(&mut self, pushed: &RemoteUpdate) {
         if self.watches.is_empty() {
             return;
         }
-        let mut now = BTreeMap::<u64, Vec<(Name, Option<Seen>)>>::new();
+        let mut now = BTreeMap::<u64, Vec<(Name, Option<SnapshotEntry>)>>::new();
         for (dir, name) in &pushed.names {
             let cookie = self.key.cookie(name.as_bytes());
             let row = self.dirs.get(dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
@@ -40,23 +40,30 @@ impl Cache {
                 self.inodes.get(&node.ino).filter(|i| i.id == *node).and_then(|i| i.parent_entry.clone());
             let Some((dir, name)) = home else { continue };
             let told = now.entry(dir).or_default();
-            let pictured = self.watches.dirs.get(&dir).and_then(|watched| watched.picture.as_ref());
+            let pictured = self.watches.dirs.get(&dir).and_then(|watched| watched.snapshot.as_ref());
             let known = pictured.and_then(|picture| picture.seen(&name)).is_some_and(|seen| seen.id == *node);
             if known && !told.iter().any(|(of, _)| *of == name) {
-                told.push((name, Some(Seen::new(*node, attr.kind(), Some(Stat::of(attr))))));
+                told.push((
+                    name,
+                    Some(SnapshotEntry::new(*node, attr.kind(), Some(ComparedAttrs::of(attr)))),
+                ));
             }
         }
         let differences = now.into_iter().filter_map(|(dir, names)| self.differs(dir, names)).collect();
-        self.watches.tell(snapshot::happened(differences));
+        self.watches.report(snapshot::changes_between(differences));
     }
 
-    fn differs(&mut self, dir: u64, mut names: Vec<(Name, Option<Seen>)>) -> Option<snapshot::Difference> {
-        let busy = self.inodes_under_way();
-        let own = self.names_under_way(dir);
+    fn differs(
+        &mut self,
+        dir: u64,
+        mut names: Vec<(Name, Option<SnapshotEntry>)>,
+    ) -> Option<snapshot::SnapshotDiff> {
+        let busy = self.inodes_in_flight();
+        let own = self.names_in_flight(dir);
         // Unsettled directories are compared as a whole.
         let watched = self.watches.dirs.get_mut(&dir).filter(|watched| !watched.unsettled)?;
-        if watched.too_large && watched.untold == 0 {
-            self.watches.tell(vec![Change::Gap { dir }]);
+        if watched.too_large && watched.unreported == 0 {
+            self.watches.report(vec![RemoteChange::Gap { dir }]);
             return None;
         }
         names.retain(|(name, _)| {
@@ -71,6 +78,6 @@ impl Cache {
                 seen.stat = None;
             }
         }
-        self.watches.paint(dir, |picture| picture.take(dir, names))
+        self.watches.update_snapshot(dir, |picture| picture.take(dir, names))
     }
 }

@@ -1,12 +1,12 @@
 //! Directory snapshots: state last reported to watchers, and its difference from the present state.
 
-use super::Change;
+use super::RemoteChange;
 use nigh_types::{Attr, Kind, Name, NodeId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Attributes of an inode that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Stat {
+pub(crate) struct ComparedAttrs {
     size: u64,
     mode: u32,
     owner: (u32, u32),
@@ -15,9 +15,9 @@ pub(crate) struct Stat {
     ctime: Timestamp,
 }
 
-impl Stat {
-    pub fn of(attr: &Attr) -> Stat {
-        Stat {
+impl ComparedAttrs {
+    pub fn of(attr: &Attr) -> ComparedAttrs {
+        ComparedAttrs {
             size: attr.size,
             mode: attr.mode,
             owner: (attr.uid, attr.gid),
@@ -30,55 +30,55 @@ impl Stat {
 
 /// Inode that a name leads to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct SnapshotEntry {
     pub id: NodeId,
     pub kind: Kind,
     /// `None`: unknown.
-    pub stat: Option<Stat>,
+    pub stat: Option<ComparedAttrs>,
     /// Comparison in which the name was last present.
     pub(super) round: u64,
 }
 
-impl Seen {
-    pub fn new(id: NodeId, kind: Kind, stat: Option<Stat>) -> Seen {
-        Seen { id, kind, stat, round: 0 }
+impl SnapshotEntry {
+    pub fn new(id: NodeId, kind: Kind, stat: Option<ComparedAttrs>) -> SnapshotEntry {
+        SnapshotEntry { id, kind, stat, round: 0 }
     }
 }
 
 /// Snapshot of a directory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Picture {
-    names: BTreeMap<Name, Seen>,
+pub(crate) struct DirSnapshot {
+    names: BTreeMap<Name, SnapshotEntry>,
     round: u64,
 }
 
 /// Difference between a directory and its snapshot.
 #[derive(Clone, Debug)]
-pub(crate) struct Difference {
+pub(crate) struct SnapshotDiff {
     pub dir: u64,
-    vanished: Vec<(Name, Seen)>,
-    appeared: Vec<(Name, Seen)>,
-    changed: Vec<(Name, NodeId, Touched)>,
+    vanished: Vec<(Name, SnapshotEntry)>,
+    appeared: Vec<(Name, SnapshotEntry)>,
+    changed: Vec<(Name, NodeId, ChangeKinds)>,
 }
 
 /// Kinds of change of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Touched {
+struct ChangeKinds {
     written: bool,
     attributes: bool,
 }
 
-impl Picture {
+impl DirSnapshot {
     pub fn len(&self) -> u64 {
         self.names.len() as u64
     }
 
-    pub fn seen(&self, name: &Name) -> Option<&Seen> {
+    pub fn seen(&self, name: &Name) -> Option<&SnapshotEntry> {
         self.names.get(name)
     }
 
     /// Updates a name that watchers know already: the kernel has reported it.
-    pub fn set(&mut self, name: &Name, seen: Option<Seen>) {
+    pub fn set(&mut self, name: &Name, seen: Option<SnapshotEntry>) {
         match seen {
             Some(seen) => drop(self.names.insert(name.clone(), seen)),
             None => drop(self.names.remove(name)),
@@ -86,7 +86,7 @@ impl Picture {
     }
 
     /// Updates an inode's attributes under all its names.
-    pub fn set_stat(&mut self, id: NodeId, stat: Option<Stat>) {
+    pub fn set_stat(&mut self, id: NodeId, stat: Option<ComparedAttrs>) {
         self.names.values_mut().filter(|seen| seen.id == id).for_each(|seen| seen.stat = stat);
     }
 
@@ -95,14 +95,14 @@ impl Picture {
     pub fn compare(
         &mut self,
         dir: u64,
-        now: impl Iterator<Item = (Name, Seen)>,
+        now: impl Iterator<Item = (Name, SnapshotEntry)>,
         skipped: &BTreeSet<Name>,
-    ) -> Difference {
+    ) -> SnapshotDiff {
         self.round += 1;
         let round = self.round;
-        let mut difference = Difference::none(dir);
+        let mut difference = SnapshotDiff::none(dir);
         for (name, seen) in now.filter(|(name, _)| !skipped.contains(name)) {
-            self.meet(&mut difference, name, Seen { round, ..seen });
+            self.meet(&mut difference, name, SnapshotEntry { round, ..seen });
         }
         let vanished = &mut difference.vanished;
         self.names.retain(|name, seen| {
@@ -116,14 +116,14 @@ impl Picture {
     }
 }
 
-impl Picture {
+impl DirSnapshot {
     /// Updates a few names; `None`: the name is gone.
-    pub fn take(&mut self, dir: u64, now: Vec<(Name, Option<Seen>)>) -> Difference {
+    pub fn take(&mut self, dir: u64, now: Vec<(Name, Option<SnapshotEntry>)>) -> SnapshotDiff {
         let round = self.round;
-        let mut difference = Difference::none(dir);
+        let mut difference = SnapshotDiff::none(dir);
         for (name, seen) in now {
             match seen {
-                Some(seen) => self.meet(&mut difference, name, Seen { round, ..seen }),
+                Some(seen) => self.meet(&mut difference, name, SnapshotEntry { round, ..seen }),
                 None => {
                     let old = self.names.remove(&name);
                     difference.vanished.extend(old.map(|old| (name, old)));
@@ -133,7 +133,7 @@ impl Picture {
         difference
     }
 
-    fn meet(&mut self, difference: &mut Difference, name: Name, seen: Seen) {
+    fn meet(&mut self, difference: &mut SnapshotDiff, name: Name, seen: SnapshotEntry) {
         match self.names.get_mut(&name) {
             Some(old) if old.id == seen.id => {
                 if let (Some(before), Some(after)) = (old.stat, seen.stat) {
@@ -143,7 +143,7 @@ impl Picture {
                     }
                 }
                 let stat = seen.stat.or(old.stat);
-                *old = Seen { stat, ..seen };
+                *old = SnapshotEntry { stat, ..seen };
             }
             Some(old) => {
                 difference.vanished.push((name.clone(), *old));
@@ -158,19 +158,19 @@ impl Picture {
     }
 }
 
-impl Difference {
-    fn none(dir: u64) -> Difference {
-        Difference { dir, vanished: Vec::new(), appeared: Vec::new(), changed: Vec::new() }
+impl SnapshotDiff {
+    fn none(dir: u64) -> SnapshotDiff {
+        SnapshotDiff { dir, vanished: Vec::new(), appeared: Vec::new(), changed: Vec::new() }
     }
 }
 
 /// Classifies a change as a write or a change of attributes or times. Writing sets mtime and ctime alike and leaves
 /// atime; touching sets all three alike; setting other times leaves ctime apart. `moved`: so does moving.
-fn touched(kind: Kind, before: &Stat, after: &Stat, moved: bool) -> Touched {
+fn touched(kind: Kind, before: &ComparedAttrs, after: &ComparedAttrs, moved: bool) -> ChangeKinds {
     let mut attributes = (before.mode, before.owner) != (after.mode, after.owner);
     if kind == Kind::Directory {
         // A directory's size and times are those of its names.
-        return Touched { written: false, attributes };
+        return ChangeKinds { written: false, attributes };
     }
     let mut written = kind == Kind::File && before.size != after.size;
     if !written && before.mtime != after.mtime {
@@ -178,13 +178,13 @@ fn touched(kind: Kind, before: &Stat, after: &Stat, moved: bool) -> Touched {
         written = kind == Kind::File && explained && after.atime != after.mtime;
         attributes |= !written;
     }
-    Touched { written, attributes }
+    ChangeKinds { written, attributes }
 }
 
 /// Returns the changes in directories that were compared together: an inode that vanished here and appeared there was
 /// moved.
-pub(crate) fn happened(differences: Vec<Difference>) -> Vec<Change> {
-    let mut left: BTreeMap<NodeId, Vec<(u64, Name, Seen)>> = BTreeMap::new();
+pub(crate) fn changes_between(differences: Vec<SnapshotDiff>) -> Vec<RemoteChange> {
+    let mut left: BTreeMap<NodeId, Vec<(u64, Name, SnapshotEntry)>> = BTreeMap::new();
     let (mut appeared, mut changed) = (Vec::new(), Vec::new());
     for difference in differences {
         let dir = difference.dir;
@@ -197,7 +197,7 @@ pub(crate) fn happened(differences: Vec<Difference>) -> Vec<Change> {
     let (mut moves, mut made) = (Vec::new(), Vec::new());
     for (to, new_name, seen) in appeared {
         let Some((from, name, before)) = left.get_mut(&seen.id).and_then(Vec::pop) else {
-            made.push(Change::Made { dir: to, name: new_name, kind: seen.kind });
+            made.push(RemoteChange::Made { dir: to, name: new_name, kind: seen.kind });
             continue;
         };
         if let (Some(before), Some(after)) = (before.stat, seen.stat) {
@@ -206,33 +206,33 @@ pub(crate) fn happened(differences: Vec<Difference>) -> Vec<Change> {
                 changed.push((to, new_name.clone(), seen.id, how));
             }
         }
-        moves.push(Change::Moved { from, name, to, new_name, node: seen.id, kind: seen.kind });
+        moves.push(RemoteChange::Moved { from, name, to, new_name, node: seen.id, kind: seen.kind });
     }
     let moves = in_order(moves);
-    let replaced: BTreeSet<(u64, Name)> = moves.iter().filter_map(Change::target).collect();
+    let replaced: BTreeSet<(u64, Name)> = moves.iter().filter_map(RemoteChange::target).collect();
     let removed = left.into_values().flatten().map(|(dir, name, seen)| {
         let replaced = replaced.contains(&(dir, name.clone()));
-        Change::Removed { dir, name, node: seen.id, kind: seen.kind, replaced }
+        RemoteChange::Removed { dir, name, node: seen.id, kind: seen.kind, replaced }
     });
-    let mut all: Vec<Change> = removed.collect();
+    let mut all: Vec<RemoteChange> = removed.collect();
     all.extend(moves);
     all.extend(made);
     for (dir, name, node, how) in changed {
         if how.written {
-            all.push(Change::Written { dir, name: name.clone(), node });
+            all.push(RemoteChange::Written { dir, name: name.clone(), node });
         }
         if how.attributes {
-            all.push(Change::Attributes { dir, name, node });
+            all.push(RemoteChange::Attributes { dir, name, node });
         }
     }
     all
 }
 
 /// Sorts moves so that a name is left before another inode moves to it; any move of a cycle goes first.
-fn in_order(mut moves: Vec<Change>) -> Vec<Change> {
+fn in_order(mut moves: Vec<RemoteChange>) -> Vec<RemoteChange> {
     let mut ordered = Vec::new();
     while !moves.is_empty() {
-        let sources: BTreeSet<(u64, Name)> = moves.iter().filter_map(Change::source).collect();
+        let sources: BTreeSet<(u64, Name)> = moves.iter().filter_map(RemoteChange::source).collect();
         let free = moves.iter().position(|one| one.target().is_some_and(|target| !sources.contains(&target)));
         if free.is_none() {
             ordered.push(moves.remove(0));
@@ -241,7 +241,7 @@ fn in_order(mut moves: Vec<Change>) -> Vec<Change> {
         let (now, later) =
             moves.into_iter().partition(|one| one.target().is_some_and(|target| !sources.contains(&target)));
         moves = later;
-        ordered.extend::<Vec<Change>>(now);
+        ordered.extend::<Vec<RemoteChange>>(now);
     }
     ordered
 }

@@ -1,8 +1,8 @@
-mod pushes;
+mod remote_updates;
 
 use super::*;
 use crate::test_fixtures::{T0, cache, name};
-use crate::{Answer, Caller, Config, Op, Output};
+use crate::{Caller, Config, Op, OpReply, Output};
 use nigh_types::{
     Attr, CallId, Entries, Entry, Event, Grant, GrantId, LeaseScope, Mode, OpId, Recall, RecallId, Reply,
     Response, SetAttr, Term, Timestamp,
@@ -69,8 +69,8 @@ impl Stage {
 
     fn poll(&mut self) -> Time {
         let due = self.poll_all();
-        let pictures = self.cache.watches.dirs.values().filter_map(|watched| watched.picture.as_ref());
-        assert_eq!(self.cache.watches.names, pictures.map(Picture::len).sum::<u64>());
+        let pictures = self.cache.watches.dirs.values().filter_map(|watched| watched.snapshot.as_ref());
+        assert_eq!(self.cache.watches.names, pictures.map(DirSnapshot::len).sum::<u64>());
         due
     }
 
@@ -162,7 +162,7 @@ impl Stage {
     }
 
     fn restore(&mut self) {
-        let session = nigh_types::Session::plain(ROOT, directory(), self.cache.key, Term::Session);
+        let session = nigh_types::SessionParams::plain(ROOT, directory(), self.cache.key, Term::Session);
         self.cache.handle_event(self.now, Event::Restored { session, kept: true });
     }
 
@@ -174,14 +174,14 @@ impl Stage {
         self.poll();
     }
 
-    fn told(&mut self) -> Vec<Change> {
+    fn told(&mut self) -> Vec<RemoteChange> {
         let told = std::iter::from_fn(|| self.cache.poll_change().map(|(_, change)| change));
-        let told: Vec<Change> = told.collect();
-        told.iter().for_each(|change| self.cache.handle_told(change));
+        let told: Vec<RemoteChange> = told.collect();
+        told.iter().for_each(|change| self.cache.handle_reported(change));
         told
     }
 
-    fn after_a_recall(&mut self) -> Vec<Change> {
+    fn after_a_recall(&mut self) -> Vec<RemoteChange> {
         self.recall(1);
         self.run();
         self.told()
@@ -217,16 +217,20 @@ fn remote_change_is_reported_once() {
     stage.set("b", 11, file(0));
     stage.set("d", 12, directory());
     let told = stage.after_a_recall();
-    assert!(told.contains(&Change::Made { dir: 1, name: name("b"), kind: Kind::File }), "{told:?}");
-    assert!(told.contains(&Change::Made { dir: 1, name: name("d"), kind: Kind::Directory }), "{told:?}");
+    assert!(told.contains(&RemoteChange::Made { dir: 1, name: name("b"), kind: Kind::File }), "{told:?}");
+    assert!(
+        told.contains(&RemoteChange::Made { dir: 1, name: name("d"), kind: Kind::Directory }),
+        "{told:?}"
+    );
     assert_eq!(told.len(), 2);
     assert_eq!(stage.after_a_recall(), []);
     stage.remove("b");
-    let gone = Change::Removed { dir: 1, name: name("b"), node: id(11), kind: Kind::File, replaced: false };
+    let gone =
+        RemoteChange::Removed { dir: 1, name: name("b"), node: id(11), kind: Kind::File, replaced: false };
     assert_eq!(stage.after_a_recall(), [gone]);
     stage.remove("a");
     stage.set("c", 10, file(0));
-    let moved = Change::Moved {
+    let moved = RemoteChange::Moved {
         from: 1,
         name: name("a"),
         to: 1,
@@ -240,8 +244,8 @@ fn remote_change_is_reported_once() {
 #[test]
 fn writes_touches_and_setattrs_are_distinguished() {
     let mut stage = Stage::new();
-    let written = [Change::Written { dir: 1, name: name("a"), node: id(10) }];
-    let set = [Change::Attributes { dir: 1, name: name("a"), node: id(10) }];
+    let written = [RemoteChange::Written { dir: 1, name: name("a"), node: id(10) }];
+    let set = [RemoteChange::Attributes { dir: 1, name: name("a"), node: id(10) }];
     let mut attr = file(7);
     for (change, told) in [
         ((|attr| *attr = Attr { mtime: at(2), ctime: at(2), ..*attr }) as fn(&mut Attr), &written[..]),
@@ -277,7 +281,7 @@ fn local_changes_are_not_reported() {
     let call = stage.ask(Op::Rmdir { dir: 1, name: name("own") });
     stage.remove("own");
     assert_eq!(stage.after_a_recall(), []);
-    stage.respond(call, Reply::Removed { node: id(30), kept: None });
+    stage.respond(call, Reply::Removed { node: id(30), pinned: None });
     assert_eq!(stage.after_a_recall(), []);
     let call = stage.ask(Op::Rename {
         from: 1,
@@ -291,11 +295,11 @@ fn local_changes_are_not_reported() {
     stage.remove("a");
     stage.set("z", 10, Attr { ctime: at(8), ..file(0) });
     assert_eq!(stage.after_a_recall(), []);
-    stage.respond(call, Reply::Renamed { moved: id(10), replaced: None, kept: None, whiteout: None });
+    stage.respond(call, Reply::Renamed { moved: id(10), replaced: None, pinned: None, whiteout: None });
     assert_eq!(stage.after_a_recall(), []);
     let answer =
         stage.cache.handle_op(stage.now, OpId(99), Caller::default(), Op::Lookup { dir: 1, name: name("z") });
-    assert!(matches!(answer, Some(Answer::Node(_))), "{answer:?}");
+    assert!(matches!(answer, Some(OpReply::Node(_))), "{answer:?}");
     let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     let call = stage.ask(Op::SetAttr { ino: 10, fh: None, set });
     let attr = Attr { mode: 0o100_600, ctime: at(9), ..file(0) };
@@ -318,18 +322,18 @@ fn remote_change_during_a_local_change_is_reported_after_it() {
     stage.run();
     let told = stage.told();
     let told = if told.is_empty() { stage.after_a_recall() } else { told };
-    assert_eq!(told, [Change::Made { dir: 1, name: name("x"), kind: Kind::File }]);
+    assert_eq!(told, [RemoteChange::Made { dir: 1, name: name("x"), kind: Kind::File }]);
 }
 
 #[test]
 fn changes_while_disconnected_are_reported_after_reconnection() {
     let mut stage = Stage::new();
-    stage.cache.handle_event(stage.now, Event::Lapsed { why: String::new() });
+    stage.cache.handle_event(stage.now, Event::Expired { why: String::new() });
     stage.run();
     stage.set("b", 11, file(0));
     stage.restore();
     stage.run();
-    assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
+    assert_eq!(stage.told(), [RemoteChange::Made { dir: 1, name: name("b"), kind: Kind::File }]);
     assert_eq!(stage.cache.watching().gaps, 1);
 }
 
@@ -347,7 +351,7 @@ fn directory_without_grants_is_polled_at_growing_intervals() {
             stage.cache.handle_timeout(stage.now);
         }
     }
-    assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
+    assert_eq!(stage.told(), [RemoteChange::Made { dir: 1, name: name("b"), kind: Kind::File }]);
     let looks = stage.cache.watching().looks;
     assert!((9..=16).contains(&looks), "{looks}");
 }
@@ -387,7 +391,7 @@ fn inode_that_vanishes_here_and_appears_there_is_reported_as_moved() {
     let recall = Recall { id: RecallId(3), node: id(50), covers: LeaseScope::Directory, names: Vec::new() };
     stage.cache.handle_event(stage.now, Event::Recall(recall));
     stage.run();
-    let moved = Change::Moved {
+    let moved = RemoteChange::Moved {
         from: 1,
         name: name("a"),
         to: 50,
@@ -404,7 +408,7 @@ fn negative_dentry_has_no_timeout_while_a_change_is_unreported() {
     let missing = |stage: &mut Stage| {
         let look = Op::Lookup { dir: 1, name: name("none") };
         let answer = stage.cache.handle_op(stage.now, OpId(1_000), Caller::default(), look);
-        let Some(Answer::Missing(valid)) = answer else { panic!("{answer:?}") };
+        let Some(OpReply::Missing(valid)) = answer else { panic!("{answer:?}") };
         valid != Span::ZERO
     };
     assert!(missing(&mut stage));
@@ -424,7 +428,7 @@ fn replaced_inode_is_not_reported_as_removed() {
     stage.remove("tmp");
     stage.set("a", 11, file(3));
     let told = stage.after_a_recall();
-    let [Change::Removed { replaced: true, .. }, Change::Moved { .. }] = &told[..] else {
+    let [RemoteChange::Removed { replaced: true, .. }, RemoteChange::Moved { .. }] = &told[..] else {
         panic!("{told:?}")
     };
 }
@@ -441,7 +445,7 @@ fn moves_are_ordered_so_that_a_name_is_free_before_it_is_taken() {
         stage.set(text, ino, file(0));
     }
     stage.remove("a");
-    let to = |told: Vec<Change>| -> Vec<Name> {
+    let to = |told: Vec<RemoteChange>| -> Vec<Name> {
         told.iter().filter_map(|change| change.target().map(|(_, name)| name)).collect()
     };
     assert_eq!(to(stage.after_a_recall()), [name("d"), name("c"), name("b")]);
@@ -466,11 +470,11 @@ fn directory_with_a_failed_listing_is_listed_again() {
     }
     assert_eq!([failed[1].since(failed[0]), failed[2].since(failed[1])], [FAILED, Span(2 * FAILED.0)]);
     // And at once when the server is back.
-    stage.cache.handle_event(stage.now, Event::Lapsed { why: String::new() });
+    stage.cache.handle_event(stage.now, Event::Expired { why: String::new() });
     stage.poll();
     stage.restore();
     stage.pass(100);
-    assert_eq!(stage.told(), [Change::Made { dir: 1, name: name("b"), kind: Kind::File }]);
+    assert_eq!(stage.told(), [RemoteChange::Made { dir: 1, name: name("b"), kind: Kind::File }]);
 }
 
 /// Makes many directories due, of which not all can be listed at once.
@@ -484,7 +488,7 @@ fn with_directories(inos: std::ops::Range<u64>) -> Stage {
     for ino in inos {
         let look = Op::Lookup { dir: 1, name: name(&format!("d{ino}")) };
         let answer = stage.cache.handle_op(stage.now, OpId(1_000 + ino), Caller::default(), look);
-        let Some(Answer::Node(_)) = answer else {
+        let Some(OpReply::Node(_)) = answer else {
             stage.poll();
             let call = *stage.changes.keys().next_back().unwrap();
             let entry = Entry { id: id(ino), attr: directory(), target: None, no_xattrs: true };
@@ -552,7 +556,7 @@ fn dentry_has_no_timeout_while_a_change_of_its_directory_is_unreported() {
     let valid = |stage: &mut Stage| {
         let look = Op::Lookup { dir: 1, name: name("b") };
         let answer = stage.cache.handle_op(stage.now, OpId(1_000), Caller::default(), look);
-        let Some(Answer::Node(node)) = answer else { panic!("{answer:?}") };
+        let Some(OpReply::Node(node)) = answer else { panic!("{answer:?}") };
         node.entry_valid != Span::ZERO
     };
     stage.set("b", 11, file(0));

@@ -31,7 +31,7 @@ fn answer(cache: &mut Cache, call: CallId, reply: Reply) -> Vec<Output> {
 
 fn answered(outputs: &[Output]) -> Vec<(u64, u64)> {
     let said = outputs.iter().filter_map(|output| match output {
-        Output::Answer { op, answer: Answer::Attr(_, attr, _) } => Some((op.0, attr.size)),
+        Output::Answer { op, answer: OpReply::Attr(_, attr, _) } => Some((op.0, attr.size)),
         _ => None,
     });
     said.collect()
@@ -105,8 +105,8 @@ fn changes_of_names() -> [(Op, Reply); 3] {
     let attr = Attr { nlink: 2, ..attr(1) };
     let entry = Entry { id: FILE, attr, target: None, no_xattrs: true };
     [
-        (Op::Unlink { dir: 1, name: name(b"f") }, Reply::Removed { node: FILE, kept: None }),
-        (rename, Reply::Renamed { moved, replaced: Some(FILE), kept: None, whiteout: None }),
+        (Op::Unlink { dir: 1, name: name(b"f") }, Reply::Removed { node: FILE, pinned: None }),
+        (rename, Reply::Renamed { moved, replaced: Some(FILE), pinned: None, whiteout: None }),
         (
             Op::Link { ino: 7, dir: 1, name: name(b"h") },
             Reply::Created { entry, handle: None, existed: false },
@@ -184,7 +184,7 @@ fn late_lookup_reply_has_the_remaining_timeout() {
         assert_eq!(outputs(&mut cache), []);
         let later = T0.after(Span::from_millis(400));
         if lost {
-            cache.handle_event(later, Event::Lapsed { why: "silence".into() });
+            cache.handle_event(later, Event::Expired { why: "silence".into() });
             for output in outputs(&mut cache) {
                 if let Output::Invalidate { id, .. } = output {
                     cache.handle_invalidated(later, id);
@@ -195,7 +195,7 @@ fn late_lookup_reply_has_the_remaining_timeout() {
         cache.handle_event(later, Event::Response { call: asked, response: reply });
         cache.handle_timeout(later);
         let told = outputs(&mut cache).into_iter().find_map(|output| match output {
-            Output::Answer { op: OpId(4), answer: Answer::Node(node) } => Some(node.entry_valid),
+            Output::Answer { op: OpId(4), answer: OpReply::Node(node) } => Some(node.entry_valid),
             _ => None,
         });
         assert_eq!(told, Some(valid), "{lost}");
@@ -212,7 +212,9 @@ fn link_reply_does_not_carry_an_older_size() {
     answer(&mut cache, asked, Reply::Attr(FILE, told));
     let said = answer(&mut cache, linked, made);
     let node = said.iter().find_map(|output| match output {
-        Output::Answer { op: OpId(4), answer: Answer::Node(node) } => Some((node.attr.size, node.attr_valid)),
+        Output::Answer { op: OpId(4), answer: OpReply::Node(node) } => {
+            Some((node.attr.size, node.attr_valid))
+        }
         _ => None,
     });
     assert_eq!(node, Some((5, Span::ZERO)));
@@ -228,7 +230,7 @@ fn chmod_reply_carries_no_older_size_and_truncate_reply_its_own() {
         answer(&mut cache, asked, Reply::Attr(FILE, attr(5)));
         let said = answer(&mut cache, changed, Reply::Attr(FILE, Attr { mode: 0o100_600, ..attr(1) }));
         let told = said.iter().find_map(|output| match output {
-            Output::Answer { op: OpId(4), answer: Answer::Attr(_, attr, _) } => Some((attr.size, attr.mode)),
+            Output::Answer { op: OpId(4), answer: OpReply::Attr(_, attr, _) } => Some((attr.size, attr.mode)),
             _ => None,
         });
         assert_eq!(told, Some((size, 0o100_600)));
@@ -245,7 +247,7 @@ fn interrupt_of_a_queued_reply_delivers_the_reply() {
     assert!(!said.iter().any(|output| matches!(output, Output::Answer { .. })), "{said:?}");
     cache.handle_interrupt(OpId(4), true);
     let said = outputs(&mut cache);
-    assert!(said.contains(&Output::Answer { op: OpId(4), answer: Answer::Done }), "{said:?}");
+    assert!(said.contains(&Output::Answer { op: OpId(4), answer: OpReply::Done }), "{said:?}");
 }
 
 /// The file has another name, which the late reply does not mention.
@@ -253,7 +255,7 @@ fn interrupt_of_a_queued_reply_delivers_the_reply() {
 fn late_lookup_reply_has_the_timeout_of_its_own_name() {
     let mut cache = opened();
     let root = NodeId { ino: 1, generation: 1 };
-    let grant = Grant { recallable: true, ..crate::grants::made_up(root) };
+    let grant = Grant { recallable: true, ..crate::grants::fabricated(root) };
     let grants = vec![Grant { id: GrantId(1), term: Term::Session, ..grant }];
     let two = Entry { id: FILE, attr: Attr { nlink: 2, ..attr(1) }, target: None, no_xattrs: true };
     let look = |cache: &mut Cache, op: u64, called: &[u8]| {
@@ -267,14 +269,14 @@ fn late_lookup_reply_has_the_timeout_of_its_own_name() {
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     assert_eq!(look(&mut cache, 4, b"g"), [], "it waits for who asks how long the file is");
     // Another name leads to it, which is its parent entry then.
-    cache.found_at(FILE, (1, &Name::new(b"f").unwrap()));
+    cache.note_listed_at(FILE, (1, &Name::new(b"f").unwrap()));
     let (id, names) = (RecallId(9), vec![Name::new(b"g").unwrap()]);
     let facts = vec![nigh_types::UpdateScope { node: root, covers: LeaseScope::Directory, names }];
     cache.handle_event(T0, Event::UpdatePrepare(nigh_types::UpdatePrepare { id, facts }));
-    cache.handle_timeout(T0.after(ANSWERS_WAIT));
+    cache.handle_timeout(T0.after(MAX_REPLY_WAIT));
     let said = outputs(&mut cache);
     let valid = said.iter().find_map(|output| match output {
-        Output::Answer { op: OpId(4), answer: Answer::Node(node) } => Some(node.entry_valid),
+        Output::Answer { op: OpId(4), answer: OpReply::Node(node) } => Some(node.entry_valid),
         _ => None,
     });
     assert_eq!(valid, Some(Span::ZERO), "{said:?}");
@@ -287,18 +289,18 @@ fn attributes_of_a_late_reply_are_invalidated_on_recall() {
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     let changed = ask(&mut cache, 4, Op::SetAttr { ino: 7, fh: None, set });
-    let grant = Grant { covers: LeaseScope::Attributes, ..crate::grants::made_up(FILE) };
+    let grant = Grant { covers: LeaseScope::Attributes, ..crate::grants::fabricated(FILE) };
     let grants = vec![Grant { id: GrantId(2), term: Term::Session, ..grant }];
     let attr = Attr { mode: 0o100_600, nlink: 2, ..attr(1) };
     let response = Response { grants, ..Response::plain(Ok(Reply::Attr(FILE, attr))) };
     cache.handle_event(T0, Event::Response { call: changed, response });
     outputs(&mut cache);
     // Another invalidation drops everything that the kernel has of the file.
-    cache.leave_out_unbelieved(&mut vec![KernelInvalidation::Attr { ino: 7 }]);
-    cache.handle_timeout(T0.after(ANSWERS_WAIT));
+    cache.drop_untrusted(&mut vec![KernelInvalidation::Attr { ino: 7 }]);
+    cache.handle_timeout(T0.after(MAX_REPLY_WAIT));
     let said = outputs(&mut cache);
     let valid = said.iter().find_map(|output| match output {
-        Output::Answer { op: OpId(4), answer: Answer::Attr(.., valid) } => Some(*valid),
+        Output::Answer { op: OpId(4), answer: OpReply::Attr(.., valid) } => Some(*valid),
         _ => None,
     });
     assert!(valid > Some(Span::ZERO), "{said:?}");
@@ -324,11 +326,11 @@ fn file_of_an_undelivered_create_reply_is_released() {
     let said = answer(&mut cache, created, made);
     assert!(!said.iter().any(|output| matches!(output, Output::Answer { .. })), "{said:?}");
     let (opens, lookups) = (cache.inodes[&7].opens, cache.inodes[&7].nlookup);
-    cache.handle_event(T0, Event::Lapsed { why: "silence".into() });
+    cache.handle_event(T0, Event::Expired { why: "silence".into() });
     assert!(cache.waits_for_kernel());
     cache.handle_interrupt(OpId(4), true);
     let said = outputs(&mut cache);
-    let failed = Answer::Failed(nigh_types::Errno::INTR);
+    let failed = OpReply::Failed(nigh_types::Errno::INTR);
     assert!(said.contains(&Output::Answer { op: OpId(4), answer: failed }), "{said:?}");
     assert_eq!((cache.inodes[&7].opens, cache.inodes[&7].nlookup), (opens - 1, lookups - 1));
 }
@@ -362,8 +364,8 @@ fn queued_invalidation_waits_at_most_one_second() {
     let mut cache = opened();
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     assert_eq!(recall_data(&mut cache), []);
-    let due = T0.after(ANSWERS_WAIT);
-    assert_eq!(cache.poll_output(), Output::Timeout(due, crate::Reason::Behind));
+    let due = T0.after(MAX_REPLY_WAIT);
+    assert_eq!(cache.poll_output(), Output::Timeout(due, crate::Reason::InvalidationQueue));
     cache.handle_timeout(due);
     assert!(matches!(outputs(&mut cache)[..], [Output::Invalidate { .. }]));
 }

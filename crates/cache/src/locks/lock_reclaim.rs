@@ -1,6 +1,6 @@
 //! Reclaim of locks, locks that could not be reclaimed, and locks that were granted too late.
 
-use super::Holder;
+use super::LockOwner;
 use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::op::Fh;
@@ -9,89 +9,95 @@ use std::collections::BTreeSet;
 
 impl Cache {
     /// Reclaims a lock of a session that the remote has forgotten.
-    pub(crate) fn claim_lock(&mut self, now: Time, holder: Holder, range: LockInfo) -> bool {
+    pub(crate) fn reclaim_lock(&mut self, now: Time, holder: LockOwner, range: LockInfo) -> bool {
         let other = |id: NodeId| {
             self.locks
                 .files_of(holder)
                 .any(|fh| self.files.get(fh).is_some_and(|f| f.generation != id.generation))
         };
         if self.node_ref(holder.ino).is_none_or(|place| other(place.node)) {
-            self.lose_locks(holder);
+            self.fail_owner(holder);
             return false;
         }
-        self.send_lock(now, holder, range, CallKind::Reclaim { holder, range })
+        self.send_lock(now, holder, range, CallKind::ReclaimLock { holder, range })
     }
 
     /// Sends a lock call. False: no path leads to the file any more.
-    fn send_lock(&mut self, now: Time, holder: Holder, range: LockInfo, purpose: CallKind) -> bool {
+    fn send_lock(&mut self, now: Time, holder: LockOwner, range: LockInfo, purpose: CallKind) -> bool {
         let Some(node) = self.node_ref(holder.ino) else { return false };
-        let (Holder { flock, owner, .. }, LockInfo { start, end, kind, pid }) = (holder, range);
-        let reclaim = purpose.is_claim();
+        let (LockOwner { flock, owner, .. }, LockInfo { start, end, kind, pid }) = (holder, range);
+        let reclaim = purpose.is_reclaim();
         let call = Call::Lock { node, owner, flock, kind, start, end, wait: false, pid, reclaim };
         self.send(now, None, purpose, call);
         true
     }
 
-    pub(crate) fn lock_reclaimed(&mut self, now: Time, holder: Holder, range: LockInfo, response: &Response) {
+    pub(crate) fn on_reclaim_lock_reply(
+        &mut self,
+        now: Time,
+        holder: LockOwner,
+        range: LockInfo,
+        response: &Response,
+    ) {
         let errno = match &response.result {
-            Ok(Reply::Done) => return self.claim_granted(now, holder, range),
+            Ok(Reply::Done) => return self.on_lock_reclaimed(now, holder, range),
             Ok(_) => Errno::PROTO,
             Err(errno) => *errno,
         };
         let path = self.shown_path(holder.ino);
         tracing::warn!(target: "nigh::session", path, %errno, "a lock could not be taken again");
-        self.lose_and_free(now, holder);
+        self.fail_and_release(now, holder);
     }
 
     /// Handles a reclaimed lock. Its owner may have unlocked some of it meanwhile, or closed the file.
-    fn claim_granted(&mut self, now: Time, holder: Holder, range: LockInfo) {
+    fn on_lock_reclaimed(&mut self, now: Time, holder: LockOwner, range: LockInfo) {
         match self.locks.holders.get_mut(&holder) {
             Some(held) if held.lost => {}
             Some(held) => {
                 held.unwanted.set(range);
-                self.set_right(now, holder);
+                self.correct_remote(now, holder);
             }
-            None => drop(self.end_range(now, holder, range.start, range.end)),
+            None => drop(self.release_range(now, holder, range.start, range.end)),
         }
     }
 
     /// Marks an owner's locks as lost until it closes. Requests sent under the locks and without a reply fail, and are
     /// not done if they were not. True: the owner held some.
-    fn lose_locks(&mut self, holder: Holder) -> bool {
-        let files = self.locks.lose(holder);
-        files.as_ref().into_iter().for_each(|files| self.fail_through(files));
+    fn fail_owner(&mut self, holder: LockOwner) -> bool {
+        let files = self.locks.mark_lost(holder);
+        files.as_ref().into_iter().for_each(|files| self.fail_requests_through(files));
         files.is_some()
     }
 
     /// Marks locks as lost and releases those that the owner may still hold, which would block all others. The release
     /// follows all reclaims.
-    fn lose_and_free(&mut self, now: Time, holder: Holder) {
-        if self.lose_locks(holder) {
-            self.end_locks(now, holder);
+    fn fail_and_release(&mut self, now: Time, holder: LockOwner) {
+        if self.fail_owner(holder) {
+            self.release_locks(now, holder);
         }
     }
 
     /// Fails requests that use these open files.
-    pub(crate) fn fail_through(&mut self, files: &BTreeSet<Fh>) {
+    pub(crate) fn fail_requests_through(&mut self, files: &BTreeSet<Fh>) {
         let through =
-            self.waiting.iter().filter(|(_, w)| w.through.iter().flatten().any(|fh| files.contains(fh)));
+            self.waiting.iter().filter(|(_, w)| w.open_files.iter().flatten().any(|fh| files.contains(fh)));
         let ops: Vec<OpId> = through.map(|(op, _)| *op).collect();
         ops.into_iter().for_each(|op| self.abort(op, Errno::IO));
     }
 
     /// Corrects the remote's state after unwanted locks were granted: a call says what the owner does hold. Only
     /// without a lock call of the owner in flight: that call may be for the same bytes.
-    pub(super) fn set_right(&mut self, now: Time, holder: Holder) {
+    pub(super) fn correct_remote(&mut self, now: Time, holder: LockOwner) {
         let Some(held) = self.locks.holders.get_mut(&holder).filter(|held| held.calls == 0) else { return };
         let unwanted = std::mem::take(&mut held.unwanted);
         let parts = |late: LockInfo| held.ranges.parts(&late).into_iter().map(move |part| (late.kind, part));
         let parts: Vec<_> = unwanted.iter().flat_map(parts).collect();
-        if !held.holds && !held.lost {
+        if !held.may_hold && !held.lost {
             self.locks.holders.remove(&holder);
         }
         for (granted, (part, kind)) in parts {
             match (kind, granted) {
-                (None, _) => drop(self.end_range(now, holder, part.start, part.end)),
+                (None, _) => drop(self.release_range(now, holder, part.start, part.end)),
                 (Some(LockKind::Read), LockKind::Write) => {
                     let purpose = CallKind::Lock { holder, range: part, wait: false, cancelled: false };
                     if self.send_lock(now, holder, part, purpose)
@@ -102,7 +108,7 @@ impl Cache {
                 }
                 (Some(LockKind::Write), LockKind::Read) => {
                     // Other owners may have read these bytes since, while this owner believed in its write lock.
-                    self.lose_and_free(now, holder);
+                    self.fail_and_release(now, holder);
                 }
                 _ => {}
             }

@@ -1,10 +1,10 @@
 //! Calls for locks and for closing files, and replies when locks are lost.
 
-mod amends;
-mod claims;
+mod lock_reclaim;
+mod reclaim_order;
 
 use crate::test_fixtures::session;
-use crate::{Answer, Cache, Caller, Config, Fh, LockSpan, Op, Output};
+use crate::{Cache, Caller, Config, Fh, LockSpan, Op, OpReply, Output};
 use nigh_types::*;
 
 const T0: Time = Time(1_000_000_000);
@@ -37,11 +37,11 @@ impl Rig {
         assert_eq!(answer, None);
         let entry = Entry { id: FILE, attr: attr(), target: None, no_xattrs: true };
         let answers = rig.reply(Ok(Reply::Entry(Some(entry))));
-        assert!(matches!(answers[..], [(id, Answer::Node(_))] if id == op));
+        assert!(matches!(answers[..], [(id, OpReply::Node(_))] if id == op));
         rig
     }
 
-    fn ask(&mut self, op: Op) -> (OpId, Option<Answer>) {
+    fn ask(&mut self, op: Op) -> (OpId, Option<OpReply>) {
         self.last += 1;
         let id = OpId(self.last);
         let caller = Caller { pid: 4, ..Caller::default() };
@@ -68,7 +68,7 @@ impl Rig {
         }
     }
 
-    fn respond(&mut self, call: CallId, result: Result<Reply, Errno>) -> Vec<(OpId, Answer)> {
+    fn respond(&mut self, call: CallId, result: Result<Reply, Errno>) -> Vec<(OpId, OpReply)> {
         self.cache.handle_event(T0, Event::Response { call, response: Response::plain(result) });
         let mut answers = Vec::new();
         for output in self.outputs() {
@@ -80,7 +80,7 @@ impl Rig {
         answers
     }
 
-    fn reply(&mut self, result: Result<Reply, Errno>) -> Vec<(OpId, Answer)> {
+    fn reply(&mut self, result: Result<Reply, Errno>) -> Vec<(OpId, OpReply)> {
         let (call, _) = self.call();
         self.respond(call, result)
     }
@@ -90,7 +90,7 @@ impl Rig {
             Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         self.ask(Op::Open { ino: FILE.ino, access, append: false });
         match &self.reply(Ok(Reply::Opened { handle: Handle(3), attr: attr() }))[..] {
-            [(_, Answer::Opened(opened))] => opened.fh,
+            [(_, OpReply::Opened(opened))] => opened.fh,
             other => panic!("not opened: {other:?}"),
         }
     }
@@ -104,12 +104,12 @@ impl Rig {
 
     fn lock(&mut self, fh: Fh, span: LockSpan) {
         let op = self.want(fh, span, false);
-        assert_eq!(self.reply(Ok(Reply::Done)), [(op, Answer::Done)]);
+        assert_eq!(self.reply(Ok(Reply::Done)), [(op, OpReply::Done)]);
     }
 
     /// Checks that the cache replies at once, without a call.
     #[track_caller]
-    fn at_once(&mut self, op: Op) -> Answer {
+    fn at_once(&mut self, op: Op) -> OpReply {
         let (_, answer) = self.ask(op);
         let outputs = self.outputs();
         assert!(
@@ -121,7 +121,7 @@ impl Rig {
 
     /// Starts the request, and checks that it ends all locks of `owner`.
     #[track_caller]
-    fn ends_locks(&mut self, op: Op, span: LockSpan) -> Option<Answer> {
+    fn ends_locks(&mut self, op: Op, span: LockSpan) -> Option<OpReply> {
         let (_, answer) = self.ask(op);
         let outputs = self.outputs();
         let is_end = |output: &Output| match output {
@@ -178,20 +178,20 @@ impl Rig {
 fn close_sends_an_unlock_only_for_possible_lock_owners() {
     let mut rig = Rig::new();
     let (one, two) = (rig.open(), rig.open());
-    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "nobody ever locked");
+    assert_eq!(rig.at_once(Rig::flush(1)), OpReply::Done, "nobody ever locked");
     rig.lock(one, span(1, (0, 9)));
-    assert_eq!(rig.at_once(Rig::flush(2)), Answer::Done, "another process");
+    assert_eq!(rig.at_once(Rig::flush(2)), OpReply::Done, "another process");
     assert_eq!(rig.ends_locks(Rig::flush(1), span(1, ALL)), None);
-    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "once is enough");
-    assert_eq!(rig.at_once(Op::Release { fh: one, flock: None }), Answer::Done);
+    assert_eq!(rig.at_once(Rig::flush(1)), OpReply::Done, "once is enough");
+    assert_eq!(rig.at_once(Op::Release { fh: one, flock: None }), OpReply::Done);
 
     rig.lock(two, span(1, ALL));
     let (op, _) = rig.ask(Op::Unlock { ino: FILE.ino, span: span(1, ALL) });
-    assert_eq!(rig.reply(Ok(Reply::Done)), [(op, Answer::Done)]);
-    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "all was unlocked");
+    assert_eq!(rig.reply(Ok(Reply::Done)), [(op, OpReply::Done)]);
+    assert_eq!(rig.at_once(Rig::flush(1)), OpReply::Done, "all was unlocked");
     let op = rig.want(two, span(1, ALL), false);
-    assert_eq!(rig.reply(Err(Errno::AGAIN)), [(op, Answer::Failed(Errno::AGAIN))]);
-    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done, "none was granted");
+    assert_eq!(rig.reply(Err(Errno::AGAIN)), [(op, OpReply::Failed(Errno::AGAIN))]);
+    assert_eq!(rig.at_once(Rig::flush(1)), OpReply::Done, "none was granted");
 }
 
 #[test]
@@ -201,17 +201,18 @@ fn locks_owned_by_an_open_file_end_with_it() {
     rig.lock(one, span(90, ALL));
     let flock = LockSpan { flock: true, ..span(91, ALL) };
     rig.lock(two, flock);
-    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done);
+    assert_eq!(rig.at_once(Rig::flush(1)), OpReply::Done);
     let released = rig.ends_locks(Op::Release { fh: one, flock: None }, span(90, ALL));
-    assert_eq!(released, Some(Answer::Done), "nobody waits for that");
-    assert_eq!(rig.ends_locks(Op::Release { fh: two, flock: Some(91) }, flock), Some(Answer::Done));
+    assert_eq!(released, Some(OpReply::Done), "nobody waits for that");
+    assert_eq!(rig.ends_locks(Op::Release { fh: two, flock: Some(91) }, flock), Some(OpReply::Done));
 }
 
 #[test]
 fn signal_cancels_a_lock_wait_and_the_remotes_reply_decides() {
     let mut rig = Rig::new();
     let fh = rig.open();
-    for (result, answer) in [(Err(Errno::INTR), Answer::Failed(Errno::INTR)), (Ok(Reply::Done), Answer::Done)]
+    for (result, answer) in
+        [(Err(Errno::INTR), OpReply::Failed(Errno::INTR)), (Ok(Reply::Done), OpReply::Done)]
     {
         let op = rig.want(fh, span(1, ALL), true);
         let (call, _) = rig.call();
@@ -224,7 +225,7 @@ fn signal_cancels_a_lock_wait_and_the_remotes_reply_decides() {
     let (call, _) = rig.call();
     rig.cache.handle_interrupt(op, false);
     assert_eq!(rig.outputs(), [], "what does not wait for others is not ended");
-    assert_eq!(rig.respond(call, Ok(Reply::Done)), [(op, Answer::Done)]);
+    assert_eq!(rig.respond(call, Ok(Reply::Done)), [(op, OpReply::Done)]);
 }
 
 #[test]
@@ -235,7 +236,7 @@ fn lock_granted_to_a_dead_caller_is_released() {
     let (call, _) = rig.call();
     rig.cache.handle_interrupt(op, true);
     let outputs = rig.outputs();
-    assert_eq!(outputs, [Output::Answer { op, answer: Answer::Failed(Errno::INTR) }, Output::Cancel(call)]);
+    assert_eq!(outputs, [Output::Answer { op, answer: OpReply::Failed(Errno::INTR) }, Output::Cancel(call)]);
     assert_eq!(rig.ends_locks(Rig::flush(1), span(1, ALL)), None, "its call may yet be granted");
     let response = Response::plain(Ok(Reply::Done));
     rig.cache.handle_event(T0, Event::Response { call, response });
@@ -254,7 +255,7 @@ fn aborted_lock_wait_is_not_sent_again() {
     assert!(matches!(what, Call::ResolvePath { .. }));
     rig.cache.handle_interrupt(op, false);
     assert_eq!(rig.outputs(), [Output::Cancel(call)]);
-    assert_eq!(rig.respond(walk, Ok(Reply::Done)), [(op, Answer::Failed(Errno::INTR))]);
+    assert_eq!(rig.respond(walk, Ok(Reply::Done)), [(op, OpReply::Failed(Errno::INTR))]);
 }
 
 #[test]
@@ -265,14 +266,14 @@ fn owner_of_a_lost_lock_gets_eio_until_it_closes() {
     let waiting = rig.want(other, span(2, ALL), true);
     rig.outputs();
     let lost = rig.lose();
-    assert_eq!(lost, [Output::Answer { op: waiting, answer: Answer::Failed(Errno::IO) }]);
+    assert_eq!(lost, [Output::Answer { op: waiting, answer: OpReply::Failed(Errno::IO) }]);
     rig.cache.handle_event(T0, Event::Attached(session()));
     rig.claims(|call| match call {
         Call::Reopen { .. } => Ok(Reply::Opened { handle: Handle(3), attr: attr() }),
         _ => Err(Errno::AGAIN),
     });
 
-    let eio = Answer::Failed(Errno::IO);
+    let eio = OpReply::Failed(Errno::IO);
     let ino = FILE.ino;
     let write = |fh| Op::Write { ino, fh, offset: 0, data: vec![1], flags: WriteFlags::default() };
     assert_eq!(rig.at_once(Op::Read { ino, fh, offset: 0, size: 1 }), eio);
@@ -283,7 +284,7 @@ fn owner_of_a_lost_lock_gets_eio_until_it_closes() {
     assert_eq!(rig.at_once(again), eio, "whichever file it asks through");
 
     rig.lock(other, span(2, ALL));
-    assert_eq!(rig.at_once(Rig::flush(1)), Answer::Done);
+    assert_eq!(rig.at_once(Rig::flush(1)), OpReply::Done);
     let (_, answer) = rig.ask(Op::Read { ino, fh, offset: 0, size: 1 });
     assert_eq!(answer, None, "it has closed the file");
     rig.call();
@@ -298,11 +299,11 @@ fn close_succeeds_when_the_session_is_lost() {
     let (op, answer) = rig.ask(Rig::flush(1));
     assert_eq!(answer, None);
     rig.outputs();
-    assert_eq!(rig.lose(), [Output::Answer { op, answer: Answer::Done }]);
+    assert_eq!(rig.lose(), [Output::Answer { op, answer: OpReply::Done }]);
     let span = span(1, ALL);
     let (parked, _) = rig.ask(Op::SetLock { ino: 7, fh, span, kind: LockKind::Read, pid: 1, wait: true });
     rig.cache.handle_interrupt(parked, false);
-    assert_eq!(rig.outputs(), [Output::Answer { op: parked, answer: Answer::Failed(Errno::INTR) }]);
+    assert_eq!(rig.outputs(), [Output::Answer { op: parked, answer: OpReply::Failed(Errno::INTR) }]);
 }
 
 #[test]
@@ -311,14 +312,14 @@ fn held_locks_and_nothing_else_are_reclaimed() {
     let (one, two) = (rig.open(), rig.open());
     rig.lock(one, span(1, (0, 99)));
     let (op, _) = rig.ask(Op::Unlock { ino: FILE.ino, span: span(1, (10, 19)) });
-    assert_eq!(rig.reply(Ok(Reply::Done)), [(op, Answer::Done)]);
+    assert_eq!(rig.reply(Ok(Reply::Done)), [(op, OpReply::Done)]);
     let flock = LockSpan { flock: true, ..span(91, (0, 0)) };
     rig.lock(two, flock);
     rig.lock(two, span(2, (200, 299)));
     // An unlock without a reply.
     let (unlock, _) = rig.ask(Op::Unlock { ino: FILE.ino, span: span(2, (200, 299)) });
     let (unlock_call, _) = rig.call();
-    rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });
+    rig.cache.handle_event(T0, Event::Expired { why: "test".into() });
     let (closing, answer) = rig.ask(Rig::flush(1));
     assert_eq!(answer, None);
     let (closing_call, _) = rig.call();
@@ -335,8 +336,8 @@ fn held_locks_and_nothing_else_are_reclaimed() {
         _ => None,
     });
     assert_eq!(locks.collect::<Vec<_>>(), [(91, true, 0, u64::MAX)]);
-    assert_eq!(rig.respond(closing_call, Ok(Reply::Done)), [(closing, Answer::Done)]);
-    assert_eq!(rig.respond(unlock_call, Ok(Reply::Done)), [(unlock, Answer::Done)]);
+    assert_eq!(rig.respond(closing_call, Ok(Reply::Done)), [(closing, OpReply::Done)]);
+    assert_eq!(rig.respond(unlock_call, Ok(Reply::Done)), [(unlock, OpReply::Done)]);
 }
 
 #[test]
@@ -356,7 +357,7 @@ fn lock_reclaimed_while_its_owner_closes_is_released() {
         _ => false,
     };
     assert_eq!(after.iter().filter(|output| given_back(output)).count(), 1, "{after:?}");
-    assert_eq!(rig.respond(closing_call, Ok(Reply::Done)), [(closing, Answer::Done)]);
+    assert_eq!(rig.respond(closing_call, Ok(Reply::Done)), [(closing, OpReply::Done)]);
 }
 
 #[test]
@@ -366,17 +367,17 @@ fn another_export_in_a_new_session_fails_all_open_files() {
     rig.lock(fh, span(1, ALL));
     let (waits, _) = rig.ask(Op::Read { ino: FILE.ino, fh, offset: 0, size: 1 });
     let (call, _) = rig.call();
-    rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });
-    let other = Session { root: NodeId { ino: 1, generation: 9 }, ..session() };
+    rig.cache.handle_event(T0, Event::Expired { why: "test".into() });
+    let other = SessionParams { root: NodeId { ino: 1, generation: 9 }, ..session() };
     rig.cache.handle_event(T0, Event::Restored { session: other, kept: false });
-    let answer = Answer::Failed(Errno::IO);
+    let answer = OpReply::Failed(Errno::IO);
     assert_eq!(
         rig.outputs(),
         [Output::Answer { op: waits, answer: answer.clone() }, Output::Cancel(call), Output::Reclaimed]
     );
     assert_eq!(rig.at_once(Op::Read { ino: FILE.ino, fh, offset: 0, size: 1 }), answer);
     assert_eq!(rig.at_once(Op::Unlock { ino: FILE.ino, span: span(1, ALL) }), answer);
-    assert_eq!(rig.at_once(Op::Release { fh, flock: None }), Answer::Done);
+    assert_eq!(rig.at_once(Op::Release { fh, flock: None }), OpReply::Done);
 }
 
 #[test]
@@ -386,7 +387,7 @@ fn acknowledgement_is_never_sent_to_another_session() {
         let recall = Recall { id: RecallId(5), node: FILE, covers: LeaseScope::Data, names: vec![] };
         rig.cache.handle_event(T0, Event::Recall(recall));
         let Output::Invalidate { id, .. } = rig.cache.poll_output() else { panic!("not told") };
-        rig.cache.handle_event(T0, Event::Lapsed { why: "test".into() });
+        rig.cache.handle_event(T0, Event::Expired { why: "test".into() });
         rig.cache.handle_event(T0, Event::Restored { session: session(), kept });
         rig.cache.handle_invalidated(T0, id);
         let said = rig.outputs().contains(&Output::Acknowledge(RecallId(5)));

@@ -2,11 +2,13 @@
 //! failed.
 
 use crate::test_fixtures;
-use crate::{Answer, Cache, Caller, Config, Fh, Invalidation, KernelInvalidation, OnDisconnect, Op, Output};
+use crate::{
+    Cache, Caller, Config, Fh, InvalidationId, KernelInvalidation, OnDisconnect, Op, OpReply, Output,
+};
 use nigh_types::*;
 
-mod left_out;
-mod overtaken;
+mod read_after_write;
+mod stale_pages;
 mod ungranted;
 
 const T0: Time = Time(1_000_000_000);
@@ -24,8 +26,8 @@ fn stamp(secs: i64) -> DataVersion {
     DataVersion::of(&attr(secs))
 }
 
-fn session() -> Session {
-    Session { term: Term::Limited(TERM), ..test_fixtures::session() }
+fn session() -> SessionParams {
+    SessionParams { term: Term::Limited(TERM), ..test_fixtures::session() }
 }
 
 fn data_grant(id: GrantId) -> Grant {
@@ -41,8 +43,8 @@ struct Rig {
     fh: Fh,
     calls: Vec<(CallId, Call)>,
     cancelled: Vec<CallId>,
-    answers: Vec<(OpId, Answer)>,
-    stale: Vec<(Invalidation, Vec<KernelInvalidation>)>,
+    answers: Vec<(OpId, OpReply)>,
+    stale: Vec<(InvalidationId, Vec<KernelInvalidation>)>,
 }
 
 impl Rig {
@@ -58,7 +60,7 @@ impl Rig {
             Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         rig.ask(Op::Open { ino: FILE.ino, access, append: false });
         rig.respond(Ok(Reply::Opened { handle: Handle(3), attr: attr(1) }), 1, None);
-        let Some((_, Answer::Opened(opened))) = rig.answers.pop() else { panic!("not opened") };
+        let Some((_, OpReply::Opened(opened))) = rig.answers.pop() else { panic!("not opened") };
         rig.fh = opened.fh;
         rig.told();
         rig
@@ -90,13 +92,19 @@ impl Rig {
     fn flush(&mut self) -> Option<WriteBackPrecondition> {
         self.write(true);
         let Some((_, Call::Write { flags, .. })) = self.calls.last() else { panic!("{:?}", self.calls) };
-        assert!(flags.flush);
+        assert!(flags.write_back);
         flags.since
     }
 
     fn write(&mut self, flush: bool) -> OpId {
         let (ino, fh, data) = (FILE.ino, self.fh, b"TEXT".to_vec());
-        self.ask(Op::Write { ino, fh, offset: 0, data, flags: WriteFlags { flush, ..WriteFlags::default() } })
+        self.ask(Op::Write {
+            ino,
+            fh,
+            offset: 0,
+            data,
+            flags: WriteFlags { write_back: flush, ..WriteFlags::default() },
+        })
     }
 
     /// Recalls the file's data.
@@ -144,7 +152,7 @@ impl Rig {
         self.cache.inodes[&FILE.ino].old.is_some()
     }
 
-    fn written(&mut self, secs: i64, granted: Option<GrantId>) -> Answer {
+    fn written(&mut self, secs: i64, granted: Option<GrantId>) -> OpReply {
         self.respond(Ok(Reply::Written { offset: 0, count: 4 }), secs, granted);
         self.answers.pop().expect("an answer").1
     }
@@ -214,7 +222,7 @@ fn ended(secs: i64) -> Option<WriteBackPrecondition> {
 fn write_back_names_the_grant_until_its_recall_is_acknowledged() {
     let mut rig = Rig::with_pages();
     assert_eq!(rig.flush(), under(1, FIRST));
-    assert_eq!(rig.written(2, Some(FIRST)), Answer::Written(4));
+    assert_eq!(rig.written(2, Some(FIRST)), OpReply::Written(4));
     assert_eq!(rig.flush(), under(2, FIRST), "its own change is what it has");
     rig.written(3, Some(FIRST));
     rig.event(Event::Recall(Recall {
@@ -234,8 +242,8 @@ fn latest_of_reordered_replies_sets_the_page_base() {
     let mut rig = Rig::with_pages();
     rig.write(false);
     rig.write(false);
-    assert_eq!(rig.written(3, Some(FIRST)), Answer::Written(4));
-    assert_eq!(rig.written(2, Some(FIRST)), Answer::Written(4));
+    assert_eq!(rig.written(3, Some(FIRST)), OpReply::Written(4));
+    assert_eq!(rig.written(2, Some(FIRST)), OpReply::Written(4));
     rig.answered_in_order(attr(4), attr(5));
     assert_eq!(rig.flush(), under(5, FIRST));
 }
@@ -280,10 +288,10 @@ fn conflicting_write_back_fails_until_stale_pages_are_dropped() {
     rig.calls.clear();
     rig.flush();
     rig.respond(Err(Errno::CANCELED), 0, None);
-    assert_eq!(rig.answers.pop().unwrap().1, Answer::Failed(Errno::IO));
+    assert_eq!(rig.answers.pop().unwrap().1, OpReply::Failed(Errno::IO));
     assert_eq!(rig.dropped(), [(0, 0), (0, 4)], "what was not written must not be seen");
     rig.write(true);
-    assert_eq!(rig.answers.pop().unwrap().1, Answer::Failed(Errno::IO));
+    assert_eq!(rig.answers.pop().unwrap().1, OpReply::Failed(Errno::IO));
     assert!(rig.calls.is_empty(), "nobody is asked again");
     assert_eq!(rig.dropped(), [(0, 0), (0, 4), (0, 4)]);
     rig.told();
@@ -334,13 +342,13 @@ fn read_only_reopen_does_not_keep_pages_in_a_new_session() {
 #[test]
 fn pages_are_dropped_after_a_queued_request_fails_at_start() {
     let mut rig = Rig::with(Config::default());
-    rig.event(Event::Lapsed { why: String::new() });
+    rig.event(Event::Expired { why: String::new() });
     rig.write(true);
     rig.event(Event::Restored { session: session(), kept: false });
     rig.respond(Err(Errno::ACCES), 0, None);
     rig.answers.clear();
     rig.tell();
-    assert_eq!(rig.answers.pop().unwrap().1, Answer::Failed(Errno::IO));
+    assert_eq!(rig.answers.pop().unwrap().1, OpReply::Failed(Errno::IO));
     assert_eq!(rig.dropped(), [(0, 4)]);
 }
 
@@ -445,7 +453,7 @@ fn over_a_forgotten_session_with(
     let op = rig.write(true);
     let (write, _) = rig.calls.pop().unwrap();
     if lapsed {
-        rig.event(Event::Lapsed { why: String::new() });
+        rig.event(Event::Expired { why: String::new() });
     }
     rig.event(Event::Restored { session: session(), kept: false });
     assert_eq!(rig.cancelled, [write]);
@@ -456,7 +464,7 @@ fn over_a_forgotten_session_with(
     rig.told();
     let Some((_, Call::Write { flags, .. })) = rig.calls.last() else { panic!("it is written back again") };
     let since = flags.since;
-    assert_eq!(rig.written(9, None), Answer::Written(4));
+    assert_eq!(rig.written(9, None), OpReply::Written(4));
     assert!(!rig.cache.is_waiting(op));
     since
 }
@@ -484,8 +492,8 @@ fn handles_closed_while_disconnected_are_released_in_one_call() {
         Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     rig.ask(Op::Open { ino: FILE.ino, access, append: false });
     rig.respond(Ok(Reply::Opened { handle: Handle(4), attr: attr(1) }), 1, None);
-    let Some((_, Answer::Opened(second))) = rig.answers.pop() else { panic!("not opened") };
-    rig.event(Event::Lapsed { why: String::new() });
+    let Some((_, OpReply::Opened(second))) = rig.answers.pop() else { panic!("not opened") };
+    rig.event(Event::Expired { why: String::new() });
     for fh in [rig.fh, second.fh] {
         rig.ask(Op::Release { fh, flock: None });
     }
@@ -514,11 +522,11 @@ fn pages_are_dropped_after_a_failed_read() {
 fn pages_are_dropped_after_a_queued_request_is_aborted() {
     let on_disconnect = OnDisconnect::Fail(Span::from_secs(30));
     let mut rig = Rig::with(Config { on_disconnect, ..Config::default() });
-    rig.event(Event::Lapsed { why: String::new() });
+    rig.event(Event::Expired { why: String::new() });
     rig.write(true);
     rig.stale.clear();
     rig.pass(Span::from_secs(30));
-    assert_eq!(rig.answers.pop().unwrap().1, Answer::Failed(Errno::IO));
+    assert_eq!(rig.answers.pop().unwrap().1, OpReply::Failed(Errno::IO));
     assert_eq!(rig.dropped(), [(0, 4)]);
 }
 
@@ -526,7 +534,7 @@ fn pages_are_dropped_after_a_queued_request_is_aborted() {
 fn pages_of_calls_in_flight_are_dropped_when_an_expired_session_is_lost() {
     let mut rig = Rig::with_pages();
     rig.ask(Op::Read { ino: FILE.ino, fh: rig.fh, offset: 4096, size: 4096 });
-    rig.event(Event::Lapsed { why: String::new() });
+    rig.event(Event::Expired { why: String::new() });
     rig.stale.clear();
     rig.event(Event::Lost { why: String::new() });
     assert_eq!(rig.dropped(), [(4096, 4096)]);

@@ -29,15 +29,15 @@ fn looked(cache: &mut Cache) {
     let looked = ask(cache, Op::Lookup { dir: 1, name: name("x") });
     let entry = Entry { id: FILE, attr: attr(), target: None, no_xattrs: true };
     answer(cache, looked, granted(Reply::Entry(Some(entry))));
-    assert_eq!(value(cache), Some(Answer::Failed(Errno::NODATA)));
+    assert_eq!(value(cache), Some(OpReply::Failed(Errno::NODATA)));
 }
 
 fn granted(reply: Reply) -> Response {
-    let grant = Grant { id: GrantId(1), term: Term::Session, ..crate::grants::made_up(session().root) };
+    let grant = Grant { id: GrantId(1), term: Term::Session, ..crate::grants::fabricated(session().root) };
     Response { grants: vec![grant], ..Response::plain(Ok(reply)) }
 }
 
-fn value(cache: &mut Cache) -> Option<Answer> {
+fn value(cache: &mut Cache) -> Option<OpReply> {
     let get = Op::GetXattr { ino: 7, name: b"user.a".to_vec(), size: 9 };
     cache.handle_op(T0, OpId(2), Caller::default(), get)
 }
@@ -47,7 +47,7 @@ fn renamed(cache: &mut Cache) {
     let rename =
         Op::Rename { from, name: name("x"), to, new_name: name("z"), no_replace, exchange, whiteout: false };
     let call = ask(cache, rename);
-    let reply = Reply::Renamed { moved: FILE, replaced: None, kept: None, whiteout: None };
+    let reply = Reply::Renamed { moved: FILE, replaced: None, pinned: None, whiteout: None };
     answer(cache, call, Response { after: vec![(FILE, attr())], ..granted(reply) });
 }
 
@@ -56,7 +56,7 @@ fn renamed(cache: &mut Cache) {
 fn rename_does_not_carry_no_xattrs_from_an_entry_that_is_not_the_parent_entry() {
     let mut cache = cache(Config::default());
     looked(&mut cache);
-    cache.set_home(FILE, (1, &name("y")));
+    cache.set_parent_entry(FILE, (1, &name("y")));
     cache.forget_xattrs(FILE.ino);
     renamed(&mut cache);
     assert_eq!(value(&mut cache), None, "the remote is asked");
@@ -83,13 +83,13 @@ fn left_a_whiteout(cache: &mut Cache, whiteout: Option<NodeId>) -> Vec<KernelInv
     let rename =
         Op::Rename { from, name: name("x"), to, new_name: name("z"), no_replace, exchange, whiteout: true };
     let call = ask(cache, rename);
-    let reply = Reply::Renamed { moved: FILE, replaced: None, kept: None, whiteout };
+    let reply = Reply::Renamed { moved: FILE, replaced: None, pinned: None, whiteout };
     let mut after = vec![(FILE, attr())];
     after.extend(whiteout.map(|id| (id, Attr { mode: 0o020_000, nlink: 1, ..Attr::default() })));
     answer(cache, call, Response { after, ..granted(reply) })
 }
 
-fn look(cache: &mut Cache, at: &str) -> Option<Answer> {
+fn look(cache: &mut Cache, at: &str) -> Option<OpReply> {
     cache.handle_op(T0, OpId(2), Caller::default(), Op::Lookup { dir: 1, name: name(at) })
 }
 
@@ -100,7 +100,7 @@ fn rename_with_whiteout_caches_both_names_and_invalidates_nothing() {
     assert_eq!(left_a_whiteout(&mut cache, Some(LEFT)), []);
     for (at, id, kind) in [("x", LEFT, Kind::CharDevice), ("z", FILE, Kind::File)] {
         match look(&mut cache, at) {
-            Some(Answer::Node(node)) => assert_eq!((node.id, node.attr.kind()), (id, kind)),
+            Some(OpReply::Node(node)) => assert_eq!((node.id, node.attr.kind()), (id, kind)),
             other => panic!("{at}: {other:?}"),
         }
     }
@@ -130,6 +130,6 @@ fn inode_without_its_latest_name_is_reached_by_its_earlier_name() {
     let at = |cache: &Cache| cache.node_ref(9).and_then(|place| place.path_hint).map(|(_, name)| name);
     assert_eq!(at(&cache), Some(name("y")));
     let call = ask(&mut cache, Op::Unlink { dir: 1, name: name("y") });
-    answer(&mut cache, call, granted(Reply::Removed { node: LEFT, kept: None }));
+    answer(&mut cache, call, granted(Reply::Removed { node: LEFT, pinned: None }));
     assert_eq!(at(&cache), Some(name("x")));
 }

@@ -43,7 +43,7 @@ impl Rig {
     fn new(who: u32, config: Config) -> Rig {
         let mut cache = cache(config);
         cache.tells_dirents = true;
-        (0..8).for_each(|_| cache.readers.tried(QUIET));
+        (0..8).for_each(|_| cache.readers.probed(QUIET));
         let key = cache.key;
         let cookie = |name: &Name| key.cookie(name.as_bytes());
         let all = (0..).map(|n: u32| Name::new(n.to_string().as_bytes()).unwrap());
@@ -58,18 +58,18 @@ impl Rig {
         rig.list = *list;
         let part = listed(&rig.first, false, true);
         let opened = rig.hear(rig.list, part);
-        let [(_, Answer::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
+        let [(_, OpReply::Opened(Opened { fh, .. }))] = opened[..] else { panic!("{opened:?}") };
         rig.fh = fh;
         rig
     }
 
-    fn ask(&mut self, what: Op) -> Option<Answer> {
+    fn ask(&mut self, what: Op) -> Option<OpReply> {
         self.ops += 1;
         let caller = Caller { pid: self.who, ..Caller::default() };
         self.cache.handle_op(T0, OpId(self.ops), caller, what)
     }
 
-    fn read(&mut self, offset: Cookie) -> Option<Answer> {
+    fn read(&mut self, offset: Cookie) -> Option<OpReply> {
         // Room for four names.
         self.ask(Op::ReadDir { ino: 1, fh: self.fh, offset, size: 4 * 32, plus: false })
     }
@@ -81,7 +81,7 @@ impl Rig {
             .collect()
     }
 
-    fn hear(&mut self, call: CallId, response: Response) -> Vec<(OpId, Answer)> {
+    fn hear(&mut self, call: CallId, response: Response) -> Vec<(OpId, OpReply)> {
         self.cache.handle_event(T0, Event::Response { call, response });
         let outputs = outputs(&mut self.cache).into_iter();
         outputs
@@ -89,7 +89,7 @@ impl Rig {
             .collect()
     }
 
-    fn tell(&mut self, call: CallId, names: &[Name], last: bool) -> Vec<(OpId, Answer)> {
+    fn tell(&mut self, call: CallId, names: &[Name], last: bool) -> Vec<(OpId, OpReply)> {
         let dirents = names.iter().map(dirent).collect();
         self.hear(call, Response { last, ..Response::plain(Ok(Reply::Dirents(dirents))) })
     }
@@ -109,8 +109,8 @@ impl Rig {
     }
 }
 
-fn page(answer: &Answer) -> (Vec<u8>, Vec<u64>, Option<Cookie>) {
-    let Answer::Page(page) = answer else { panic!("{answer:?}") };
+fn page(answer: &OpReply) -> (Vec<u8>, Vec<u64>, Option<Cookie>) {
+    let OpReply::Page(page) = answer else { panic!("{answer:?}") };
     assert!(page.entries.iter().all(|entry| entry.node.is_none()));
     let next = page.entries.last().map(|entry| entry.next);
     (page.names.clone(), page.entries.iter().map(|entry| entry.ino).collect(), next)
@@ -160,7 +160,7 @@ fn listed_entries_are_served_before_names_only_ones() {
     let (list, later) = (rig.list, rig.later.clone());
     assert_eq!(rig.tell(call, &later[..2], false), []);
     let told = rig.hear(list, listed(&later, true, false));
-    let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
+    let [(OpId(2), OpReply::Page(page))] = &told[..] else { panic!("{told:?}") };
     assert!(page.entries.iter().all(|entry| entry.ino >= 110), "{page:?}");
     assert_eq!(rig.tell(call, &later[2..4], false), []);
 }
@@ -177,7 +177,7 @@ fn aborted_name_stream_leaves_a_listing_in_flight_running() {
     assert_eq!(rig.calls(), [], "it is on its way");
     assert_eq!(rig.cache.dirents.bytes(), 0);
     let told = rig.hear(list, listed(&later[1..], true, false));
-    let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
+    let [(OpId(2), OpReply::Page(page))] = &told[..] else { panic!("{told:?}") };
     assert_eq!(page.names, text(&later[..4]));
 }
 
@@ -188,7 +188,7 @@ fn refused_names_only_call_makes_the_reader_wait_for_the_listing() {
         let (list, later) = (rig.list, rig.later.clone());
         assert_eq!(rig.hear(call, Response::plain(refusal)), []);
         let told = rig.hear(list, listed(&later, true, false));
-        let [(OpId(2), Answer::Page(page))] = &told[..] else { panic!("{told:?}") };
+        let [(OpId(2), OpReply::Page(page))] = &told[..] else { panic!("{told:?}") };
         assert_eq!(page.names, text(&later[..4]));
         assert_eq!(rig.cache.gauges().pending_operations, 0);
     }
@@ -230,7 +230,7 @@ fn name_streams_count_as_memory_and_are_dropped_under_pressure() {
     assert_eq!((rig.cache.dirents.bytes(), rig.calls()), (0, vec![]), "nor is it begun again");
     let (list, later) = (rig.list, later.clone());
     let told = rig.hear(list, listed(&later, true, false));
-    assert!(matches!(&told[..], [(OpId(2), Answer::Page(_))]), "{told:?}");
+    assert!(matches!(&told[..], [(OpId(2), OpReply::Page(_))]), "{told:?}");
 }
 
 #[test]

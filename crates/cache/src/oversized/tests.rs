@@ -23,7 +23,7 @@ struct Rig {
     names: Vec<Name>,
     told: usize,
     ops: u64,
-    answers: Vec<(OpId, Answer)>,
+    answers: Vec<(OpId, OpReply)>,
     cancelled: Vec<CallId>,
     calls: Vec<(CallId, Call)>,
 }
@@ -46,7 +46,7 @@ impl Rig {
         let mut rig =
             Rig { cache, walks, fh: Fh(0), list, names, told: 0, ops: 1, answers, cancelled, calls };
         rig.part();
-        let Some((_, Answer::Opened(Opened { fh, .. }))) = rig.answers.pop() else { panic!("not opened") };
+        let Some((_, OpReply::Opened(Opened { fh, .. }))) = rig.answers.pop() else { panic!("not opened") };
         rig.fh = fh;
         rig
     }
@@ -100,7 +100,7 @@ impl Rig {
         self.drain();
     }
 
-    fn read(&mut self, offset: Cookie) -> Option<Answer> {
+    fn read(&mut self, offset: Cookie) -> Option<OpReply> {
         self.ops += 1;
         let read = Op::ReadDir { ino: 1, fh: self.fh, offset, size: 4096, plus: false };
         let answer = self.cache.handle_op(T0, OpId(self.ops), Caller::default(), read);
@@ -128,12 +128,12 @@ fn endless_listing_is_cancelled_and_its_memory_given_back() {
     assert_eq!(rig.read(behind), None, "the application waits for a name that has not come");
     rig.until_cancelled();
     assert_eq!(rig.cancelled, [rig.list]);
-    assert!(matches!(rig.answers[..], [(OpId(2), Answer::Failed(Errno::NOMEM))]), "{:?}", rig.answers);
+    assert!(matches!(rig.answers[..], [(OpId(2), OpReply::Failed(Errno::NOMEM))]), "{:?}", rig.answers);
     for _ in 0..20 {
         rig.part();
         assert!(rig.cache.gauges().bytes < BUDGET / 16, "parts of a cancelled listing are kept");
     }
-    assert_eq!(rig.read(Cookie(0)), Some(Answer::Failed(Errno::NOMEM)));
+    assert_eq!(rig.read(Cookie(0)), Some(OpReply::Failed(Errno::NOMEM)));
     assert_eq!(rig.calls, [], "the directory is listed again");
 }
 
@@ -164,7 +164,7 @@ fn reader_of_a_directory_beyond_the_budget_continues_names_only_from_its_offset(
     let response = Response::plain(Ok(Reply::Dirents(last.collect())));
     rig.cache.handle_event(T0, Event::Response { call, response });
     rig.drain();
-    let Some((OpId(2), Answer::Page(page))) = rig.answers.pop() else { panic!("{:?}", rig.answers) };
+    let Some((OpId(2), OpReply::Page(page))) = rig.answers.pop() else { panic!("{:?}", rig.answers) };
     assert!(page.names.starts_with(rig.names[rig.names.len() - 99].as_bytes()));
     assert_eq!(rig.cache.counters().waits, 2, "opening and one read waited");
 }
@@ -207,7 +207,7 @@ fn endless_name_stream_is_truncated_at_the_budget_and_resumed_at_its_end() {
     rig.calls.clear();
     let mut pages = 0;
     while let Some(answer) = rig.read(offset) {
-        let Answer::Page(page) = answer else { panic!("{answer:?}") };
+        let OpReply::Page(page) = answer else { panic!("{answer:?}") };
         offset = page.entries.last().expect("names are left").next;
         pages += 1;
     }
@@ -220,7 +220,7 @@ fn endless_name_stream_is_truncated_at_the_budget_and_resumed_at_its_end() {
         Event::Response { call, response: Response::plain(Ok(Reply::Dirents(Vec::new()))) },
     );
     rig.drain();
-    assert!(matches!(&rig.answers[..], [.., (_, Answer::Page(page))] if page.entries.is_empty()));
+    assert!(matches!(&rig.answers[..], [.., (_, OpReply::Page(page))] if page.entries.is_empty()));
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn reader_beyond_the_budget_restarts_its_name_stream_under_memory_pressure() {
     let response = Response::plain(Ok(Reply::Dirents(Vec::new())));
     rig.cache.handle_event(T0, Event::Response { call: second, response });
     rig.drain();
-    assert!(matches!(&rig.answers[..], [.., (_, Answer::Page(_))]), "{:?}", rig.answers);
+    assert!(matches!(&rig.answers[..], [.., (_, OpReply::Page(_))]), "{:?}", rig.answers);
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn prefetch_job_that_lists_a_directory_beyond_the_budget_is_cancelled() {
         rig.part();
         assert!(rig.cache.gauges().bytes < BUDGET / 16, "parts of a cancelled walk are kept");
     }
-    assert_eq!(rig.read(Cookie(0)), Some(Answer::Failed(Errno::NOMEM)));
+    assert_eq!(rig.read(Cookie(0)), Some(OpReply::Failed(Errno::NOMEM)));
     assert_eq!((&rig.calls[..], rig.cancelled.len()), (&[][..], 1), "the directory is listed again");
 }
 

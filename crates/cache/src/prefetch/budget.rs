@@ -1,12 +1,12 @@
 //! Prefetch budget: the cost of jobs, and the share that was used.
 
-use super::Walk;
+use super::PrefetchJob;
 use crate::cache::Cache;
 use nigh_types::{CallId, Span, Time};
 
 /// Entries over a cache's life; a directory counts one more than its names.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Account {
+pub(crate) struct PrefetchStats {
     /// Fetched on demand.
     pub demanded: u64,
     /// Prefetched, and used later.
@@ -25,9 +25,9 @@ const PASSING: Span = Span::from_millis(2_000);
 /// Most ended jobs with unused entries.
 const MOST_ENDED: usize = 16;
 
-impl Walk {
+impl PrefetchJob {
     /// Returns the additional credit that the server may have.
-    pub(super) fn more(&mut self) -> u64 {
+    pub(super) fn additional_credit(&mut self) -> u64 {
         if self.ended {
             return 0;
         }
@@ -43,56 +43,56 @@ impl Walk {
 
 impl Cache {
     /// Returns whether another job may start.
-    pub(super) fn may_walk(&self, now: Time) -> bool {
+    pub(super) fn may_start_job(&self, now: Time) -> bool {
         let walks = &self.walks;
-        let idle = walks.going.values().filter(|walk| walk.ended || now >= walk.last_used.after(PATIENCE));
+        let idle = walks.jobs.values().filter(|walk| walk.ended || now >= walk.last_used.after(PATIENCE));
         let unused: u64 = idle.map(|walk| walk.unused).sum();
-        let Account { demanded, used, wasted, .. } = walks.account;
+        let PrefetchStats { demanded, used, wasted, .. } = walks.stats;
         wasted + unused <= FREE_WASTE + (demanded + used) / USED_SHARE
     }
 
     /// Records the use of a directory: it is opened, or a name in it is looked up.
-    pub(crate) fn use_ahead(&mut self, now: Time, dir: u64) {
+    pub(crate) fn use_prefetched(&mut self, now: Time, dir: u64) {
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
-        if directory.passed.is_some_and(|passed| now >= passed.after(PASSING)) {
+        if directory.first_used_at.is_some_and(|passed| now >= passed.after(PASSING)) {
             // A caller came back.
-            directory.passed = None;
+            directory.first_used_at = None;
         }
-        let Some((call, cost)) = directory.ahead.take() else { return };
-        directory.passed = Some(now);
+        let Some((call, cost)) = directory.prefetched_by.take() else { return };
+        directory.first_used_at = Some(now);
         if !directory.complete && directory.listing.is_none() {
             // It was evicted meanwhile.
-            return self.waste(call, cost);
+            return self.count_wasted(call, cost);
         }
-        self.walks.account.used += cost;
+        self.walks.stats.used += cost;
         self.counters.ahead_used += cost;
-        let Some(walk) = self.walks.going.get_mut(&call) else { return };
+        let Some(walk) = self.walks.jobs.get_mut(&call) else { return };
         walk.unused = walk.unused.saturating_sub(cost);
         walk.last_used = now;
-        let more = walk.more();
+        let more = walk.additional_credit();
         if more > 0 {
-            self.steer(call, more, None);
+            self.send_credit(call, more, None);
         }
     }
 
     /// Counts prefetched entries that are gone or were never kept as wasted.
-    pub(crate) fn waste(&mut self, call: CallId, cost: u64) {
-        self.walks.account.wasted += cost;
+    pub(crate) fn count_wasted(&mut self, call: CallId, cost: u64) {
+        self.walks.stats.wasted += cost;
         self.counters.ahead_wasted += cost;
-        if let Some(walk) = self.walks.going.get_mut(&call) {
+        if let Some(walk) = self.walks.jobs.get_mut(&call) {
             walk.unused = walk.unused.saturating_sub(cost);
         }
     }
 
     /// Forgets ended jobs without unused entries, and the earliest of the others, whose rest counts as wasted.
-    pub(super) fn fold_walks(&mut self) {
-        self.walks.going.retain(|_, walk| !walk.ended || walk.unused > 0);
-        while self.walks.going.values().filter(|walk| walk.ended).count() > MOST_ENDED {
+    pub(super) fn drop_ended_jobs(&mut self) {
+        self.walks.jobs.retain(|_, walk| !walk.ended || walk.unused > 0);
+        while self.walks.jobs.values().filter(|walk| walk.ended).count() > MOST_ENDED {
             let first =
-                self.walks.going.iter().find(|(_, walk)| walk.ended).map(|(call, walk)| (*call, walk.unused));
+                self.walks.jobs.iter().find(|(_, walk)| walk.ended).map(|(call, walk)| (*call, walk.unused));
             let Some((call, unused)) = first else { return };
-            self.walks.account.wasted += unused;
-            self.walks.going.remove(&call);
+            self.walks.stats.wasted += unused;
+            self.walks.jobs.remove(&call);
         }
     }
 }

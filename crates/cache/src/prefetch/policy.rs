@@ -2,22 +2,22 @@
 
 use super::Prefetch;
 use crate::cache::Cache;
-use nigh_types::{Call, CallId, Cookie, Name, NodeId, NodeRef, Order, Time};
+use nigh_types::{Call, CallId, Cookie, Name, NodeId, NodeRef, PrefetchOrder, Time};
 use std::cmp::Ordering;
 
 /// Subdirectory.
-struct Below {
+struct Subdir {
     cookie: Cookie,
     name: Name,
     id: NodeId,
 }
 
-impl Below {
-    fn compare(&self, other: &Below, order: Order) -> Ordering {
+impl Subdir {
+    fn compare(&self, other: &Subdir, order: PrefetchOrder) -> Ordering {
         match order {
-            Order::Cookie => (self.cookie, &self.name).cmp(&(other.cookie, &other.name)),
-            Order::Name => self.name.cmp(&other.name),
-            Order::Number => self.id.ino.cmp(&other.id.ino),
+            PrefetchOrder::Cookie => (self.cookie, &self.name).cmp(&(other.cookie, &other.name)),
+            PrefetchOrder::Name => self.name.cmp(&other.name),
+            PrefetchOrder::InodeNumber => self.id.ino.cmp(&other.id.ino),
         }
     }
 }
@@ -34,20 +34,20 @@ impl Cache {
         }
         let parent = self.inodes.get(&dir)?.parent_entry.as_ref().map(|(parent, _)| *parent)?;
         let above = self.dirs.get_mut(&parent)?;
-        if !above.complete || !above.held.is_some_and(|held| held.lives(now)) {
+        if !above.complete || !above.held.is_some_and(|held| held.is_live(now)) {
             return None;
         }
         let before = above.last_child.replace(dir);
-        let via = above.via;
+        let via = above.opened_in_walk;
         if let Some(id) = self.id_of(dir) {
-            self.directory(id).via = true;
+            self.directory(id).opened_in_walk = true;
         }
         Some((parent, before.filter(|before| *before != dir), via))
     }
 
     /// Starts a job at an unlisted directory that is being opened, if the policy detects a tree walk. `descent`: see
     /// [`Cache::note_descent`].
-    pub(crate) fn walk_from(
+    pub(crate) fn prefetch_from(
         &mut self,
         now: Time,
         dir: u64,
@@ -61,13 +61,13 @@ impl Cache {
             (Prefetch::All, _) => {
                 let window = self.largest_window();
                 let roots = vec![self.node_ref(dir)?];
-                self.walk(now, Order::Cookie, roots, window)
+                self.start_job(now, PrefetchOrder::Cookie, roots, window)
             }
             // The second subdirectory of a parent, or two levels in a row.
             (Prefetch::Auto, Some((parent, before, via))) if before.is_some() || via => {
-                let order = self.may_walk(now).then(|| self.order_of(now, parent, before, dir))??;
+                let order = self.may_start_job(now).then(|| self.order_of(now, parent, before, dir))??;
                 let roots = self.roots(now, order, parent, dir);
-                self.walk(now, order, roots, self.first_window())
+                self.start_job(now, order, roots, self.first_window())
             }
             (Prefetch::Auto, _) => None,
         }
@@ -75,54 +75,54 @@ impl Cache {
 
     /// Starts a job for lookups in an unlisted directory. Lookups in one directory after the other count as a walk
     /// (`git status`). After several lookups in one directory, the rest is prefetched.
-    pub(crate) fn walk_by_lookups(&mut self, now: Time, dir: u64) {
+    pub(crate) fn prefetch_by_lookups(&mut self, now: Time, dir: u64) {
         let wanted = self.walks.possible && self.config.prefetch == Prefetch::Auto && !self.answers_stale();
         if !wanted || self.is_listed(now, dir) || !self.is_to_be_listed(dir) {
             return;
         }
         let Some(id) = self.id_of(dir) else { return };
         let directory = self.directory(id);
-        directory.looked_up = directory.looked_up.saturating_add(1);
-        match u32::from(directory.looked_up) {
+        directory.lookup_misses = directory.lookup_misses.saturating_add(1);
+        match u32::from(directory.lookup_misses) {
             1 => {
                 let descent = self.note_descent(now, dir);
-                self.walk_from(now, dir, descent);
+                self.prefetch_from(now, dir, descent);
             }
-            count if count == self.config.misses_before_listing && self.may_walk(now) => {
+            count if count == self.config.lookups_before_listing && self.may_start_job(now) => {
                 let Some(place) = self.node_ref(dir) else { return };
-                self.walk(now, Order::Name, vec![place], self.first_window());
+                self.start_job(now, PrefetchOrder::Name, vec![place], self.first_window());
             }
             _ => {}
         }
     }
 
     /// Returns the order in which `dir` comes next after `before`, or first. `None`: no order fits, so this is no walk.
-    fn order_of(&self, now: Time, parent: u64, before: Option<u64>, dir: u64) -> Option<Order> {
-        let below = self.below(parent);
+    fn order_of(&self, now: Time, parent: u64, before: Option<u64>, dir: u64) -> Option<PrefetchOrder> {
+        let below = self.subdirs(parent);
         let found = |ino: u64| below.iter().find(|b| b.id.ino == ino);
         let (this, before) = (found(dir)?, before.and_then(found));
-        let is_next = |order: &Order| {
-            let is_after = |b: &Below| before.is_none_or(|before| b.compare(before, *order).is_gt());
-            let comes_first = |b: &Below| b.compare(this, *order).is_lt() && is_after(b);
+        let is_next = |order: &PrefetchOrder| {
+            let is_after = |b: &Subdir| before.is_none_or(|before| b.compare(before, *order).is_gt());
+            let comes_first = |b: &Subdir| b.compare(this, *order).is_lt() && is_after(b);
             is_after(this) && !below.iter().any(|b| comes_first(b) && !self.is_listed(now, b.id.ino))
         };
-        [Order::Cookie, Order::Name, Order::Number].into_iter().find(is_next)
+        [PrefetchOrder::Cookie, PrefetchOrder::Name, PrefetchOrder::InodeNumber].into_iter().find(is_next)
     }
 
     /// Returns the start of a job: `dir`, its later siblings, then the later siblings of its parent, as far up as the
     /// walk came down.
-    fn roots(&self, now: Time, order: Order, mut parent: u64, mut dir: u64) -> Vec<NodeRef> {
+    fn roots(&self, now: Time, order: PrefetchOrder, mut parent: u64, mut dir: u64) -> Vec<NodeRef> {
         let mut roots: Vec<NodeRef> = self.node_ref(dir).into_iter().collect();
         loop {
-            let mut below = self.below(parent);
+            let mut below = self.subdirs(parent);
             below.sort_by(|a, b| a.compare(b, order));
             let after = below.iter().position(|b| b.id.ino == dir).map_or(below.len(), |at| at + 1);
             let room = (Call::MOST_ROOTS as usize).saturating_sub(roots.len());
             let open = below[after..]
                 .iter()
-                .filter(|b| !self.is_listed(now, b.id.ino) && !self.walks.promised.contains_key(&b.id.ino));
+                .filter(|b| !self.is_listed(now, b.id.ino) && !self.walks.expected.contains_key(&b.id.ino));
             roots.extend(open.take(room).filter_map(|b| self.node_ref(b.id.ino)));
-            let above = self.dirs.get(&parent).filter(|d| d.via);
+            let above = self.dirs.get(&parent).filter(|d| d.opened_in_walk);
             let above =
                 above.and_then(|_| self.inodes.get(&parent)?.parent_entry.as_ref().map(|(above, _)| *above));
             match above.filter(|above| self.dirs.get(above).is_some_and(|d| d.complete)) {
@@ -134,16 +134,17 @@ impl Cache {
 
     fn is_listed(&self, now: Time, dir: u64) -> bool {
         let directory = self.dirs.get(&dir);
-        directory
-            .is_some_and(|d| d.listing.is_some() || d.complete && d.held.is_some_and(|held| held.lives(now)))
+        directory.is_some_and(|d| {
+            d.listing.is_some() || d.complete && d.held.is_some_and(|held| held.is_live(now))
+        })
     }
 
-    fn below(&self, parent: u64) -> Vec<Below> {
+    fn subdirs(&self, parent: u64) -> Vec<Subdir> {
         let Some(directory) = self.dirs.get(&parent) else { return Vec::new() };
         let rows = directory.rows.iter().take(LOOKED_AT);
         let dirs = rows.filter_map(|row| {
             let child = row.child.filter(|child| child.attr().is_dir())?;
-            Some(Below { cookie: row.cookie, name: row.to_name(), id: child.id })
+            Some(Subdir { cookie: row.cookie, name: row.to_name(), id: child.id })
         });
         dirs.collect()
     }

@@ -29,7 +29,7 @@ fn unused_prefetched_grants_are_returned_unless_held_otherwise() {
     let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(entry)))) };
     cache.handle_event(T0, Event::Response { call, response });
     calls(&mut cache);
-    cache.return_unkept(&[
+    cache.return_unused_grants(&[
         grant(11, root, LeaseScope::Directory),
         grant(12, below, LeaseScope::Attributes),
         grant(13, below, LeaseScope::Directory),

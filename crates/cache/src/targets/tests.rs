@@ -44,7 +44,7 @@ fn dropped(outputs: &[Output]) -> Vec<KernelInvalidation> {
     stale.flatten().collect()
 }
 
-fn ask(cache: &mut Cache, now: Time, op: Op) -> Option<Answer> {
+fn ask(cache: &mut Cache, now: Time, op: Op) -> Option<OpReply> {
     cache.handle_op(now, OpId(now.0), Caller::default(), op)
 }
 
@@ -81,10 +81,13 @@ fn target_is_read_again_after_its_grant_ended_with_equal_attributes() {
     let mut cache = cache(Config { kernel_keeps_targets: false, ..Config::default() });
     look(&mut cache, T0, REUSABLE, SECOND);
     read(&mut cache, T0, b"one");
-    assert_eq!(ask(&mut cache, later(900), Op::ReadLink { ino: 7 }), Some(Answer::Target(b"one".to_vec())));
+    assert_eq!(ask(&mut cache, later(900), Op::ReadLink { ino: 7 }), Some(OpReply::Target(b"one".to_vec())));
     look(&mut cache, later(1_100), REUSABLE, SECOND);
     read(&mut cache, later(1_100), b"two");
-    assert_eq!(ask(&mut cache, later(1_200), Op::ReadLink { ino: 7 }), Some(Answer::Target(b"two".to_vec())));
+    assert_eq!(
+        ask(&mut cache, later(1_200), Op::ReadLink { ino: 7 }),
+        Some(OpReply::Target(b"two".to_vec()))
+    );
 }
 
 #[test]
@@ -96,7 +99,7 @@ fn target_of_a_reusable_inode_number_is_invalidated_after_each_reply() {
     let answered = at(|output| matches!(output, Output::Answer { .. }));
     assert!(answered.is_some() && answered < at(|output| matches!(output, Output::Invalidate { .. })));
     assert_eq!(dropped(&first), [PAGE]);
-    assert_eq!(ask(&mut cache, later(1), Op::ReadLink { ino: 7 }), Some(Answer::Target(b"one".to_vec())));
+    assert_eq!(ask(&mut cache, later(1), Op::ReadLink { ino: 7 }), Some(OpReply::Target(b"one".to_vec())));
     assert_eq!(dropped(&outputs(&mut cache)), [PAGE]);
 }
 

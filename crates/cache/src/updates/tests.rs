@@ -19,13 +19,13 @@ fn told() -> Cache {
     let root = session().root;
     assert_eq!(look(&mut cache), None);
     let [call] = calls(&mut cache)[..] else { panic!("it is not known") };
-    let grant = Grant { node: root, recallable: true, ..crate::grants::made_up(root) };
+    let grant = Grant { node: root, recallable: true, ..crate::grants::fabricated(root) };
     let grants = vec![Grant { id: GrantId(1), term: Term::Session, ..grant }];
     let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(entry())))) };
     cache.handle_event(T0, Event::Response { call, response });
     let told = outputs(&mut cache).into_iter();
     let mut valid = told.filter_map(|output| match output {
-        Output::Answer { answer: Answer::Node(node), .. } => Some(node.entry_valid),
+        Output::Answer { answer: OpReply::Node(node), .. } => Some(node.entry_valid),
         _ => None,
     });
     assert!(valid.next_back() > Some(Span::ZERO));
@@ -39,7 +39,7 @@ fn look(cache: &mut Cache) -> Option<Span> {
 fn look_at(cache: &mut Cache, called: &str) -> Option<Span> {
     let answer =
         cache.handle_op(T0, OpId(1), Caller::default(), Op::Lookup { dir: 1, name: name(called) })?;
-    if let Answer::Node(node) = answer { Some(node.entry_valid) } else { panic!("{answer:?}") }
+    if let OpReply::Node(node) = answer { Some(node.entry_valid) } else { panic!("{answer:?}") }
 }
 
 /// Another client changes a name of the root; returns whether the kernel drops the name before.
@@ -97,13 +97,14 @@ fn dentry_is_dropped_after_another_name_of_its_file_was() {
             "nothing is granted of the file"
         );
         let call = calls(&mut cache)[0];
-        let grant = |node, covers| Grant { node, covers, recallable: true, ..crate::grants::made_up(node) };
+        let grant =
+            |node, covers| Grant { node, covers, recallable: true, ..crate::grants::fabricated(node) };
         let grant = |id, node, covers| Grant { id: GrantId(id), term: Term::Session, ..grant(node, covers) };
         let grants = vec![grant(1, root, LeaseScope::Directory), grant(2, FILE, LeaseScope::Attributes)];
         let response = Response { grants, ..Response::plain(Ok(Reply::Entry(Some(two.clone())))) };
         cache.handle_event(later, Event::Response { call, response });
         let valid = std::iter::from_fn(|| Some(cache.poll_output())).find_map(|output| match output {
-            Output::Answer { answer: Answer::Node(node), .. } => Some(node.entry_valid),
+            Output::Answer { answer: OpReply::Node(node), .. } => Some(node.entry_valid),
             Output::Timeout(..) => panic!("{called} is not answered"),
             _ => None,
         });
@@ -112,6 +113,6 @@ fn dentry_is_dropped_after_another_name_of_its_file_was() {
     }
     assert!(become_of(&mut cache, "y", None));
     // A listing says that it has one name.
-    cache.found_at(FILE, (1, &name("x")));
+    cache.note_listed_at(FILE, (1, &name("x")));
     assert!(become_of(&mut cache, "x", None));
 }

@@ -23,7 +23,7 @@ pub struct Direct {
 }
 
 /// An entry of a READDIRPLUS reply.
-struct Found {
+struct FoundEntry {
     node: u64,
     mode: u32,
     size: u64,
@@ -49,7 +49,7 @@ impl Direct {
         self.transport.close();
     }
 
-    fn ask(&self, node: u64, operation: &Operation<'_>) -> Result<(i32, Vec<u8>)> {
+    fn request(&self, node: u64, operation: &Operation<'_>) -> Result<(i32, Vec<u8>)> {
         let unique = self.unique.fetch_add(2, Ordering::Relaxed);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let header = Header { unique, nodeid: node, uid, gid, pid: std::process::id(), resent: false };
@@ -57,25 +57,25 @@ impl Direct {
         self.transport.take_reply(unique, LIMIT).context("the cache does not answer")
     }
 
-    fn ask_well(&self, node: u64, operation: &Operation<'_>) -> Result<Vec<u8>> {
-        match self.ask(node, operation)? {
+    fn request_ok(&self, node: u64, operation: &Operation<'_>) -> Result<Vec<u8>> {
+        match self.request(node, operation)? {
             (0, body) => Ok(body),
             (errno, _) => bail!("{operation:?}: {}", io::Error::from_raw_os_error(errno)),
         }
     }
 
-    fn list(&self, node: u64) -> Result<Vec<Found>> {
-        let fh = word(&self.ask_well(node, &Operation::OpenDir { flags: 0 })?, 0)?;
+    fn list(&self, node: u64) -> Result<Vec<FoundEntry>> {
+        let fh = u64_at(&self.request_ok(node, &Operation::OpenDir { flags: 0 })?, 0)?;
         let mut found = Vec::new();
         let mut offset = 0;
         loop {
-            let page = self.ask_well(node, &Operation::ReadDirPlus { fh, offset, size: PAGE })?;
+            let page = self.request_ok(node, &Operation::ReadDirPlus { fh, offset, size: PAGE })?;
             if page.is_empty() {
                 break;
             }
             offset = parse(&page, &mut found)?;
         }
-        self.ask_well(node, &Operation::ReleaseDir { fh, flags: 0 })?;
+        self.request_ok(node, &Operation::ReleaseDir { fh, flags: 0 })?;
         for entry in found.iter_mut().filter(|entry| entry.node == 0) {
             // Nodeid 0: the daemon omits the attributes of an entry that the kernel should still have cached.
             *entry = self.lookup(node, &entry.name)?;
@@ -83,12 +83,12 @@ impl Direct {
         Ok(found)
     }
 
-    fn lookup(&self, node: u64, name: &[u8]) -> Result<Found> {
-        let body = self.ask_well(node, &Operation::Lookup { name })?;
+    fn lookup(&self, node: u64, name: &[u8]) -> Result<FoundEntry> {
+        let body = self.request_ok(node, &Operation::Lookup { name })?;
         found_in(&body, name)
     }
 
-    fn each(&self, mut visit: impl FnMut(&Found) -> Result<()>) -> Result<u64> {
+    fn each(&self, mut visit: impl FnMut(&FoundEntry) -> Result<()>) -> Result<u64> {
         let mut seen = 0;
         let mut todo = vec![1];
         while let Some(dir) = todo.pop() {
@@ -104,9 +104,9 @@ impl Direct {
     }
 
     fn absent(&self, name: &str) -> Result<()> {
-        match self.ask(1, &Operation::Lookup { name: name.as_bytes() })? {
+        match self.request(1, &Operation::Lookup { name: name.as_bytes() })? {
             (libc::ENOENT, _) => Ok(()),
-            (0, body) if word(&body, 0)? == 0 => Ok(()),
+            (0, body) if u64_at(&body, 0)? == 0 => Ok(()),
             other => bail!("{name}: {other:?}"),
         }
     }
@@ -133,7 +133,7 @@ impl Files for Direct {
         let mut read = 0;
         self.each(|entry| {
             if entry.mode & FILE_TYPE == libc::S_IFLNK {
-                let target = self.ask_well(entry.node, &Operation::ReadLink)?;
+                let target = self.request_ok(entry.node, &Operation::ReadLink)?;
                 ensure!(target == b"part-0/file-0.txt", "a symlink leads elsewhere");
                 read += 1;
             }
@@ -143,7 +143,7 @@ impl Files for Direct {
         Ok(read)
     }
 
-    fn dropped(&self) -> Result<Option<u64>> {
+    fn count_not_resident(&self) -> Result<Option<u64>> {
         Ok(None)
     }
 
@@ -151,15 +151,17 @@ impl Files for Direct {
         let mut read = 0;
         self.each(|entry| {
             if entry.mode & FILE_TYPE == libc::S_IFREG {
-                let fh =
-                    word(&self.ask_well(entry.node, &Operation::Open { flags: 0, kill_suidgid: false })?, 0)?;
+                let fh = u64_at(
+                    &self.request_ok(entry.node, &Operation::Open { flags: 0, kill_suidgid: false })?,
+                    0,
+                )?;
                 let size = u32::try_from(entry.size)?;
                 let ask = Operation::Read { fh, offset: 0, size, flags: 0, lock_owner: None };
-                let data = self.ask_well(entry.node, &ask)?;
+                let data = self.request_ok(entry.node, &ask)?;
                 ensure!(data.starts_with(b"contents of"), "a file holds something else");
                 let release =
                     Operation::Release { fh, flags: 0, flush: false, flock_unlock: false, lock_owner: 0 };
-                self.ask_well(entry.node, &release)?;
+                self.request_ok(entry.node, &release)?;
                 read += 1;
             }
             Ok(())
@@ -169,28 +171,33 @@ impl Files for Direct {
     }
 }
 
-fn word(bytes: &[u8], at: usize) -> Result<u64> {
+fn u64_at(bytes: &[u8], at: usize) -> Result<u64> {
     let word = bytes.get(at..at + 8).context("a short answer")?;
     Ok(u64::from_le_bytes(word.try_into()?))
 }
 
-fn half(bytes: &[u8], at: usize) -> Result<u32> {
+fn u32_at(bytes: &[u8], at: usize) -> Result<u32> {
     let half = bytes.get(at..at + 4).context("a short answer")?;
     Ok(u32::from_le_bytes(half.try_into()?))
 }
 
 /// `struct fuse_entry_out`: nodeid first; its attributes begin at 40: size at 48, mode at 100.
-fn found_in(entry: &[u8], name: &[u8]) -> Result<Found> {
-    Ok(Found { node: word(entry, 0)?, size: word(entry, 48)?, mode: half(entry, 100)?, name: name.to_vec() })
+fn found_in(entry: &[u8], name: &[u8]) -> Result<FoundEntry> {
+    Ok(FoundEntry {
+        node: u64_at(entry, 0)?,
+        size: u64_at(entry, 48)?,
+        mode: u32_at(entry, 100)?,
+        name: name.to_vec(),
+    })
 }
 
 /// Parses the entries of one page and returns the next offset.
-fn parse(mut page: &[u8], found: &mut Vec<Found>) -> Result<u64> {
+fn parse(mut page: &[u8], found: &mut Vec<FoundEntry>) -> Result<u64> {
     let mut next = 0;
     while !page.is_empty() {
         let dirent = page.get(ENTRY_BYTES..).context("a short page")?;
-        next = word(dirent, 8)?;
-        let length = usize::try_from(half(dirent, 16)?)?;
+        next = u64_at(dirent, 8)?;
+        let length = usize::try_from(u32_at(dirent, 16)?)?;
         let name = dirent.get(DIRENT_BYTES..DIRENT_BYTES + length).context("a short page")?;
         if name != b"." && name != b".." {
             found.push(found_in(page, name)?);

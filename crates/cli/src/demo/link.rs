@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 struct Pipe {
     /// Arrival time and bytes; empty bytes mark the end of the stream.
-    under_way: Mutex<VecDeque<(Instant, Vec<u8>)>>,
+    in_flight: Mutex<VecDeque<(Instant, Vec<u8>)>>,
     changed: Condvar,
 }
 
@@ -30,7 +30,7 @@ fn one_way(mut from: UnixStream, mut to: UnixStream, delay: Duration) {
         let mut buffer = vec![0; 256 << 10];
         loop {
             let length = from.read(&mut buffer).unwrap_or(0);
-            let mut under_way = sending.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut under_way = sending.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
             under_way.push_back((Instant::now() + delay, buffer[..length].to_vec()));
             sending.changed.notify_one();
             if length == 0 {
@@ -51,7 +51,7 @@ fn one_way(mut from: UnixStream, mut to: UnixStream, delay: Duration) {
 }
 
 fn next(pipe: &Pipe) -> (Instant, Vec<u8>) {
-    let mut under_way = pipe.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut under_way = pipe.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         if let Some(first) = under_way.pop_front() {
             return first;

@@ -8,13 +8,13 @@ const PARTS: u32 = 8;
 const FILES: u32 = 12;
 
 /// Numbers of created objects.
-pub struct Made {
+pub struct TreeCounts {
     pub directories: u64,
     pub files: u64,
     pub symlinks: u64,
 }
 
-impl Made {
+impl TreeCounts {
     /// Number of names below the root.
     pub fn names(&self) -> u64 {
         self.directories - 1 + self.files + self.symlinks
@@ -22,8 +22,8 @@ impl Made {
 }
 
 /// Creates projects with parts with files; each project has a symlink to its first file.
-pub fn make(root: &Path) -> Result<Made> {
-    let mut made = Made { directories: 1, files: 0, symlinks: 0 };
+pub fn make(root: &Path) -> Result<TreeCounts> {
+    let mut made = TreeCounts { directories: 1, files: 0, symlinks: 0 };
     for project in 0..PROJECTS {
         let project = root.join(format!("project-{project}"));
         for part in 0..PARTS {

@@ -19,7 +19,7 @@ pub trait Files {
     fn missing_one(&self, times: u64) -> Result<u64>;
     fn read_links(&self, count: u64) -> Result<u64>;
     /// Number of files that are not wholly in the page cache; `None` without a page cache.
-    fn dropped(&self) -> Result<Option<u64>>;
+    fn count_not_resident(&self) -> Result<Option<u64>>;
     /// Reads every file's contents.
     fn read(&self, count: u64) -> Result<u64>;
 }
@@ -85,7 +85,7 @@ impl Files for Mounted {
         Ok(read)
     }
 
-    fn dropped(&self) -> Result<Option<u64>> {
+    fn count_not_resident(&self) -> Result<Option<u64>> {
         let mut dropped = 0;
         self.each(|path, metadata| {
             dropped += u64::from(metadata.is_file() && !is_resident(path)?);

@@ -3,7 +3,7 @@
 
 use nigh_link::Link;
 use nigh_native::{ClientConfig, ClientSession};
-use nigh_remote::{Event, Output, Reason, Remote, Session};
+use nigh_remote::{Event, Output, Reason, Remote, SessionParams};
 use nigh_types::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -44,12 +44,12 @@ pub struct Client {
 
 impl Client {
     /// Attaches to an export as a new process; the error is the server's refusal.
-    pub fn attach(link: Link, what: &str) -> Result<(Client, Session), String> {
+    pub fn attach(link: Link, what: &str) -> Result<(Client, SessionParams), String> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         Client::attach_as(link, what, LAST.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub fn attach_as(link: Link, what: &str, incarnation: u64) -> Result<(Client, Session), String> {
+    pub fn attach_as(link: Link, what: &str, incarnation: u64) -> Result<(Client, SessionParams), String> {
         let attach = what.as_bytes().to_vec();
         let config = ClientConfig { features: 0, client: 1, incarnation, attach, term: Term::Session };
         let mut client = Client { link, session: ClientSession::new(Time(1), config), calls: 0 };
@@ -86,7 +86,11 @@ impl Client {
         self.calls += 1;
         let name =
             call.is_mutation().then_some(MutationId { client: 1, incarnation: 2, sequence: self.calls });
-        self.session.handle_call(Time(1), CallId(self.calls), Request { credentials, name, call });
+        self.session.handle_call(
+            Time(1),
+            CallId(self.calls),
+            Request { credentials, mutation_id: name, call },
+        );
     }
 
     pub fn send(&mut self, call: Call) {
@@ -107,7 +111,7 @@ impl Client {
     }
 
     pub fn make(&mut self, dir: NodeId, name: &str, uid: u32, groups: &[u32]) -> Result<Reply, Errno> {
-        let (dir, name) = (NodeRef::bare(dir), Name::new(name.as_bytes()).unwrap());
+        let (dir, name) = (NodeRef::without_hint(dir), Name::new(name.as_bytes()).unwrap());
         let credentials = Credentials { uid, gid: uid, groups: groups.to_vec(), privileges: None };
         self.call(credentials, Call::Mkdir { dir, name, mode: 0o755, umask: 0 })
     }

@@ -6,26 +6,28 @@
 //! replies.
 
 use super::{Core, Pending, Role, Sent};
-use crate::size_notify::{Lengths, Turn};
-use nigh_cache::{Answer, Op};
+use crate::size_notify::{ReplySequence, SizeNotifier};
+use nigh_cache::{Op, OpReply};
 use nigh_types::{Kind, OpId, Span, WriteFlags};
 
 /// Size notification that belongs to a reply.
-pub(super) struct Length {
-    pub turn: Turn,
+pub(super) struct SizeNotice {
+    pub sequence: ReplySequence,
     /// The kernel's nodeid of the file.
-    pub number: u64,
+    pub nodeid: u64,
     /// Size to notify to the kernel before the reply.
-    pub tells: Option<u64>,
+    pub notify_size: Option<u64>,
     /// Whether earlier size notifications must come before this reply.
-    pub sets: bool,
+    pub waits_for_earlier: bool,
 }
 
 /// The file whose pages a request keeps locked: the pages that the request fills, or from which it is written
 /// (`fuse_readahead`, `fuse_send_write_pages`).
-pub(super) fn locks(op: &Op) -> Option<u64> {
+pub(super) fn locked_file(op: &Op) -> Option<u64> {
     match op {
-        Op::Read { ino, .. } | Op::Write { ino, flags: WriteFlags { flush: false, .. }, .. } => Some(*ino),
+        Op::Read { ino, .. } | Op::Write { ino, flags: WriteFlags { write_back: false, .. }, .. } => {
+            Some(*ino)
+        }
         _ => None,
     }
 }
@@ -34,46 +36,56 @@ impl Core {
     /// Admits the reply to a request already removed from `pending`; `None`: the reply waits for others.
     pub(super) fn delay_for_size(
         &mut self,
-        lengths: &Lengths,
+        lengths: &SizeNotifier,
         op: OpId,
         pending: Pending,
-        answer: Answer,
+        answer: OpReply,
     ) -> Option<Sent> {
         let changed = pending.role.and_then(Role::changed);
         let forgets = changed.filter(|ino| self.cache.is_set_id_gone(*ino));
-        let sent = self.admit_length(lengths, op, pending, answer)?;
-        Some(Sent { forgets, ..sent })
+        let sent = self.delay_for_page_locks(lengths, op, pending, answer)?;
+        Some(Sent { invalidates_attrs: forgets, ..sent })
     }
 
-    fn admit_length(
+    fn delay_for_page_locks(
         &mut self,
-        lengths: &Lengths,
+        lengths: &SizeNotifier,
         op: OpId,
         pending: Pending,
-        answer: Answer,
+        answer: OpReply,
     ) -> Option<Sent> {
         let size = match &answer {
-            Answer::Attr(_, attr, _) if attr.kind() == Kind::File => attr.size,
-            Answer::Opened(_) => 0,
+            OpReply::Attr(_, attr, _) if attr.kind() == Kind::File => attr.size,
+            OpReply::Opened(_) => 0,
             _ => return Some(pending.sent(answer, None)),
         };
         let length = match pending.role {
             Some(Role::Reads(ino)) if size > 0 => {
-                let lockers = self.lockers(ino);
+                let lockers = self.page_lock_holders(ino);
                 if !lockers.is_empty() {
-                    self.held += 1;
-                    self.pending.insert(op, Pending { held: Some((answer, lockers)), ..pending });
+                    self.delayed_count += 1;
+                    self.pending.insert(op, Pending { delayed: Some((answer, lockers)), ..pending });
                     return None;
                 }
-                let number = self.cache.number_of(ino);
-                Length { turn: lengths.turn(Some(number)), number, tells: Some(size), sets: false }
+                let number = self.cache.nodeid_of(ino);
+                SizeNotice {
+                    sequence: lengths.next_sequence(Some(number)),
+                    nodeid: number,
+                    notify_size: Some(size),
+                    waits_for_earlier: false,
+                }
             }
             Some(Role::Sets(ino)) => {
-                self.shorten(ino, size);
+                self.limit_delayed_sizes(ino, size);
                 // While others have pages locked, the reply alone sets the size: the kernel applies it.
-                let tells = (size > 0 && self.lockers(ino).is_empty()).then_some(size);
-                let number = self.cache.number_of(ino);
-                Length { turn: lengths.turn(tells.map(|_| number)), number, tells, sets: true }
+                let tells = (size > 0 && self.page_lock_holders(ino).is_empty()).then_some(size);
+                let number = self.cache.nodeid_of(ino);
+                SizeNotice {
+                    sequence: lengths.next_sequence(tells.map(|_| number)),
+                    nodeid: number,
+                    notify_size: tells,
+                    waits_for_earlier: true,
+                }
             }
             _ => return Some(pending.sent(answer, None)),
         };
@@ -81,12 +93,12 @@ impl Core {
     }
 
     /// The file was truncated to `size`: limits the size in delayed replies, so that none makes the file longer.
-    fn shorten(&mut self, ino: u64, size: u64) {
-        if self.held == 0 {
+    fn limit_delayed_sizes(&mut self, ino: u64, size: u64) {
+        if self.delayed_count == 0 {
             return;
         }
-        for (answer, _) in self.pending.values_mut().filter_map(|pending| pending.held.as_mut()) {
-            if let Answer::Attr(id, attr, _) = answer
+        for (answer, _) in self.pending.values_mut().filter_map(|pending| pending.delayed.as_mut()) {
+            if let OpReply::Attr(id, attr, _) = answer
                 && id.ino == ino
             {
                 attr.size = attr.size.min(size);
@@ -94,18 +106,18 @@ impl Core {
         }
     }
 
-    fn lockers(&self, ino: u64) -> Vec<OpId> {
-        self.pending.iter().filter(|(_, other)| other.locks == Some(ino)).map(|(op, _)| *op).collect()
+    fn page_lock_holders(&self, ino: u64) -> Vec<OpId> {
+        self.pending.iter().filter(|(_, other)| other.locked_file == Some(ino)).map(|(op, _)| *op).collect()
     }
 
     /// Releases delayed replies that waited for this request only.
-    pub(super) fn release(&mut self, lengths: &Lengths, answered: OpId, out: &mut Vec<Sent>) {
-        if self.held == 0 {
+    pub(super) fn release_ready(&mut self, lengths: &SizeNotifier, answered: OpId, out: &mut Vec<Sent>) {
+        if self.delayed_count == 0 {
             return;
         }
         let mut free = Vec::new();
         for (op, pending) in &mut self.pending {
-            if let Some((_, until)) = &mut pending.held {
+            if let Some((_, until)) = &mut pending.delayed {
                 until.retain(|other| *other != answered);
                 free.extend(until.is_empty().then_some(*op));
             }
@@ -114,30 +126,35 @@ impl Core {
     }
 
     /// Releases a delayed reply. Its attributes get timeout 0, because their timeout ran from the time they were read.
-    pub(super) fn release_delayed(&mut self, lengths: &Lengths, op: OpId) -> Option<Sent> {
-        let (answer, until) = self.pending.get_mut(&op)?.held.take()?;
-        self.held -= 1;
+    pub(super) fn release_delayed(&mut self, lengths: &SizeNotifier, op: OpId) -> Option<Sent> {
+        let (answer, until) = self.pending.get_mut(&op)?.delayed.take()?;
+        self.delayed_count -= 1;
         let pending = self.pending.remove(&op)?;
-        let Answer::Attr(id, attr, _) = answer else { return Some(pending.sent(answer, None)) };
+        let OpReply::Attr(id, attr, _) = answer else { return Some(pending.sent(answer, None)) };
         // If it still waits, its caller was killed and reads nothing.
         let length = until.is_empty().then(|| {
-            let number = self.cache.number_of(id.ino);
-            Length { turn: lengths.turn(Some(number)), number, tells: Some(attr.size), sets: false }
+            let number = self.cache.nodeid_of(id.ino);
+            SizeNotice {
+                sequence: lengths.next_sequence(Some(number)),
+                nodeid: number,
+                notify_size: Some(attr.size),
+                waits_for_earlier: false,
+            }
         });
-        Some(pending.sent(Answer::Attr(id, attr, Span::ZERO), length))
+        Some(pending.sent(OpReply::Attr(id, attr, Span::ZERO), length))
     }
 }
 
 impl Pending {
-    fn sent(self, answer: Answer, length: Option<Length>) -> Sent {
+    fn sent(self, answer: OpReply, length: Option<SizeNotice>) -> Sent {
         let Pending { unique, shape, pid, role, .. } = self;
-        Sent { unique, shape, answer, role, pid, length, forgets: None }
+        Sent { unique, shape, answer, role, pid, length, invalidates_attrs: None }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::driver::tests::Stage;
+    use crate::driver::tests::DriverHarness;
     use crate::reply::ReplyFormat;
     use nigh_cache::{Caller, Fh, Op};
     use nigh_fuse::Notification;
@@ -149,8 +166,8 @@ mod tests {
     const CUT: u64 = 1006;
 
     /// A file of 4 bytes with an outstanding write, and a caller that asks for the size.
-    fn stage() -> (Stage, u64) {
-        let mut stage = Stage::new();
+    fn stage() -> (DriverHarness, u64) {
+        let mut stage = DriverHarness::new();
         let ino = stage.make("f", false).ino;
         write(&stage, ino, 1000);
         stage.serve();
@@ -160,17 +177,17 @@ mod tests {
         (stage, ino)
     }
 
-    fn write(stage: &Stage, ino: u64, unique: u64) {
+    fn write(stage: &DriverHarness, ino: u64, unique: u64) {
         let (fh, data) = (Fh(1), b"text".to_vec());
         operate(stage, unique, Op::Write { ino, fh, offset: 0, data, flags: WriteFlags::default() });
     }
 
-    fn operate(stage: &Stage, unique: u64, op: Op) {
+    fn operate(stage: &DriverHarness, unique: u64, op: Op) {
         let caller = Caller { pid: std::process::id(), ..Caller::default() };
         stage.driver.operate(unique, OpId(unique), caller, ReplyFormat::Natural, op);
     }
 
-    fn is_answered(stage: &Stage, unique: u64) -> bool {
+    fn is_answered(stage: &DriverHarness, unique: u64) -> bool {
         stage.kernel.take_reply(unique, Duration::ZERO).is_some()
     }
 
@@ -224,6 +241,6 @@ mod tests {
         stage.serve();
         assert!(is_answered(&stage, WRITE));
         assert_eq!(stage.kernel.notifications().len(), told, "nothing was told for one that reads nothing");
-        assert_eq!(stage.driver.core.lock().held, 0);
+        assert_eq!(stage.driver.core.lock().delayed_count, 0);
     }
 }

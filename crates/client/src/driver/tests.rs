@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A driver between a memory kernel, a test server and a manual clock.
-pub(crate) struct Stage {
+pub(crate) struct DriverHarness {
     pub driver: Arc<Driver>,
     pub kernel: Arc<MemoryTransport>,
     server: Server,
@@ -20,19 +20,19 @@ pub(crate) struct Stage {
     unique: u64,
 }
 
-impl Stage {
-    pub fn new() -> Stage {
-        Stage::with(MemoryTransport::new(Level::All))
+impl DriverHarness {
+    pub fn new() -> DriverHarness {
+        DriverHarness::with(MemoryTransport::new(Level::All))
     }
 
     /// With a kernel that returns `judge`'s outcome for notifications.
     pub fn judging(
         judge: impl Fn(&Notification<'_>) -> io::Result<NotifyOutcome> + Send + Sync + 'static,
-    ) -> Stage {
-        Stage::with(MemoryTransport::new(Level::All).judging(judge))
+    ) -> DriverHarness {
+        DriverHarness::with(MemoryTransport::new(Level::All).judging(judge))
     }
 
-    fn with(kernel: MemoryTransport) -> Stage {
+    fn with(kernel: MemoryTransport) -> DriverHarness {
         let now = Arc::new(AtomicU64::new(Span::from_secs(100).0));
         let start = Time(now.load(Ordering::SeqCst));
         let config =
@@ -59,7 +59,7 @@ impl Stage {
         let remote: (Box<dyn ResumableRemote>, _) = (Box::new(session), link.into());
         let driver = Driver::new(cache, remote, transport, <(IdMap, Callers)>::default(), clock).unwrap();
         driver.with(|core, now| core.cache.handle_event(now, attached.expect("a welcome")));
-        Stage { driver: Arc::new(driver), kernel, server, now, unique: 0 }
+        DriverHarness { driver: Arc::new(driver), kernel, server, now, unique: 0 }
     }
 
     pub fn pass(&self, span: Span) {
@@ -131,7 +131,7 @@ fn joined(frames: &[Arc<Vec<u8>>]) -> Vec<u8> {
 /// After a process was stopped, any thread may run first: not only the timer thread must notice expiry.
 #[test]
 fn expired_facts_are_not_served_after_the_process_was_stopped() {
-    let mut stage = Stage::new();
+    let mut stage = DriverHarness::new();
     assert!(!stage.is_answered());
     stage.serve();
     assert!(stage.is_answered(), "granted facts are answered from memory");
@@ -147,7 +147,7 @@ fn expired_facts_are_not_served_after_the_process_was_stopped() {
 /// A message that the server sent before the stop does not renew the lease.
 #[test]
 fn reply_read_after_lease_expiry_does_not_renew_the_lease() {
-    let mut stage = Stage::new();
+    let mut stage = DriverHarness::new();
     assert!(!stage.is_answered());
     let Outgoing { frames, .. } = stage.driver.next_outgoing().unwrap();
     let answer = stage.server.handle(Time(stage.now.load(Ordering::SeqCst)), &joined(&frames));
@@ -160,7 +160,7 @@ fn reply_read_after_lease_expiry_does_not_renew_the_lease() {
 #[test]
 fn timer_thread_ends_with_the_driver() {
     for _ in 0..200 {
-        let stage = Stage::new();
+        let stage = DriverHarness::new();
         let driver = Arc::clone(&stage.driver);
         let timer = std::thread::spawn(move || driver.run_timer());
         stage.driver.stop();
@@ -171,13 +171,13 @@ fn timer_thread_ends_with_the_driver() {
 /// Otherwise two threads could queue outputs in reverse order.
 #[test]
 fn cache_outputs_are_queued_before_another_thread_can_add_later_ones() {
-    let stage = Stage::new();
+    let stage = DriverHarness::new();
     let (driver, root) = (&stage.driver, stage.driver.root());
     assert!(driver.notifier.is_idle());
     let mut core = driver.core.lock();
     let (now, mut batch) = driver.catch_up(&mut core);
-    core.cache.handle_held(root, &Name::new(b"a").unwrap());
-    core.cache.handle_untellable(root);
+    core.cache.invalidate_name(root, &Name::new(b"a").unwrap());
+    core.cache.handle_unreportable(root);
     driver.drive(&mut core, now, &mut batch);
     assert!(!driver.notifier.is_idle(), "and nobody else had the lock meanwhile");
     assert_eq!(driver.events.queued(), 1);
@@ -186,11 +186,11 @@ fn cache_outputs_are_queued_before_another_thread_can_add_later_ones() {
 /// The kernel locks the inode while it sets times: the reply must not wait for the server.
 #[test]
 fn setattr_of_a_replay_is_answered_from_memory() {
-    let mut stage = Stage::new();
+    let mut stage = DriverHarness::new();
     let driver = Arc::clone(&stage.driver);
-    driver.events.pretence.enter(77);
-    let touch = |stage: &mut Stage| {
-        driver.events.pretence.begin(77, 1, crate::events::Part::Touch { ino: driver.root() });
+    driver.events.replay_filter.register(77);
+    let touch = |stage: &mut DriverHarness| {
+        driver.events.replay_filter.begin(77, 1, crate::events::ReplayedChange::Touch { ino: driver.root() });
         stage.unique += 2;
         let header = Header { unique: stage.unique, nodeid: 1, uid: 0, gid: 0, pid: 77, resent: false };
         assert!(driver.answer_replay(&header, &Operation::SetAttr(nigh_fuse::SetAttr::default())));
@@ -206,13 +206,13 @@ fn setattr_of_a_replay_is_answered_from_memory() {
 /// Otherwise the kernel would cache a mix of two states as one listing.
 #[test]
 fn kernel_listing_begun_before_a_change_is_invalidated_before_it_continues() {
-    let mut stage = Stage::new();
+    let mut stage = DriverHarness::new();
     let dir = stage.driver.root();
     for name in ["a", "b", "c"] {
         stage.make(name, false);
     }
     let caller = Caller { pid: std::process::id(), ..Caller::default() };
-    let ask = |stage: &mut Stage, op: Op, shape: ReplyFormat| {
+    let ask = |stage: &mut DriverHarness, op: Op, shape: ReplyFormat| {
         stage.unique += 2;
         stage.driver.operate(stage.unique, OpId(stage.unique), caller, shape, op);
         if stage.driver.core.lock().pending.contains_key(&OpId(stage.unique)) {
@@ -226,7 +226,7 @@ fn kernel_listing_begun_before_a_change_is_invalidated_before_it_continues() {
     let page = ReplyFormat::Page { size: 80, plus: false };
     let (errno, begun) = ask(&mut stage, read(nigh_types::Cookie(0)), page);
     assert_eq!((errno, begun.is_empty()), (0, false));
-    let dropped = |stage: &Stage| {
+    let dropped = |stage: &DriverHarness| {
         stage.kernel.notifications().iter().filter(|told| **told == Notification::contents(1)).count()
     };
     let before = dropped(&stage);
@@ -243,21 +243,21 @@ fn write_that_clears_set_id_bits_invalidates_the_mode_before_its_reply() {
         let kernel: Arc<OnceLock<Arc<MemoryTransport>>> = Arc::default();
         let (theirs, early) = (Arc::clone(&kernel), Arc::new(AtomicBool::new(true)));
         let is_early = Arc::clone(&early);
-        let mut stage = Stage::judging(move |_| {
+        let mut stage = DriverHarness::judging(move |_| {
             let answered = theirs.get().is_some_and(|k| k.take_reply(1002, Duration::ZERO).is_some());
             is_early.fetch_and(!answered, Ordering::SeqCst);
             Ok(NotifyOutcome::Done)
         });
         kernel.set(Arc::clone(&stage.kernel)).ok().unwrap();
         let ino = stage.make("f", false).ino;
-        let ask = |stage: &Stage, unique, op| {
+        let ask = |stage: &DriverHarness, unique, op| {
             let caller = Caller { pid: std::process::id(), ..Caller::default() };
             stage.driver.operate(unique, OpId(unique), caller, ReplyFormat::Natural, op);
         };
         let set = nigh_types::SetAttr { mode: Some(mode), ..nigh_types::SetAttr::default() };
         ask(&stage, 1000, Op::SetAttr { ino, fh: None, set });
         stage.serve();
-        let told = |stage: &Stage| {
+        let told = |stage: &DriverHarness| {
             let is_one = |told: &&Notification<'_>| **told == Notification::attributes(ino);
             stage.kernel.notifications().iter().filter(is_one).count()
         };

@@ -21,7 +21,7 @@ const STEP: usize = 3_000;
 const PATH: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Executes commands from standard input until it ends. `device`: the mount's device.
-pub fn play(mountpoint: &Path, device: (u32, u32)) -> io::Result<()> {
+pub fn run_replay_child(mountpoint: &Path, device: (u32, u32)) -> io::Result<()> {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     std::env::set_current_dir("/")?;
     let (mut from, mut to) = (io::stdin().lock(), io::stdout().lock());

@@ -3,7 +3,7 @@
 //! Such a reply names an inode of a reserved range with zero timeouts, so no other process ever sees it. A change
 //! succeeds only if the kernel has looked its names up in this replay (docs/decisions/0017-events.md).
 
-use nigh_cache::{Answer, Node};
+use nigh_cache::{Node, OpReply};
 use nigh_fuse::{Header, Operation};
 use nigh_types::{Attr, Errno, Kind, Name, NodeId, Span};
 use parking_lot::Mutex;
@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Most replay children.
-pub(crate) const MOST_PLAYERS: usize = 4;
+pub(crate) const MOST_PROCESSES: usize = 4;
 /// Inode numbers reserved for replays: the last ones below those of other filesystems (0001).
-const NOBODYS: std::ops::Range<u64> = (1 << 63) - (1 << 48)..1 << 63;
+const REPLAY_INOS: std::ops::Range<u64> = (1 << 63) - (1 << 48)..1 << 63;
 
 /// The change that a child replays.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Part {
+pub(crate) enum ReplayedChange {
     Make {
         dir: u64,
         name: Name,
@@ -41,19 +41,21 @@ pub(crate) enum Part {
     },
 }
 
-impl Part {
+impl ReplayedChange {
     fn kind(&self) -> Kind {
         match self {
-            Part::Make { kind, .. } | Part::Remove { kind, .. } | Part::Move { kind, .. } => *kind,
-            Part::Touch { .. } => Kind::File,
+            ReplayedChange::Make { kind, .. }
+            | ReplayedChange::Remove { kind, .. }
+            | ReplayedChange::Move { kind, .. } => *kind,
+            ReplayedChange::Touch { .. } => Kind::File,
         }
     }
 }
 
 /// A running replay and its progress.
 #[derive(Debug)]
-struct Act {
-    part: Part,
+struct ActiveReplay {
+    change: ReplayedChange,
     /// Number of the change.
     number: u64,
     asked_source: bool,
@@ -62,131 +64,146 @@ struct Act {
 
 /// Reply to a request of a child.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Said {
-    Answer(Answer),
+pub(crate) enum ReplayReply {
+    Answer(OpReply),
     /// Success, unless a later local change of one of these names has overtaken the change.
     Done {
         number: u64,
         names: Vec<(u64, Name)>,
     },
     /// As `Done`, with the existing inode if the cache has it and its type matches (`known`); else with this reply.
-    Made {
+    Created {
         number: u64,
         dir: u64,
         name: Name,
         kind: Kind,
-        otherwise: Answer,
+        otherwise: OpReply,
     },
     /// The inode's actual attributes, if the cache has them.
-    AsItIs {
+    CurrentAttrs {
         ino: u64,
     },
 }
 
 /// All running replays.
 #[derive(Debug, Default)]
-pub(crate) struct Pretence {
+pub(crate) struct ReplayFilter {
     /// Process ids of the children; 0: none.
-    players: [AtomicU32; MOST_PLAYERS],
-    acts: Mutex<(BTreeMap<u32, Act>, u64)>,
+    processes: [AtomicU32; MOST_PROCESSES],
+    active: Mutex<(BTreeMap<u32, ActiveReplay>, u64)>,
 }
 
-impl Pretence {
+impl ReplayFilter {
     /// Registers a child that is not reaped yet, so its id cannot be reused; call `leave` before reaping it.
-    pub fn enter(&self, pid: u32) {
+    pub fn register(&self, pid: u32) {
         let free =
             |slot: &&AtomicU32| slot.compare_exchange(0, pid, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        let _ = self.players.iter().find(free);
+        let _ = self.processes.iter().find(free);
     }
 
-    pub fn leave(&self, pid: u32) {
-        self.acts.lock().0.remove(&pid);
-        for slot in &self.players {
+    pub fn unregister(&self, pid: u32) {
+        self.active.lock().0.remove(&pid);
+        for slot in &self.processes {
             let _ = slot.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
 
-    pub fn begin(&self, pid: u32, number: u64, part: Part) {
-        self.acts.lock().0.insert(pid, Act { part, number, asked_source: false, asked_target: false });
+    pub fn begin(&self, pid: u32, number: u64, part: ReplayedChange) {
+        self.active
+            .lock()
+            .0
+            .insert(pid, ActiveReplay { change: part, number, asked_source: false, asked_target: false });
     }
 
     pub fn end(&self, pid: u32) {
-        self.acts.lock().0.remove(&pid);
+        self.active.lock().0.remove(&pid);
     }
 
     /// Whether a request comes from a child; cheap.
-    pub fn is_player(&self, pid: u32) -> bool {
-        pid != 0 && self.players.iter().any(|slot| slot.load(Ordering::Relaxed) == pid)
+    pub fn is_replay_process(&self, pid: u32) -> bool {
+        pid != 0 && self.processes.iter().any(|slot| slot.load(Ordering::Relaxed) == pid)
     }
 
     /// Replies to a request; `None`: handle it as an ordinary request. `real` resolves a nodeid to an inode number.
-    pub fn says(
+    pub fn reply_to(
         &self,
         real: impl Fn(u64) -> u64,
         header: &Header,
         operation: &Operation<'_>,
-    ) -> Option<Said> {
+    ) -> Option<ReplayReply> {
         let at = real(header.nodeid);
-        let mut acts = self.acts.lock();
+        let mut acts = self.active.lock();
         let (acts, last) = &mut *acts;
         let act = acts.get_mut(&header.pid)?;
-        let (number, owner) = (act.number, player(header));
-        if NOBODYS.contains(&at) {
-            return Some(Said::Answer(of_nobodys(at, attributes(act.part.kind(), owner), operation)));
+        let (number, owner) = (act.number, replay_owner(header));
+        if REPLAY_INOS.contains(&at) {
+            return Some(ReplayReply::Answer(reply_for_replay_node(
+                at,
+                attributes(act.change.kind(), owner),
+                operation,
+            )));
         }
         let mut nobody = |kind: Kind| {
             *last = (*last + 1) % (1 << 48);
-            nobodys(NOBODYS.start + *last, attributes(kind, owner))
+            replay_node(REPLAY_INOS.start + *last, attributes(kind, owner))
         };
         let is = |dir: &u64, name: &Name, asked: &[u8]| *dir == at && name.as_bytes() == asked;
         let done = |asked: bool, names: Vec<(u64, Name)>| {
-            let refused = Said::Answer(Answer::Failed(Errno::CANCELED));
-            Some(if asked { Said::Done { number, names } } else { refused })
+            let refused = ReplayReply::Answer(OpReply::Failed(Errno::CANCELED));
+            Some(if asked { ReplayReply::Done { number, names } } else { refused })
         };
-        match (&act.part, operation) {
-            (Part::Make { dir, name, .. }, Operation::Lookup { name: asked }) if is(dir, name, asked) => {
+        match (&act.change, operation) {
+            (ReplayedChange::Make { dir, name, .. }, Operation::Lookup { name: asked })
+                if is(dir, name, asked) =>
+            {
                 act.asked_source = true;
-                Some(Said::Answer(Answer::Missing(Span::ZERO)))
+                Some(ReplayReply::Answer(OpReply::Missing(Span::ZERO)))
             }
             (
-                Part::Make { dir, name, kind },
+                ReplayedChange::Make { dir, name, kind },
                 Operation::Mknod { name: asked, .. }
                 | Operation::Mkdir { name: asked, .. }
                 | Operation::Symlink { name: asked, .. },
             ) if is(dir, name, asked) => {
                 let otherwise = nobody(*kind);
-                Some(Said::Made { number, dir: *dir, name: name.clone(), kind: *kind, otherwise })
+                Some(ReplayReply::Created { number, dir: *dir, name: name.clone(), kind: *kind, otherwise })
             }
-            (Part::Remove { dir, name, kind }, Operation::Lookup { name: asked }) if is(dir, name, asked) => {
+            (ReplayedChange::Remove { dir, name, kind }, Operation::Lookup { name: asked })
+                if is(dir, name, asked) =>
+            {
                 act.asked_source = true;
-                Some(Said::Answer(nobody(*kind)))
+                Some(ReplayReply::Answer(nobody(*kind)))
             }
             (
-                Part::Remove { dir, name, .. },
+                ReplayedChange::Remove { dir, name, .. },
                 Operation::Unlink { name: asked } | Operation::Rmdir { name: asked },
             ) if is(dir, name, asked) => done(act.asked_source, vec![(*dir, name.clone())]),
-            (Part::Move { from, name, kind, .. }, Operation::Lookup { name: asked })
+            (ReplayedChange::Move { from, name, kind, .. }, Operation::Lookup { name: asked })
                 if is(from, name, asked) =>
             {
                 act.asked_source = true;
-                Some(Said::Answer(nobody(*kind)))
+                Some(ReplayReply::Answer(nobody(*kind)))
             }
-            (Part::Move { to, new_name, .. }, Operation::Lookup { name: asked })
+            (ReplayedChange::Move { to, new_name, .. }, Operation::Lookup { name: asked })
                 if is(to, new_name, asked) =>
             {
                 act.asked_target = true;
-                Some(Said::Answer(Answer::Missing(Span::ZERO)))
+                Some(ReplayReply::Answer(OpReply::Missing(Span::ZERO)))
             }
             (
-                Part::Move { from, name, to, new_name, .. },
+                ReplayedChange::Move { from, name, to, new_name, .. },
                 Operation::Rename { name: asked, new_dir, new_name: new_asked, .. },
             ) if is(from, name, asked) && real(*new_dir) == *to && new_name.as_bytes() == *new_asked => {
                 let names = vec![(*from, name.clone()), (*to, new_name.clone())];
                 done(act.asked_source && act.asked_target, names)
             }
-            (Part::Touch { ino }, Operation::SetAttr(_)) if *ino == at => Some(Said::AsItIs { ino: at }),
+            (ReplayedChange::Touch { ino }, Operation::SetAttr(_)) if *ino == at => {
+                Some(ReplayReply::CurrentAttrs { ino: at })
+            }
             // All other changes are refused.
-            (_, operation) if changes(operation) => Some(Said::Answer(Answer::Failed(Errno::CANCELED))),
+            (_, operation) if changes(operation) => {
+                Some(ReplayReply::Answer(OpReply::Failed(Errno::CANCELED)))
+            }
             _ => None,
         }
     }
@@ -208,7 +225,7 @@ fn changes(operation: &Operation<'_>) -> bool {
 
 /// Owner and group for replay inodes: those of the child, which runs as this process's user. Idmapped mounts do not
 /// send them.
-fn player(header: &Header) -> (u32, u32) {
+fn replay_owner(header: &Header) -> (u32, u32) {
     match (header.uid, header.gid) {
         (u32::MAX, _) | (_, u32::MAX) => {
             (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
@@ -223,18 +240,18 @@ fn attributes(kind: Kind, (uid, gid): (u32, u32)) -> Attr {
 }
 
 /// Replies for a replay inode. The kernel checks its permissions when it moves a directory to another parent.
-fn of_nobodys(ino: u64, attr: Attr, operation: &Operation<'_>) -> Answer {
+fn reply_for_replay_node(ino: u64, attr: Attr, operation: &Operation<'_>) -> OpReply {
     match operation {
-        Operation::GetAttr { .. } => Answer::Attr(NodeId { ino, generation: 1 }, attr, Span::ZERO),
-        Operation::GetXattr { .. } => Answer::Failed(Errno::NODATA),
-        _ => Answer::Failed(Errno::CANCELED),
+        Operation::GetAttr { .. } => OpReply::Attr(NodeId { ino, generation: 1 }, attr, Span::ZERO),
+        Operation::GetXattr { .. } => OpReply::Failed(Errno::NODATA),
+        _ => OpReply::Failed(Errno::CANCELED),
     }
 }
 
-fn nobodys(ino: u64, attr: Attr) -> Answer {
+fn replay_node(ino: u64, attr: Attr) -> OpReply {
     let id = NodeId { ino, generation: 1 };
     let (entry_valid, attr_valid) = (Span::ZERO, Span::ZERO);
-    Answer::Node(Node { id, number: ino, known: false, attr, entry_valid, attr_valid })
+    OpReply::Node(Node { id, number: ino, known: false, attr, entry_valid, attr_valid })
 }
 
 #[cfg(test)]
@@ -248,39 +265,41 @@ mod tests {
         Name::new(text.as_bytes()).unwrap()
     }
 
-    fn ask(pretence: &Pretence, nodeid: u64, pid: u32, operation: &Operation<'_>) -> Option<Said> {
+    fn ask(pretence: &ReplayFilter, nodeid: u64, pid: u32, operation: &Operation<'_>) -> Option<ReplayReply> {
         let header = Header { unique: 2, nodeid, uid: 0, gid: 0, pid, resent: false };
-        pretence.says(|node| if node == ROOT { 500 } else { node }, &header, operation)
+        pretence.reply_to(|node| if node == ROOT { 500 } else { node }, &header, operation)
     }
 
-    fn moving() -> Pretence {
-        let pretence = Pretence::default();
-        pretence.enter(CHILD);
+    fn moving() -> ReplayFilter {
+        let pretence = ReplayFilter::default();
+        pretence.register(CHILD);
         let (name, new_name) = (name("a"), name("b"));
-        pretence.begin(CHILD, 7, Part::Move { from: 500, name, to: 9, new_name, kind: Kind::File });
+        pretence.begin(CHILD, 7, ReplayedChange::Move { from: 500, name, to: 9, new_name, kind: Kind::File });
         pretence
     }
 
-    const REFUSED: Option<Said> = Some(Said::Answer(Answer::Failed(Errno::CANCELED)));
+    const REFUSED: Option<ReplayReply> = Some(ReplayReply::Answer(OpReply::Failed(Errno::CANCELED)));
 
     #[test]
     fn replayed_change_succeeds_only_after_lookups_of_its_names() {
         let pretence = moving();
         let rename = Operation::Rename { name: b"a", new_dir: 9, new_name: b"b", flags: 0 };
         assert_eq!(ask(&pretence, ROOT, CHILD, &rename), REFUSED);
-        let Some(Said::Answer(Answer::Node(node))) =
+        let Some(ReplayReply::Answer(OpReply::Node(node))) =
             ask(&pretence, ROOT, CHILD, &Operation::Lookup { name: b"a" })
         else {
             panic!("a is there")
         };
         assert!(
-            NOBODYS.contains(&node.id.ino) && node.entry_valid == Span::ZERO && node.attr_valid == Span::ZERO
+            REPLAY_INOS.contains(&node.id.ino)
+                && node.entry_valid == Span::ZERO
+                && node.attr_valid == Span::ZERO
         );
         assert_eq!(ask(&pretence, ROOT, CHILD, &rename), REFUSED);
         let absent = ask(&pretence, 9, CHILD, &Operation::Lookup { name: b"b" });
-        assert_eq!(absent, Some(Said::Answer(Answer::Missing(Span::ZERO))));
+        assert_eq!(absent, Some(ReplayReply::Answer(OpReply::Missing(Span::ZERO))));
         let names = vec![(500, name("a")), (9, name("b"))];
-        assert_eq!(ask(&pretence, ROOT, CHILD, &rename), Some(Said::Done { number: 7, names }));
+        assert_eq!(ask(&pretence, ROOT, CHILD, &rename), Some(ReplayReply::Done { number: 7, names }));
     }
 
     #[test]
@@ -302,11 +321,15 @@ mod tests {
     fn only_the_replay_process_gets_replay_replies() {
         let pretence = moving();
         let look = Operation::Lookup { name: b"a" };
-        assert!(pretence.is_player(CHILD) && !pretence.is_player(0) && !pretence.is_player(CHILD + 1));
+        assert!(
+            pretence.is_replay_process(CHILD)
+                && !pretence.is_replay_process(0)
+                && !pretence.is_replay_process(CHILD + 1)
+        );
         assert_eq!(ask(&pretence, ROOT, CHILD + 1, &look), None);
         pretence.end(CHILD);
         assert_eq!(ask(&pretence, ROOT, CHILD, &look), None);
-        pretence.leave(CHILD);
-        assert!(!pretence.is_player(CHILD));
+        pretence.unregister(CHILD);
+        assert!(!pretence.is_replay_process(CHILD));
     }
 }

@@ -1,8 +1,8 @@
 //! The daemon's handle of a replay child.
 
 use super::command::Command;
-use super::replay_filter::{Part, Pretence};
-use nigh_cache::Change;
+use super::replay_filter::{ReplayFilter, ReplayedChange};
+use nigh_cache::RemoteChange;
 use rustix::event::{PollFd, PollFlags};
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -24,22 +24,22 @@ pub struct Program {
 /// A change to replay for watchers.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
-    pub change: Change,
+    pub change: RemoteChange,
     /// Number by which the cache orders changes.
     pub number: u64,
     pub tries: u32,
     pub not_before: Option<Instant>,
 }
 
-pub(super) struct Player {
+pub(super) struct ReplayProcess {
     child: Child,
     commands: ChildStdin,
     answers: ChildStdout,
     task: Option<(Task, Instant)>,
 }
 
-impl Player {
-    pub fn start(program: &Program, pretence: &Pretence) -> io::Result<Player> {
+impl ReplayProcess {
+    pub fn start(program: &Program, pretence: &ReplayFilter) -> io::Result<ReplayProcess> {
         let mut command = std::process::Command::new(&program.path);
         command
             .arg0("nigh")
@@ -50,9 +50,9 @@ impl Player {
         // Terminal signals for the mount must not reach the child.
         command.process_group(0);
         let mut child = command.spawn()?;
-        pretence.enter(child.id());
+        pretence.register(child.id());
         match (child.stdin.take(), child.stdout.take()) {
-            (Some(commands), Some(answers)) => Ok(Player { child, commands, answers, task: None }),
+            (Some(commands), Some(answers)) => Ok(ReplayProcess { child, commands, answers, task: None }),
             _ => Err(io::ErrorKind::BrokenPipe.into()),
         }
     }
@@ -62,12 +62,12 @@ impl Player {
     }
 
     /// Whether it is blocked in the mount.
-    pub fn is_late(&self, now: Instant) -> bool {
-        self.late_at().is_some_and(|late| late <= now)
+    pub fn is_blocked(&self, now: Instant) -> bool {
+        self.blocked_at().is_some_and(|late| late <= now)
     }
 
     /// The time at which it will count as blocked.
-    pub fn late_at(&self) -> Option<Instant> {
+    pub fn blocked_at(&self) -> Option<Instant> {
         self.task.as_ref().map(|(_, since)| *since + LATE)
     }
 
@@ -76,7 +76,13 @@ impl Player {
     }
 
     /// Sends a command. Fails if the child has ended.
-    pub fn give(&mut self, pretence: &Pretence, task: Task, part: Part, command: &Command) -> io::Result<()> {
+    pub fn start_task(
+        &mut self,
+        pretence: &ReplayFilter,
+        task: Task,
+        part: ReplayedChange,
+        command: &Command,
+    ) -> io::Result<()> {
         pretence.begin(self.child.id(), task.number, part);
         self.task = Some((task, Instant::now()));
         self.commands.write_all(&command.encode())
@@ -87,7 +93,7 @@ impl Player {
     }
 
     /// Reads a result, with its task; an error if the child has ended.
-    pub fn take(&mut self, pretence: &Pretence) -> io::Result<(Option<Task>, i32)> {
+    pub fn take_result(&mut self, pretence: &ReplayFilter) -> io::Result<(Option<Task>, i32)> {
         let mut errno = [0; 4];
         let read = self.answers.read_exact(&mut errno);
         pretence.end(self.child.id());
@@ -96,10 +102,10 @@ impl Player {
     }
 
     /// Kills the child. If it is blocked, it stays until the connection ends.
-    pub fn end(mut self, pretence: &Pretence) -> Option<Task> {
+    pub fn end(mut self, pretence: &ReplayFilter) -> Option<Task> {
         let _ = self.child.kill();
         // Before the process id can be reused.
-        pretence.leave(self.child.id());
+        pretence.unregister(self.child.id());
         let give_up = Instant::now() + FAREWELL;
         while !matches!(self.child.try_wait(), Ok(Some(_))) && Instant::now() < give_up {
             std::thread::sleep(Duration::from_millis(1));

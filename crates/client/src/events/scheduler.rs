@@ -7,12 +7,12 @@
 mod tests;
 
 use super::command::Command;
-use super::replay_filter::{MOST_PLAYERS, Part};
-use super::replay_process::{Player, Program, Task};
+use super::replay_filter::{MOST_PROCESSES, ReplayedChange};
+use super::replay_process::{Program, ReplayProcess, Task};
 use super::{Events, MOST_WAITING};
 use crate::driver::Driver;
-use crate::submounts::Below;
-use nigh_cache::Change;
+use crate::submounts::Submounts;
+use nigh_cache::RemoteChange;
 use nigh_types::{Name, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -31,13 +31,13 @@ const LOOKS_AHEAD: usize = 256;
 /// Pause between attempts to start a child.
 const PAUSE: Duration = Duration::from_secs(1);
 
-pub(super) struct Stage<'a> {
+pub(super) struct Scheduler<'a> {
     events: &'a Events,
     driver: &'a Arc<Driver>,
     program: Program,
-    players: Vec<Player>,
+    processes: Vec<ReplayProcess>,
     waiting: VecDeque<Task>,
-    below: Below,
+    submounts: Submounts,
     start_again: Option<Instant>,
     /// Directories for which a refusal is already logged.
     refused: BTreeSet<u64>,
@@ -50,33 +50,33 @@ fn count(counter: &AtomicU64) {
 }
 
 /// The requests that a replay may make, and its command.
-type Scene = (Part, Command);
+type Replay = (ReplayedChange, Command);
 
-impl<'a> Stage<'a> {
-    pub fn new(events: &'a Events, driver: &'a Arc<Driver>, program: Program) -> Stage<'a> {
-        Stage {
+impl<'a> Scheduler<'a> {
+    pub fn new(events: &'a Events, driver: &'a Arc<Driver>, program: Program) -> Scheduler<'a> {
+        Scheduler {
             events,
             driver,
             program,
-            players: Vec::new(),
+            processes: Vec::new(),
             waiting: VecDeque::new(),
-            below: Below::new(driver.mountpoint.get().cloned()),
+            submounts: Submounts::new(driver.mountpoint.get().cloned()),
             start_again: None,
             refused: BTreeSet::new(),
             gaps: BTreeSet::new(),
         }
     }
 
-    pub fn take_in(&mut self, changes: VecDeque<(u64, Change)>) {
+    pub fn enqueue(&mut self, changes: VecDeque<(u64, RemoteChange)>) {
         for (number, change) in changes {
-            if matches!(change, Change::Removed { replaced: true, .. }) {
+            if matches!(change, RemoteChange::Removed { replaced: true, .. }) {
                 // The kernel reports it with the rename that replaced the name.
-                self.told(&change);
+                self.mark_replayed(&change);
                 continue;
             }
             // There are at most as many gaps as directories.
-            if self.waiting.len() >= MOST_WAITING && !matches!(change, Change::Gap { .. }) {
-                self.is_lost(&change);
+            if self.waiting.len() >= MOST_WAITING && !matches!(change, RemoteChange::Gap { .. }) {
+                self.drop_change(&change);
                 continue;
             }
             self.waiting.push_back(Task { change, number, tries: 0, not_before: None });
@@ -84,11 +84,14 @@ impl<'a> Stage<'a> {
     }
 
     /// Gives the children the replays that can run now. Returns the time on which the choice was based, for `wait`.
-    pub fn play(&mut self) -> Instant {
-        self.hear();
-        self.below.look();
+    pub fn run_due(&mut self) -> Instant {
+        self.collect_results();
+        self.submounts.refresh();
         let mut locked: BTreeSet<u64> = BTreeSet::new();
-        self.players.iter().filter_map(Player::task).for_each(|task| locked.extend(dirs(&task.change)));
+        self.processes
+            .iter()
+            .filter_map(ReplayProcess::task)
+            .for_each(|task| locked.extend(dirs(&task.change)));
         let (mut at, now) = (0, Instant::now());
         while at < self.waiting.len().min(LOOKS_AHEAD) {
             let task = &self.waiting[at];
@@ -99,20 +102,20 @@ impl<'a> Stage<'a> {
                 at += 1;
                 continue;
             }
-            let Some(player) = self.idle_player(now) else { break };
+            let Some(player) = self.idle_process(now) else { break };
             let Some(task) = self.waiting.remove(at) else { break };
-            if self.give(player, task) {
+            if self.start(player, task) {
                 locked.extend(dirs);
             }
         }
-        let stuck = self.players.iter().filter(|player| player.is_late(now)).count();
+        let stuck = self.processes.iter().filter(|player| player.is_blocked(now)).count();
         self.events.counts.stuck.store(stuck as u64, Ordering::Relaxed);
         now
     }
 
     /// Waits for a result, a queued change, or a timer that was not due at `now`.
     pub fn wait(&self, now: Instant) {
-        let late = self.players.iter().filter_map(Player::late_at);
+        let late = self.processes.iter().filter_map(ReplayProcess::blocked_at);
         let again = self.waiting.iter().take(LOOKS_AHEAD).filter_map(|task| task.not_before);
         let start = self.start_again.filter(|_| !self.waiting.is_empty());
         let due = late.chain(again).chain(start).filter(|due| *due > now).min();
@@ -122,30 +125,31 @@ impl<'a> Stage<'a> {
             Timespec { tv_sec: seconds, tv_nsec: i64::from(span.subsec_nanos()) }
         });
         let mut polled = vec![PollFd::new(&self.events.wake, PollFlags::IN)];
-        polled.extend(self.players.iter().map(Player::polled));
+        polled.extend(self.processes.iter().map(ReplayProcess::polled));
         // If interrupted, the caller checks and waits again.
         let _ = poll(&mut polled, timeout.as_ref());
     }
 
     pub fn end(self) {
-        for player in self.players {
-            player.end(&self.events.pretence);
+        for player in self.processes {
+            player.end(&self.events.replay_filter);
         }
     }
 
     /// Index of an idle child; starts one more if all others are blocked.
-    fn idle_player(&mut self, now: Instant) -> Option<usize> {
-        if let Some(idle) = self.players.iter().position(Player::is_idle) {
+    fn idle_process(&mut self, now: Instant) -> Option<usize> {
+        if let Some(idle) = self.processes.iter().position(ReplayProcess::is_idle) {
             return Some(idle);
         }
-        let may = self.players.len() < MOST_PLAYERS && self.players.iter().all(|player| player.is_late(now));
+        let may = self.processes.len() < MOST_PROCESSES
+            && self.processes.iter().all(|player| player.is_blocked(now));
         if !may || self.start_again.is_some_and(|again| now < again) {
             return None;
         }
-        match Player::start(&self.program, &self.events.pretence) {
+        match ReplayProcess::start(&self.program, &self.events.replay_filter) {
             Ok(player) => {
-                self.players.push(player);
-                Some(self.players.len() - 1)
+                self.processes.push(player);
+                Some(self.processes.len() - 1)
             }
             Err(error) => {
                 tracing::warn!(target: "nigh::events", %error, "watchers cannot be told of changes: no process can be started");
@@ -156,43 +160,43 @@ impl<'a> Stage<'a> {
     }
 
     /// Starts a replay. Returns whether a child runs it.
-    fn give(&mut self, player: usize, task: Task) -> bool {
-        if let Change::Gap { dir } = task.change {
+    fn start(&mut self, player: usize, task: Task) -> bool {
+        if let RemoteChange::Gap { dir } = task.change {
             // Later losses need a new gap.
             self.gaps.remove(&dir);
         }
-        let left = self.driver.with(|core, _| core.cache.still_to_tell(task.number, &task.change));
+        let left = self.driver.with(|core, _| core.cache.unreported_part(task.number, &task.change));
         let Some(change) = left else {
-            self.told(&task.change);
+            self.mark_replayed(&task.change);
             return false;
         };
-        let Some((part, command)) = self.scene(&change) else {
-            self.is_lost(&task.change);
+        let Some((part, command)) = self.prepare(&change) else {
+            self.drop_change(&task.change);
             return false;
         };
         tracing::trace!(target: "nigh::events", change = ?task.change);
-        if self.players[player].give(&self.events.pretence, task, part, &command).is_err() {
-            self.bury(player);
+        if self.processes[player].start_task(&self.events.replay_filter, task, part, &command).is_err() {
+            self.replace_process(player);
             return false;
         }
         true
     }
 
     /// Reads the results of the children.
-    fn hear(&mut self) {
+    fn collect_results(&mut self) {
         let mut at = 0;
-        while at < self.players.len() {
-            let mut polled = [self.players[at].polled()];
+        while at < self.processes.len() {
+            let mut polled = [self.processes[at].polled()];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             if poll(&mut polled, Some(&now)).unwrap_or(0) == 0 {
                 at += 1;
                 continue;
             }
-            match self.players[at].take(&self.events.pretence) {
-                Ok((Some(task), errno)) => self.is_done(task, errno),
+            match self.processes[at].take_result(&self.events.replay_filter) {
+                Ok((Some(task), errno)) => self.on_result(task, errno),
                 Ok((None, _)) => {}
                 Err(_) => {
-                    self.bury(at);
+                    self.replace_process(at);
                     continue;
                 }
             }
@@ -201,18 +205,18 @@ impl<'a> Stage<'a> {
     }
 
     /// Removes a child that has ended, and retries its task.
-    fn bury(&mut self, at: usize) {
-        let task = self.players.swap_remove(at).end(&self.events.pretence);
+    fn replace_process(&mut self, at: usize) {
+        let task = self.processes.swap_remove(at).end(&self.events.replay_filter);
         self.start_again = Some(Instant::now() + PAUSE);
         if let Some(task) = task {
-            self.again(task);
+            self.retry(task);
         }
     }
 
-    fn again(&mut self, mut task: Task) {
+    fn retry(&mut self, mut task: Task) {
         task.tries += 1;
         if task.tries > TRIES {
-            return self.is_lost(&task.change);
+            return self.drop_change(&task.change);
         }
         count(&self.events.counts.repeated);
         let factor = if names(&task.change).is_empty() { 4_u32 } else { 2 };
@@ -220,12 +224,12 @@ impl<'a> Stage<'a> {
         self.waiting.push_front(task);
     }
 
-    fn is_done(&mut self, task: Task, errno: i32) {
+    fn on_result(&mut self, task: Task, errno: i32) {
         let counts = &self.events.counts;
         match errno {
             0 => {
                 count(&counts.replayed);
-                self.told(&task.change);
+                self.mark_replayed(&task.change);
             }
             libc::EACCES | libc::EPERM | libc::EROFS => {
                 count(&counts.refused);
@@ -235,75 +239,75 @@ impl<'a> Stage<'a> {
                         tracing::info!(target: "nigh::events", dir, %why, "watchers are not told: whoever mounted may not write there");
                     }
                 }
-                self.told(&task.change);
-                self.leaves_gap(&task.change);
+                self.mark_replayed(&task.change);
+                self.report_gap(&task.change);
             }
             // The kernel had the dentry cached and sent no LOOKUP, or the path does not exist.
             libc::ECANCELED | libc::ENOENT | libc::EEXIST | libc::ENOTDIR | libc::EISDIR | libc::ESTALE => {
                 for (dir, name) in names(&task.change) {
-                    self.driver.with(|core, _| core.cache.handle_held(dir, &name));
+                    self.driver.with(|core, _| core.cache.invalidate_name(dir, &name));
                 }
-                self.again(task);
+                self.retry(task);
             }
             _ => {
                 let error = Errno::from_raw_os_error(errno);
                 tracing::debug!(target: "nigh::events", %error, change = ?task.change, "not told");
-                self.is_lost(&task.change);
+                self.drop_change(&task.change);
             }
         }
     }
 
-    fn told(&self, change: &Change) {
-        self.driver.with(|core, _| core.cache.handle_told(change));
+    fn mark_replayed(&self, change: &RemoteChange) {
+        self.driver.with(|core, _| core.cache.handle_reported(change));
     }
 
-    fn is_lost(&mut self, change: &Change) {
+    fn drop_change(&mut self, change: &RemoteChange) {
         count(&self.events.counts.lost);
-        self.told(change);
-        self.leaves_gap(change);
+        self.mark_replayed(change);
+        self.report_gap(change);
     }
 
     /// Reports an unknown change in the directories of a lost change. No comparison finds the change again, because the
     /// snapshots already contain it. A lost gap is given up.
-    fn leaves_gap(&mut self, change: &Change) {
-        if matches!(change, Change::Gap { .. }) {
+    fn report_gap(&mut self, change: &RemoteChange) {
+        if matches!(change, RemoteChange::Gap { .. }) {
             return;
         }
         for dir in dirs(change) {
             if self.gaps.insert(dir) {
-                self.driver.with(|core, _| core.cache.handle_untellable(dir));
+                self.driver.with(|core, _| core.cache.handle_unreportable(dir));
             }
         }
     }
 
     /// Prepares a replay; `None`: the path no longer exists, or leads into a mount below.
-    fn scene(&self, change: &Change) -> Option<Scene> {
+    fn prepare(&self, change: &RemoteChange) -> Option<Replay> {
         let path = |dir: u64, name: &Name| {
             let path = self.driver.with(|core, _| core.cache.path_of(dir, name))?;
-            (!self.below.is_on_the_way(&path)).then_some(path)
+            (!self.submounts.leads_to_mount(&path)).then_some(path)
         };
-        let touch = |ino: u64| Part::Touch { ino };
+        let touch = |ino: u64| ReplayedChange::Touch { ino };
         Some(match change {
-            Change::Made { dir, name, kind } => {
-                let part = Part::Make { dir: *dir, name: name.clone(), kind: *kind };
+            RemoteChange::Made { dir, name, kind } => {
+                let part = ReplayedChange::Make { dir: *dir, name: name.clone(), kind: *kind };
                 (part, Command::Make { path: path(*dir, name)?, kind: *kind })
             }
-            Change::Removed { dir, name, kind, .. } => {
-                let part = Part::Remove { dir: *dir, name: name.clone(), kind: *kind };
+            RemoteChange::Removed { dir, name, kind, .. } => {
+                let part = ReplayedChange::Remove { dir: *dir, name: name.clone(), kind: *kind };
                 (part, Command::Remove { path: path(*dir, name)?, kind: *kind })
             }
-            Change::Moved { from, name, to, new_name, kind, .. } => {
+            RemoteChange::Moved { from, name, to, new_name, kind, .. } => {
                 let command = Command::Move { path: path(*from, name)?, new_path: path(*to, new_name)? };
                 let (name, new_name) = (name.clone(), new_name.clone());
-                (Part::Move { from: *from, name, to: *to, new_name, kind: *kind }, command)
+                (ReplayedChange::Move { from: *from, name, to: *to, new_name, kind: *kind }, command)
             }
-            Change::Written { dir, name, node: NodeId { ino, .. } } => {
+            RemoteChange::Written { dir, name, node: NodeId { ino, .. } } => {
                 (touch(*ino), Command::Written { path: path(*dir, name)? })
             }
-            Change::Attributes { dir, name, node: NodeId { ino, .. } } => {
+            RemoteChange::Attributes { dir, name, node: NodeId { ino, .. } } => {
                 (touch(*ino), Command::Attributes { path: path(*dir, name)? })
             }
-            Change::Gap { dir } => {
+            RemoteChange::Gap { dir } => {
                 let path = self.driver.with(|core, _| core.cache.path_of_directory(*dir))?;
                 (touch(*dir), Command::Attributes { path })
             }
@@ -311,18 +315,22 @@ impl<'a> Stage<'a> {
     }
 }
 
-fn dirs(change: &Change) -> Vec<u64> {
+fn dirs(change: &RemoteChange) -> Vec<u64> {
     let (dir, other) = change.dirs();
     [Some(dir), other].into_iter().flatten().collect()
 }
 
 /// The names for which the kernel must send a LOOKUP.
-fn names(change: &Change) -> Vec<(u64, Name)> {
+fn names(change: &RemoteChange) -> Vec<(u64, Name)> {
     match change {
-        Change::Made { dir, name, .. } | Change::Removed { dir, name, .. } => vec![(*dir, name.clone())],
-        Change::Moved { from, name, to, new_name, .. } => {
+        RemoteChange::Made { dir, name, .. } | RemoteChange::Removed { dir, name, .. } => {
+            vec![(*dir, name.clone())]
+        }
+        RemoteChange::Moved { from, name, to, new_name, .. } => {
             vec![(*from, name.clone()), (*to, new_name.clone())]
         }
-        Change::Written { .. } | Change::Attributes { .. } | Change::Gap { .. } => Vec::new(),
+        RemoteChange::Written { .. } | RemoteChange::Attributes { .. } | RemoteChange::Gap { .. } => {
+            Vec::new()
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Choice of a mount's mapping: `--idmap=user|name|none|FILE`.
 
-use super::{IdMap, NOBODY, STRANGER};
-use nigh_remote::Session;
+use super::{IdMap, OVERFLOW_ID, STRANGER};
+use nigh_remote::SessionParams;
 use nigh_types::{IdKind, IdName};
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ impl IdMapChoice {
     }
 
     /// The mapping for an established session.
-    pub(crate) fn map(&self, session: &Session) -> IdMap {
+    pub(crate) fn map(&self, session: &SessionParams) -> IdMap {
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let mut map = self.between(session, own, local_id);
         map.users.stranger = stranger("/proc/self/uid_map");
@@ -73,7 +73,7 @@ impl IdMapChoice {
 
     fn between(
         &self,
-        session: &Session,
+        session: &SessionParams,
         own: (u32, u32),
         local: impl Fn(IdKind, &str) -> Option<u32>,
     ) -> IdMap {
@@ -106,7 +106,7 @@ impl IdMapChoice {
 /// reports none at all, and it rejects ACLs with such an id.
 fn stranger(map: &str) -> u32 {
     let text = std::fs::read_to_string(map).unwrap_or_default();
-    if has(&text, STRANGER) { STRANGER } else { NOBODY }
+    if has(&text, STRANGER) { STRANGER } else { OVERFLOW_ID }
 }
 
 /// Whether a map of lines "first inside, first outside, count" contains an id.
@@ -186,12 +186,12 @@ mod tests {
     use super::*;
     use nigh_types::{Attr, CookieKey, NodeId, Term};
 
-    fn session(names: &[(IdKind, u32, &str)]) -> Session {
+    fn session(names: &[(IdKind, u32, &str)]) -> SessionParams {
         let name =
             |(kind, id, name): &(IdKind, u32, &str)| IdName { kind: *kind, id: *id, name: (*name).into() };
         let root = NodeId { ino: 1, generation: 1 };
-        let plain = Session::plain(root, Attr::default(), CookieKey::default(), Term::Session);
-        Session { acts_as: (2000, 200), names: names.iter().map(name).collect(), ..plain }
+        let plain = SessionParams::plain(root, Attr::default(), CookieKey::default(), Term::Session);
+        SessionParams { acts_as: (2000, 200), names: names.iter().map(name).collect(), ..plain }
     }
 
     #[test]
@@ -227,11 +227,11 @@ mod tests {
     #[test]
     fn stranger_id_is_an_id_that_the_user_namespace_has() {
         assert!(has("         0          0 4294967295\n", STRANGER));
-        assert!(has("0 1000 1\n1 100000 65536\n", NOBODY));
+        assert!(has("0 1000 1\n1 100000 65536\n", OVERFLOW_ID));
         for map in ["", "0 0 4294967294\n", "0 1000 1\n1 100000 65536\n", "x\n", "0 0\n"] {
             assert!(!has(map, STRANGER), "{map}");
         }
-        assert_eq!(stranger("/does/not/exist"), NOBODY);
+        assert_eq!(stranger("/does/not/exist"), OVERFLOW_ID);
     }
 
     #[test]

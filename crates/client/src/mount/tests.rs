@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 /// A mount between a memory kernel and a test server.
-struct Stage {
+struct MountHarness {
     kernel: Arc<MemoryTransport>,
     server: Arc<parking_lot::Mutex<Server>>,
     agreed: Negotiated,
@@ -15,12 +15,12 @@ struct Stage {
     dir: tempfile::TempDir,
 }
 
-impl Stage {
-    fn new() -> Stage {
-        Stage::with(None)
+impl MountHarness {
+    fn new() -> MountHarness {
+        MountHarness::with(None)
     }
 
-    fn with(pressure: Option<Box<dyn Pressure>>) -> Stage {
+    fn with(pressure: Option<Box<dyn Pressure>>) -> MountHarness {
         let dir = tempfile::tempdir().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         let server = Arc::new(parking_lot::Mutex::new(Server::new(boot_time())));
@@ -35,7 +35,7 @@ impl Stage {
             }
         });
         let kernel = Arc::new(MemoryTransport::new(Level::All));
-        let wanted = Wanted::default();
+        let wanted = RequestedFeatures::default();
         let flags = wanted.flags_for(wanted.max_minor);
         let agreed = Negotiated { minor: wanted.max_minor, flags, ..Negotiated::default() };
         let config = MountConfig {
@@ -48,7 +48,7 @@ impl Stage {
                 incarnation: 0,
                 attach: Vec::new(),
                 term: nigh_types::Term::Session,
-                features: nigh_native::PUSHES,
+                features: nigh_native::UPDATES,
             }),
             idmap: IdMapChoice::None,
             threads: 1,
@@ -59,7 +59,7 @@ impl Stage {
             runtime: dir.path().to_owned(),
         };
         let mount = Mount::start_on(config, ours.into(), Box::new(Arc::clone(&kernel)), agreed).unwrap();
-        Stage { kernel, server, agreed, mount, unique: 0, dir }
+        MountHarness { kernel, server, agreed, mount, unique: 0, dir }
     }
 
     /// The errno of an operation on the root; 0: none.
@@ -84,9 +84,9 @@ fn mkdir<'a>(name: &'a [u8], extensions: Extensions<'a>) -> Operation<'a> {
 }
 
 /// A pressure source controlled by the test.
-struct Said(std::fs::File);
+struct TestPressure(std::fs::File);
 
-impl Pressure for Said {
+impl Pressure for TestPressure {
     fn wait(&mut self, stop: std::os::fd::BorrowedFd<'_>) -> io::Result<bool> {
         use rustix::event::{PollFd, PollFlags, poll};
         let mut fds = [PollFd::new(&self.0, PollFlags::IN), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
@@ -105,7 +105,8 @@ impl Pressure for Said {
 #[test]
 fn every_memory_pressure_event_frees_memory() {
     let (hears, mut says) = io::pipe().unwrap();
-    let mut stage = Stage::with(Some(Box::new(Said(std::os::fd::OwnedFd::from(hears).into()))));
+    let mut stage =
+        MountHarness::with(Some(Box::new(TestPressure(std::os::fd::OwnedFd::from(hears).into()))));
     assert_eq!(stage.ask(&Operation::GetAttr { fh: None }), 0);
     for times in 1..=3 {
         io::Write::write_all(&mut says, b"!").unwrap();
@@ -125,7 +126,7 @@ fn every_memory_pressure_event_frees_memory() {
 /// ENOSYS means "never send this again" to the kernel.
 #[test]
 fn enosys_from_the_remote_does_not_disable_the_operation_for_the_mount() {
-    let mut stage = Stage::new();
+    let mut stage = MountHarness::new();
     let create = Operation::Create {
         name: b"f",
         flags: 0,
@@ -151,7 +152,7 @@ fn enosys_from_the_remote_does_not_disable_the_operation_for_the_mount() {
 /// The thread may be in another pid namespace, where its groups cannot be read.
 #[test]
 fn group_in_a_create_request_is_sent_with_the_call() {
-    let mut stage = Stage::new();
+    let mut stage = MountHarness::new();
     let group = Extensions::encode_groups(&[33]);
     assert_eq!(stage.ask(&mkdir(b"with", Extensions::parse(&group).unwrap())), 0);
     assert_eq!(stage.ask(&mkdir(b"without", Extensions::default())), 0);
@@ -170,7 +171,7 @@ fn group_in_a_create_request_is_sent_with_the_call() {
 /// As at logout, when the user's runtime directory is removed.
 #[test]
 fn mount_ends_with_a_goodbye_after_its_status_socket_was_removed() {
-    let mut stage = Stage::new();
+    let mut stage = MountHarness::new();
     assert_eq!(stage.ask(&Operation::GetAttr { fh: None }), 0);
     let runtime = stage.dir.path().to_owned();
     assert_eq!(crate::control::statuses(&runtime).unwrap().len(), 1);
@@ -183,7 +184,7 @@ fn mount_ends_with_a_goodbye_after_its_status_socket_was_removed() {
 
 #[test]
 fn status_socket_has_a_unique_name_and_is_removed_with_its_mount() {
-    let stage = Stage::new();
+    let stage = MountHarness::new();
     let runtime = stage.dir.path().to_owned();
     let names = || {
         let dir = std::fs::read_dir(runtime.join("mounts")).unwrap();

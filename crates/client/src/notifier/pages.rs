@@ -12,8 +12,8 @@
 //! kernel reads it again after the reply to the write.
 
 use super::thread::{NotifierThread, PATIENCE, Progress};
-use crate::worker::{Watch, Worker, WorkerPool};
-use nigh_cache::{Invalidation, KernelInvalidation};
+use crate::worker::{SleepWatch, Worker, WorkerPool};
+use nigh_cache::{InvalidationId, KernelInvalidation};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -36,20 +36,20 @@ pub(super) type File = (u64, (u64, u64));
 pub(super) type Ranges = (u64, Vec<(u64, u64)>);
 
 /// The batch of a worker.
-pub(super) struct Dropping {
+pub(super) struct PageDrop {
     worker: Worker<Vec<Ranges>>,
     files: Vec<File>,
     ranges: Vec<Ranges>,
 }
 
 /// Why a wait for a worker ended.
-enum Ended {
+enum WaitEnd {
     Done,
     /// A local request has pages locked.
-    InTheWay,
+    Blocked,
     Slow,
     /// An urgent job is waiting, or the mount ends.
-    Left,
+    Preempted,
 }
 
 pub(super) fn stale((ino, (offset, length)): File) -> KernelInvalidation {
@@ -91,36 +91,36 @@ impl NotifierThread<'_> {
                 all.filter(|(_, ranges)| !ranges.is_empty()).collect()
             });
             if ranges.is_empty() {
-                return self.drop_parts(progress, files);
+                return self.drop_partial_pages(progress, files);
             }
-            let idle = self.pages.take_if(|_| self.notifier.crew.holds_to(most));
+            let idle = self.pages.take_if(|_| self.notifier.crew.is_within(most));
             let Some(worker) = idle.or_else(|| self.start_pages(most)) else {
                 progress.untold.extend(files.into_iter().map(stale));
                 return Ok(());
             };
             worker.give(ranges.iter().map(|(ino, ranges)| (self.node(*ino), ranges.clone())).collect());
-            let dropping = Dropping { worker, files, ranges };
-            match self.wait_for(progress, &dropping, progress.first.then_some(PATIENCE)) {
-                Ended::Done => {
+            let dropping = PageDrop { worker, files, ranges };
+            match self.wait_for(progress, &dropping, progress.is_urgent.then_some(PATIENCE)) {
+                WaitEnd::Done => {
                     self.pages = Some(dropping.worker);
-                    return self.drop_parts(progress, dropping.files);
+                    return self.drop_partial_pages(progress, dropping.files);
                 }
-                Ended::Slow => {
+                WaitEnd::Slow => {
                     let files = dropping.files.clone();
                     progress.slow.push_back(dropping);
-                    return self.drop_parts(progress, files);
+                    return self.drop_partial_pages(progress, files);
                 }
-                Ended::Left => return Err(dropping.files),
-                Ended::InTheWay => files = dropping.files,
+                WaitEnd::Preempted => return Err(dropping.files),
+                WaitEnd::Blocked => files = dropping.files,
             }
             // Each dirty mapping that is not written back blocks a worker: keep some for other invalidations.
-            most = WorkerPool::COMMON;
+            most = WorkerPool::FOR_RETRIES;
         }
     }
 
     /// Invalidates pages that local writes cover in part, except locked ones. Error: the job must give way, with
     /// these files left.
-    fn drop_parts(&mut self, progress: &Progress, files: Vec<File>) -> Result<(), Vec<File>> {
+    fn drop_partial_pages(&mut self, progress: &Progress, files: Vec<File>) -> Result<(), Vec<File>> {
         let parts: Vec<File> = self.driver.with(|core, _| {
             let parts = |&(ino, range): &File| {
                 core.cache.partial_pages(ino, range).into_iter().map(move |part| (ino, part))
@@ -142,9 +142,9 @@ impl NotifierThread<'_> {
             };
             let (ino, range) = part;
             worker.give(vec![(self.node(ino), vec![range])]);
-            let (mut watch, mut is_left) = (Watch::new(), false);
+            let (mut watch, mut is_left) = (SleepWatch::new(), false);
             let is_done = worker.wait(LOOK_AT_PART, || {
-                is_left = self.is_wanted(progress.first);
+                is_left = self.must_yield(progress.is_urgent);
                 is_left || self.is_locked(&mut watch, worker.thread(), progress.id, part)
             });
             match is_done {
@@ -160,7 +160,7 @@ impl NotifierThread<'_> {
 
     /// Whether a worker waits for a local write that has the page locked. A recall's invalidation of a dirty mapped
     /// page sends its write-back to the remote first, and that blocks no other client (0008, rule 10).
-    fn is_locked(&self, watch: &mut Watch, thread: u32, id: Invalidation, (ino, part): File) -> bool {
+    fn is_locked(&self, watch: &mut SleepWatch, thread: u32, id: InvalidationId, (ino, part): File) -> bool {
         let sleeps = watch.sleeps_for(thread);
         if sleeps < LOCKED {
             return false;
@@ -173,43 +173,45 @@ impl NotifierThread<'_> {
     pub(super) fn wait_for_slow(&mut self, progress: &mut Progress) {
         while let Some(dropping) = progress.slow.pop_front() {
             match self.wait_for(progress, &dropping, None) {
-                Ended::Done => self.pages = Some(dropping.worker),
-                Ended::InTheWay => {
+                WaitEnd::Done => self.pages = Some(dropping.worker),
+                WaitEnd::Blocked => {
                     if let Err(left) = self.drop_pages(progress, dropping.files) {
                         progress.untold.extend(left.into_iter().map(stale));
                     }
                 }
-                Ended::Slow | Ended::Left => progress.untold.extend(dropping.files.into_iter().map(stale)),
+                WaitEnd::Slow | WaitEnd::Preempted => {
+                    progress.untold.extend(dropping.files.into_iter().map(stale))
+                }
             }
         }
     }
 
     /// Waits for a worker; beyond `limit` it counts as slow.
-    fn wait_for(&self, progress: &Progress, dropping: &Dropping, limit: Option<Duration>) -> Ended {
+    fn wait_for(&self, progress: &Progress, dropping: &PageDrop, limit: Option<Duration>) -> WaitEnd {
         let since = Instant::now();
-        let mut ended = Ended::Done;
+        let mut ended = WaitEnd::Done;
         let look = || {
-            let is_left = self.is_wanted(limit.is_some());
+            let is_left = self.must_yield(limit.is_some());
             ended = match limit {
-                _ if is_left => Ended::Left,
-                _ if self.may_leave(progress) && self.is_in_the_way(progress, dropping) => Ended::InTheWay,
-                Some(limit) if since.elapsed() >= limit => Ended::Slow,
+                _ if is_left => WaitEnd::Preempted,
+                _ if self.may_leave(progress) && self.is_in_the_way(progress, dropping) => WaitEnd::Blocked,
+                Some(limit) if since.elapsed() >= limit => WaitEnd::Slow,
                 _ => return false,
             };
             true
         };
-        if dropping.worker.wait(LOOK_AGAIN, look) { Ended::Done } else { ended }
+        if dropping.worker.wait(LOOK_AGAIN, look) { WaitEnd::Done } else { ended }
     }
 
     /// Whether another worker could continue. An urgent job and its rest never wait for a request.
     fn may_leave(&self, progress: &Progress) -> bool {
-        progress.first || progress.behind || self.notifier.crew.has_room(WorkerPool::COMMON)
+        progress.is_urgent || progress.is_rest || self.notifier.crew.has_room(WorkerPool::FOR_RETRIES)
     }
 
-    fn is_in_the_way(&self, progress: &Progress, dropping: &Dropping) -> bool {
+    fn is_in_the_way(&self, progress: &Progress, dropping: &PageDrop) -> bool {
         self.driver.with(|core, _| {
             // The page of a symlink's target is locked during READLINK, and no symlink is open.
-            let locked = |(ino, ranges): &Ranges| core.cache.is_in_the_way(progress.id, *ino, ranges);
+            let locked = |(ino, ranges): &Ranges| core.cache.blocks_drop(progress.id, *ino, ranges);
             dropping.ranges.iter().any(locked)
         })
     }

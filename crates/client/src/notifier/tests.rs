@@ -1,6 +1,6 @@
 use super::thread::ROOT;
 use super::*;
-use crate::driver::tests::Stage;
+use crate::driver::tests::DriverHarness;
 use crate::reply::ReplyFormat;
 use nigh_cache::{Caller, Op};
 use nigh_fuse::{Notification, NotifyOutcome};
@@ -13,20 +13,20 @@ impl Notifier {
     /// Whether nothing is queued.
     pub fn is_idle(&self) -> bool {
         let jobs = self.jobs.lock();
-        jobs.first.is_empty() && jobs.rest.is_empty()
+        jobs.urgent.is_empty() && jobs.rest.is_empty()
     }
 }
 
 /// A lost wakeup would leave a daemon that never ends.
 #[test]
 fn notifier_stops_on_request_at_any_time() {
-    let driver = Stage::new().driver;
+    let driver = DriverHarness::new().driver;
     for round in 0..2_000_u64 {
         let notifier = Arc::new(Notifier::new().unwrap());
         let (running, of) = (Arc::clone(&notifier), Arc::clone(&driver));
         let thread = thread::spawn(move || running.run(&of, true));
         if round % 2 == 0 {
-            notifier.queue(Invalidation(round), vec![KernelInvalidation::Attr { ino: 7 }], round % 4 == 0);
+            notifier.queue(InvalidationId(round), vec![KernelInvalidation::Attr { ino: 7 }], round % 4 == 0);
         }
         notifier.stop();
         let give_up = Instant::now() + Duration::from_secs(20);
@@ -42,7 +42,7 @@ fn notifier_stops_on_request_at_any_time() {
 /// invalidated.
 #[test]
 fn dentry_that_leads_to_a_submount_is_not_invalidated() {
-    let stage = Stage::new();
+    let stage = DriverHarness::new();
     let (driver, transport) = (stage.driver, stage.kernel);
     // There are mounts below the root.
     driver.mountpoint.set("/".into()).unwrap();
@@ -53,7 +53,7 @@ fn dentry_that_leads_to_a_submount_is_not_invalidated() {
         driver.revalidations.note(crate::revalidations::NameKey::of(root, &name(at)), 7, 0);
     }
     driver.notifier.queue(
-        Invalidation(1),
+        InvalidationId(1),
         vec![KernelInvalidation::AllDentries(vec![(root, name("proc")), (root, name("no"))])],
         false,
     );
@@ -66,18 +66,18 @@ fn dentry_that_leads_to_a_submount_is_not_invalidated() {
 /// An overlay's dentries would stay stale after an epoch. An overlay tries a whiteout when it is mounted.
 #[test]
 fn no_epoch_is_sent_after_a_whiteout_rename() {
-    let stage = Stage::new();
+    let stage = DriverHarness::new();
     let (driver, transport) = (stage.driver, stage.kernel);
     let thread = running(&driver);
     let root = driver.root();
     let epoch = || vec![KernelInvalidation::AllDentries(vec![(root, name("a"))])];
-    driver.notifier.queue(Invalidation(1), epoch(), false);
+    driver.notifier.queue(InvalidationId(1), epoch(), false);
     until("it is told", || transport.notifications().len() == 1);
     let (from, to, no_replace, exchange) = (root, root, false, false);
     let op =
         Op::Rename { from, name: name("x"), to, new_name: name("y"), no_replace, exchange, whiteout: true };
     driver.operate(3, OpId(3), Caller::default(), ReplyFormat::Empty, op);
-    driver.notifier.queue(Invalidation(2), epoch(), false);
+    driver.notifier.queue(InvalidationId(2), epoch(), false);
     until("both are told", || transport.notifications().len() == 2);
     assert_eq!(transport.notifications(), [Notification::IncEpoch, expired(ROOT, b"a")]);
     assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::NotifyLevel::NoEpoch);
@@ -87,37 +87,37 @@ fn no_epoch_is_sent_after_a_whiteout_rename() {
 /// An unapplied LOOKUP reply would revalidate an expired dentry.
 #[test]
 fn dentry_is_dropped_while_a_lookup_reply_may_not_have_been_applied() {
-    let stage = Stage::new();
+    let stage = DriverHarness::new();
     let (driver, transport) = (stage.driver, stage.kernel);
     let thread = running(&driver);
     let root = driver.root();
     // The state of a thread of another pid namespace is unknown.
     driver.revalidations.note(crate::revalidations::NameKey::of(root, &name("a")), 7, 0);
     let stale = ["a", "b"].map(|at| KernelInvalidation::Entry { dir: root, name: name(at) });
-    driver.notifier.queue(Invalidation(1), stale.to_vec(), false);
+    driver.notifier.queue(InvalidationId(1), stale.to_vec(), false);
     until("both are told", || transport.notifications().len() == 2);
     assert_eq!(transport.notifications(), [dropped(ROOT, b"a"), expired(ROOT, b"b")]);
     stopped(&driver, thread);
 }
 
 /// A kernel in which some notifications block until released.
-struct Stuck {
+struct BlockingKernel {
     waits: Mutex<bool>,
     let_go: parking_lot::Condvar,
     holds: fn(&Notification<'_>) -> bool,
 }
 
-impl Stuck {
-    fn new(holds: fn(&Notification<'_>) -> bool) -> Arc<Stuck> {
-        Arc::new(Stuck { waits: Mutex::new(true), let_go: parking_lot::Condvar::new(), holds })
+impl BlockingKernel {
+    fn new(holds: fn(&Notification<'_>) -> bool) -> Arc<BlockingKernel> {
+        Arc::new(BlockingKernel { waits: Mutex::new(true), let_go: parking_lot::Condvar::new(), holds })
     }
 
-    fn stage(self: &Arc<Stuck>) -> Stage {
+    fn stage(self: &Arc<BlockingKernel>) -> DriverHarness {
         let stuck = Arc::clone(self);
         // `cargo xtask sim --planted` checks that these tests notice a bug; other builds can have none.
         let bug = std::env::var("NIGH_PLANTED").ok().and_then(|name| Bug::of_name(&name));
         let _ = plant(bug.as_slice());
-        Stage::judging(move |notification| {
+        DriverHarness::judging(move |notification| {
             let mut waits = stuck.waits.lock();
             while *waits && (stuck.holds)(notification) {
                 stuck.let_go.wait(&mut waits);
@@ -173,19 +173,20 @@ fn pages_of(ino: u64) -> KernelInvalidation {
 /// A dirty mapping is written back before its page is dropped, and the server is unreachable.
 #[test]
 fn blocked_invalidation_yields_to_an_urgent_one_and_is_repeated() {
-    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0.., .. }));
+    let stuck =
+        BlockingKernel::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0.., .. }));
     let mut stage = stuck.stage();
     assert_eq!(stage.make("file", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
     let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 8 }];
-    driver.notifier.queue(Invalidation(901), stale, false);
+    driver.notifier.queue(InvalidationId(901), stale, false);
     let told =
         |one: &Notification<'static>| kernel.notifications().iter().filter(|other| *other == one).count();
     until("it is told", || told(&Notification::contents(MADE)) == 1);
     let all =
         vec![KernelInvalidation::AllDentries(vec![]), pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
-    driver.notifier.queue(Invalidation(902), all, true);
+    driver.notifier.queue(InvalidationId(902), all, true);
     until("what goes first", || told(&Notification::attributes(9)) == 1);
     assert_eq!((told(&Notification::IncEpoch), told(&Notification::attributes(8))), (1, 0));
     stuck.let_go();
@@ -204,21 +205,21 @@ fn inode_with_two_nodeids_is_unknown_if_the_kernel_lacks_one() {
     assert_eq!(super::thread::of_all(&[]), None);
 }
 
-/// Expiry is near: the term of a [`Stage`] has run out.
-fn lapse(stage: &Stage) {
+/// Expiry is near: the term of a [`Scheduler`] has run out.
+fn lapse(stage: &DriverHarness) {
     stage.pass(Span::from_secs(14));
     stage.driver.with(|_, _| ());
 }
 
 fn is_forgetting(driver: &Driver) -> bool {
-    driver.with(|core, _| core.cache.is_forgetting())
+    driver.with(|core, _| core.cache.is_flushing_all())
 }
 
 /// However many files are blocked, urgent jobs go on with all others, with a bounded number of threads. Invalidations
 /// without a free thread stay unacknowledged.
 #[test]
 fn urgent_job_sends_unblocked_invalidations_and_ends_only_when_all_are_sent() {
-    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { offset: 0.., .. }));
+    let stuck = BlockingKernel::new(|told| matches!(told, Notification::InvalInode { offset: 0.., .. }));
     let mut stage = stuck.stage();
     let inos: Vec<u64> = (0..100).map(|n| stage.make(&format!("file{n}"), false).ino).collect();
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
@@ -240,7 +241,8 @@ fn urgent_job_sends_unblocked_invalidations_and_ends_only_when_all_are_sent() {
 /// Dropping many pages takes long, and a thread may get no processor: the acknowledgement must still wait.
 #[test]
 fn slow_invalidation_delays_the_acknowledgement() {
-    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0.., .. }));
+    let stuck =
+        BlockingKernel::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0.., .. }));
     let mut stage = stuck.stage();
     assert_eq!(stage.make("large", false).ino, MADE);
     let other = stage.make("other", false).ino;
@@ -257,7 +259,7 @@ fn slow_invalidation_delays_the_acknowledgement() {
 
 /// A kernel with a dirty shared mapping of a file's first pages: each page is written back before it is dropped, and
 /// the invalidation waits for the write-back.
-struct Laundry {
+struct DirtyMappingKernel {
     driver: std::sync::OnceLock<Arc<Driver>>,
     /// Pages not written back yet.
     dirty: Mutex<std::collections::BTreeSet<u64>>,
@@ -265,16 +267,16 @@ struct Laundry {
     let_go: parking_lot::Condvar,
 }
 
-impl Laundry {
-    fn stage(pages: u64) -> (Stage, Arc<Laundry>) {
-        let laundry = Arc::new(Laundry {
+impl DirtyMappingKernel {
+    fn stage(pages: u64) -> (DriverHarness, Arc<DirtyMappingKernel>) {
+        let laundry = Arc::new(DirtyMappingKernel {
             driver: std::sync::OnceLock::new(),
             dirty: Mutex::new((0..pages).collect()),
             waits: Mutex::new(true),
             let_go: parking_lot::Condvar::new(),
         });
         let of = Arc::clone(&laundry);
-        let stage = Stage::judging(move |told| {
+        let stage = DriverHarness::judging(move |told| {
             if let Notification::InvalInode { ino: MADE, offset: offset @ 0.., len } = told {
                 of.drop_range(offset.cast_unsigned(), len.cast_unsigned());
             }
@@ -297,7 +299,7 @@ impl Laundry {
                 fh,
                 offset,
                 data,
-                flags: WriteFlags { flush: true, ..WriteFlags::default() },
+                flags: WriteFlags { write_back: true, ..WriteFlags::default() },
             };
             let driver = self.driver.get().expect("it was set");
             driver.operate(
@@ -325,7 +327,7 @@ const PAGE: u64 = 4096;
 /// Pages behind an unanswered write-back may be stale: they are dropped too before the acknowledgement.
 #[test]
 fn pages_behind_many_unanswered_write_backs_are_dropped_before_acknowledgement() {
-    let (mut stage, laundry) = Laundry::stage(20);
+    let (mut stage, laundry) = DirtyMappingKernel::stage(20);
     assert_eq!(stage.make("mapped", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
@@ -341,7 +343,7 @@ fn pages_behind_many_unanswered_write_backs_are_dropped_before_acknowledgement()
 /// One file does not use up all threads, and invalidations without a thread stay unacknowledged.
 #[test]
 fn file_with_many_write_backs_leaves_worker_threads_for_others() {
-    let (mut stage, laundry) = Laundry::stage(200);
+    let (mut stage, laundry) = DirtyMappingKernel::stage(200);
     assert_eq!(stage.make("mapped", false).ino, MADE);
     let other = stage.make("other", false).ino;
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
@@ -352,7 +354,7 @@ fn file_with_many_write_backs_leaves_worker_threads_for_others() {
     assert!(driver.notifier.crew.has_room(64), "there is room for what may come");
     for ino in 901..931 {
         driver.notifier.queue(
-            Invalidation(ino),
+            InvalidationId(ino),
             vec![pages_of(other), KernelInvalidation::Attr { ino }],
             false,
         );
@@ -364,7 +366,7 @@ fn file_with_many_write_backs_leaves_worker_threads_for_others() {
     stopped(&driver, thread);
 }
 
-fn writes_in_part(stage: &mut Stage) -> Notification<'static> {
+fn writes_in_part(stage: &mut DriverHarness) -> Notification<'static> {
     assert_eq!(stage.make("file", false).ino, MADE);
     // With a whole page between two partial ones: only then does the kernel have a whole page of an unread file.
     let (fh, data) = (nigh_cache::Fh(1), vec![b'x'; 9_000]);
@@ -376,12 +378,12 @@ fn writes_in_part(stage: &mut Stage) -> Notification<'static> {
 /// If the kernel had the whole page, it is unlocked and would show other clients' changes as they were before.
 #[test]
 fn page_under_partial_write_is_dropped_before_acknowledgement() {
-    let mut stage = Stage::new();
+    let mut stage = DriverHarness::new();
     let part = writes_in_part(&mut stage);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
     let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
-    driver.notifier.queue(Invalidation(901), stale, false);
+    driver.notifier.queue(InvalidationId(901), stale, false);
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     let told = kernel.notifications();
     let at = |one: &Notification<'_>| told.iter().position(|told| told == one);
@@ -392,13 +394,14 @@ fn page_under_partial_write_is_dropped_before_acknowledgement() {
 /// Otherwise the page is locked until the reply to the write, which may wait for this client's acknowledgement.
 #[test]
 fn page_locked_by_a_partial_write_does_not_delay_the_acknowledgement() {
-    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
+    let stuck =
+        BlockingKernel::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
     let mut stage = stuck.stage();
     let part = writes_in_part(&mut stage);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
     let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
-    driver.notifier.queue(Invalidation(901), stale, false);
+    driver.notifier.queue(InvalidationId(901), stale, false);
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     assert!(kernel.notifications().contains(&part), "it was tried");
     stuck.let_go();
@@ -410,7 +413,8 @@ fn page_locked_by_a_partial_write_does_not_delay_the_acknowledgement() {
 /// read.
 #[test]
 fn file_opened_and_read_during_invalidation_does_not_delay_the_acknowledgement() {
-    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
+    let stuck =
+        BlockingKernel::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
     let mut stage = stuck.stage();
     assert_eq!(stage.make("file", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
@@ -419,7 +423,7 @@ fn file_opened_and_read_during_invalidation_does_not_delay_the_acknowledgement()
     operate(901, nigh_cache::Op::Release { fh: nigh_cache::Fh(1), flock: None });
     let thread = running(&driver);
     let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
-    driver.notifier.queue(Invalidation(901), stale, false);
+    driver.notifier.queue(InvalidationId(901), stale, false);
     let told = |one: &Notification<'static>| kernel.notifications().contains(one);
     until("the whole file", || told(&Notification::contents(MADE)));
     stage.open(MADE);
@@ -435,7 +439,7 @@ fn file_opened_and_read_during_invalidation_does_not_delay_the_acknowledgement()
 /// job.
 #[test]
 fn names_of_a_locked_directory_do_not_delay_other_invalidations() {
-    let stuck = Stuck::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
+    let stuck = BlockingKernel::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
     let mut stage = stuck.stage();
     assert_eq!(stage.make("nothing-is-mounted-here", true).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
@@ -443,11 +447,11 @@ fn names_of_a_locked_directory_do_not_delay_other_invalidations() {
     let thread = running(&driver);
     let name = name("x");
     let entry = |dir| KernelInvalidation::Entry { dir, name: name.clone() };
-    driver.notifier.queue(Invalidation(901), vec![entry(MADE), entry(MADE), entry(driver.root())], false);
+    driver.notifier.queue(InvalidationId(901), vec![entry(MADE), entry(MADE), entry(driver.root())], false);
     let told =
         |one: &Notification<'static>| kernel.notifications().iter().filter(|other| *other == one).count();
     until("another directory", || told(&expired(ROOT, b"x")) == 1);
-    driver.notifier.queue(Invalidation(902), vec![KernelInvalidation::Attr { ino: 9 }, entry(MADE)], true);
+    driver.notifier.queue(InvalidationId(902), vec![KernelInvalidation::Attr { ino: 9 }, entry(MADE)], true);
     until("what goes first", || told(&Notification::attributes(9)) == 1);
     stuck.let_go();
     until("both names", || told(&expired(MADE, b"x")) >= 4);
@@ -456,15 +460,15 @@ fn names_of_a_locked_directory_do_not_delay_other_invalidations() {
 
 /// Names of a directory that is locked until an operation's reply do not delay the next job.
 fn are_left_to_their_worker(made: &str, locks: impl FnOnce(u64) -> nigh_cache::Op) {
-    let stuck = Stuck::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
+    let stuck = BlockingKernel::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
     let mut stage = stuck.stage();
     assert_eq!(stage.make(made, true).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     driver.operate(900, OpId(900), Caller::default(), ReplyFormat::Natural, locks(driver.root()));
     let thread = running(&driver);
     let entry = KernelInvalidation::Entry { dir: MADE, name: name("x") };
-    driver.notifier.queue(Invalidation(901), vec![entry], true);
-    driver.notifier.queue(Invalidation(902), vec![KernelInvalidation::Attr { ino: 9 }], false);
+    driver.notifier.queue(InvalidationId(901), vec![entry], true);
+    driver.notifier.queue(InvalidationId(902), vec![KernelInvalidation::Attr { ino: 9 }], false);
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     stuck.let_go();
     stopped(&driver, thread);
@@ -488,7 +492,8 @@ fn names_of_a_directory_locked_by_a_rename_during_lookup_do_not_delay_later_jobs
 /// invalidated all the same.
 #[test]
 fn kernel_is_invalidated_at_lease_expiry_while_another_invalidation_is_blocked() {
-    let stuck = Stuck::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
+    let stuck =
+        BlockingKernel::new(|told| matches!(told, Notification::InvalInode { ino: MADE, offset: 0, .. }));
     let mut stage = stuck.stage();
     let node = stage.make("file", false);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
@@ -499,7 +504,7 @@ fn kernel_is_invalidated_at_lease_expiry_while_another_invalidation_is_blocked()
         fh,
         offset: 0,
         data,
-        flags: WriteFlags { flush: true, ..WriteFlags::default() },
+        flags: WriteFlags { write_back: true, ..WriteFlags::default() },
     };
     driver.operate(900, OpId(900), Caller::default(), ReplyFormat::Natural, flush);
     let recall = Recall { id: RecallId(1), node, covers: LeaseScope::Data, names: Vec::new() };
@@ -519,14 +524,14 @@ fn kernel_is_invalidated_at_lease_expiry_while_another_invalidation_is_blocked()
 /// Earlier jobs took time, and a caller has asked for the file's size meanwhile.
 #[test]
 fn delayed_invalidation_waits_for_getattr_callers_that_came_meanwhile() {
-    let mut stage = Stage::new();
+    let mut stage = DriverHarness::new();
     assert_eq!(stage.make("file", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
-    driver.notifier.queue(Invalidation(901), vec![KernelInvalidation::Attr { ino: MADE }], false);
+    driver.notifier.queue(InvalidationId(901), vec![KernelInvalidation::Attr { ino: MADE }], false);
     driver.with(|core, now| core.cache.handle_event(now, Event::Recall(of_root(driver.root()))));
     let asks = nigh_cache::Op::GetAttr { ino: MADE };
     driver.operate(900, OpId(900), Caller::default(), ReplyFormat::Natural, asks);
-    assert!(driver.with(|core, _| core.cache.is_asked_how_long(MADE)), "it is not known");
+    assert!(driver.with(|core, _| core.cache.has_size_waiter(MADE)), "it is not known");
     let thread = running(&driver);
     let told = || kernel.notifications().contains(&Notification::attributes(MADE));
     thread::sleep(Duration::from_millis(50));
@@ -539,7 +544,7 @@ fn delayed_invalidation_waits_for_getattr_callers_that_came_meanwhile() {
 /// Other clients wait for the invalidations.
 #[test]
 fn wait_for_getattr_callers_is_bounded_once_for_the_whole_job() {
-    let mut stage = Stage::new();
+    let mut stage = DriverHarness::new();
     let files: Vec<u64> = ["a", "b", "c", "d"].map(|name| stage.make(name, false).ino).to_vec();
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     driver.with(|core, now| core.cache.handle_event(now, Event::Recall(of_root(driver.root()))));
@@ -548,7 +553,7 @@ fn wait_for_getattr_callers_is_bounded_once_for_the_whole_job() {
         driver.operate(unique, OpId(unique), Caller::default(), ReplyFormat::Natural, asks);
     }
     let stale = files.iter().map(|ino| KernelInvalidation::Attr { ino: *ino }).collect();
-    driver.notifier.queue(Invalidation(901), stale, false);
+    driver.notifier.queue(InvalidationId(901), stale, false);
     let since = Instant::now();
     let thread = running(&driver);
     let told = |ino: &u64| kernel.notifications().contains(&Notification::attributes(*ino));

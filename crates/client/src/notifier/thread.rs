@@ -13,13 +13,13 @@
 //!
 //! Invalidations without a free worker are sent later, and stay unacknowledged until then.
 
-use super::pages::{Dropping, File, Ranges};
+use super::pages::{File, PageDrop, Ranges};
 use super::{Job, Notifier};
 use crate::driver::Driver;
 use crate::revalidations::{NameKey, Revalidation};
-use crate::submounts::Below;
-use crate::worker::{Watch, Worker, WorkerPool};
-use nigh_cache::{Invalidation, KernelInvalidation};
+use crate::submounts::Submounts;
+use crate::worker::{SleepWatch, Worker, WorkerPool};
+use nigh_cache::{InvalidationId, KernelInvalidation};
 use nigh_fuse::{Level, Notification, NotifyOutcome};
 use nigh_types::{Bug, Name, planted};
 use std::collections::{BTreeMap, VecDeque};
@@ -45,7 +45,7 @@ pub(super) const ROOT: u64 = nigh_fuse::abi::ROOT_ID;
 
 /// A dentry to invalidate, and the inode whose attributes are invalidated after it; with the time until which to wait
 /// for GETATTR requests on this inode.
-struct Named {
+struct DentryJob {
     parent: u64,
     name: Vec<u8>,
     /// Expire the dentry: open files under it stay reachable, and the kernel looks it up again.
@@ -57,9 +57,9 @@ struct Named {
 pub(super) struct NotifierThread<'a> {
     pub(super) notifier: &'a Notifier,
     pub driver: &'a Arc<Driver>,
-    pub below: Below,
+    pub submounts: Submounts,
     expires: bool,
-    names: Option<Worker<Named>>,
+    names: Option<Worker<DentryJob>>,
     pub(super) pages: Option<Worker<Vec<Ranges>>>,
     /// Pages that were locked by local writes when their invalidation was tried, and the workers that wait for them.
     pub(super) locked: Vec<(File, Worker<Vec<Ranges>>)>,
@@ -67,9 +67,9 @@ pub(super) struct NotifierThread<'a> {
 
 /// Progress of one job.
 pub(super) struct Progress {
-    pub id: Invalidation,
-    pub first: bool,
-    pub behind: bool,
+    pub id: InvalidationId,
+    pub is_urgent: bool,
+    pub is_rest: bool,
     /// End of the wait for callers of GETATTR; one for the whole job, because others wait for its invalidations.
     until: Instant,
     /// Remaining time to wait for threads that apply LOOKUP replies.
@@ -77,15 +77,15 @@ pub(super) struct Progress {
     /// Remaining time to wait for workers that wait for a processor, over all names.
     starved: Duration,
     /// Whether an epoch was sent in place of a dentry invalidation that would have blocked.
-    all_dropped: bool,
+    epoch_sent: bool,
     /// Directories with blocked dentry invalidations: the worker, and how many it has.
-    late: BTreeMap<u64, (Worker<Named>, u64)>,
+    blocked: BTreeMap<u64, (Worker<DentryJob>, u64)>,
     /// The names given to these workers.
     late_names: Vec<KernelInvalidation>,
     /// Inodes unknown to the kernel; a reply with the inode may still be in flight inside the kernel.
     unknown: Vec<u64>,
     /// In an urgent job: slow page invalidations.
-    pub slow: VecDeque<Dropping>,
+    pub slow: VecDeque<PageDrop>,
     /// Invalidations without a free worker.
     pub untold: VecDeque<KernelInvalidation>,
 }
@@ -93,29 +93,31 @@ pub(super) struct Progress {
 impl Progress {
     /// Most workers that may exist when this job starts one for an invalidation that may block.
     pub fn most(&self) -> u64 {
-        if self.behind { WorkerPool::COMMON } else { WorkerPool::ALL }
+        if self.is_rest { WorkerPool::FOR_RETRIES } else { WorkerPool::ALL }
     }
 }
 
 impl NotifierThread<'_> {
     pub fn new<'a>(notifier: &'a Notifier, driver: &'a Arc<Driver>, expires: bool) -> NotifierThread<'a> {
-        let below = Below::new(driver.mountpoint.get().cloned());
-        NotifierThread { notifier, driver, below, expires, names: None, pages: None, locked: Vec::new() }
+        let submounts = Submounts::new(driver.mountpoint.get().cloned());
+        NotifierThread { notifier, driver, submounts, expires, names: None, pages: None, locked: Vec::new() }
     }
 
     /// Whether the kernel can invalidate all dentries at once.
-    pub fn drops_all(&self) -> bool {
-        self.driver.transport.level() == Level::All && !self.keeps_dentries()
+    pub fn can_use_epoch(&self) -> bool {
+        self.driver.transport.level() == Level::All && !self.has_dentries_in_use()
     }
 
     /// Whether an epoch would detach dentries in use: mount points, or dentries that an overlay keeps.
-    fn keeps_dentries(&self) -> bool {
-        !self.below.is_empty() || self.below.has_layer() || self.notifier.layered.load(Ordering::SeqCst)
+    fn has_dentries_in_use(&self) -> bool {
+        !self.submounts.is_empty()
+            || self.submounts.has_layer()
+            || self.notifier.has_overlay.load(Ordering::SeqCst)
     }
 
     /// If dentries are in use: invalidates the kernel's names one by one, once.
-    pub fn give_up_names(&mut self) -> Option<(Invalidation, VecDeque<KernelInvalidation>)> {
-        if !self.keeps_dentries() {
+    pub fn invalidate_names_once(&mut self) -> Option<(InvalidationId, VecDeque<KernelInvalidation>)> {
+        if !self.has_dentries_in_use() {
             return None;
         }
         let (id, names) = self.driver.with(|core, _| core.cache.handle_mounted_below())?;
@@ -123,30 +125,30 @@ impl NotifierThread<'_> {
     }
 
     /// Sends what it can. Returns the rest, to be sent again; all of it if an urgent job interrupted this one.
-    pub fn tell(&mut self, mut job: Job) -> VecDeque<KernelInvalidation> {
+    pub fn process(&mut self, mut job: Job) -> VecDeque<KernelInvalidation> {
         let mut progress = Progress {
             id: job.id,
-            first: job.first,
-            behind: job.behind,
+            is_urgent: job.is_urgent,
+            is_rest: job.is_rest,
             until: Instant::now() + ANSWERS,
             patience: PATIENCE,
             starved: STARVED_IN_ALL,
-            all_dropped: false,
-            late: BTreeMap::new(),
+            epoch_sent: false,
+            blocked: BTreeMap::new(),
             late_names: Vec::new(),
             unknown: Vec::new(),
             slow: VecDeque::new(),
             untold: VecDeque::new(),
         };
         while let Some(one) = job.stale.pop_front() {
-            if self.is_wanted(progress.first) {
+            if self.must_yield(progress.is_urgent) {
                 job.stale.push_front(one);
                 break;
             }
             if let (KernelInvalidation::Attr { ino } | KernelInvalidation::Data { ino, .. }, false) =
-                (&one, progress.first)
+                (&one, progress.is_urgent)
             {
-                wait_for_readers(self.driver, *ino, progress.until, || self.notifier.is_wanted());
+                wait_for_readers(self.driver, *ino, progress.until, || self.notifier.must_yield());
             }
             if let KernelInvalidation::Data { ino, offset, length } = one {
                 let files = self.take_files((ino, (offset, length)), &mut job.stale);
@@ -155,37 +157,37 @@ impl NotifierThread<'_> {
                     break;
                 }
             } else {
-                self.tell_one(&mut progress, &one);
+                self.invalidate(&mut progress, &one);
             }
         }
-        self.tell_unknown(&mut progress);
+        self.invalidate_unknown(&mut progress);
         self.wait_for_slow(&mut progress);
-        if !self.wait_for_late(&progress) {
+        if !self.wait_for_blocked(&progress) {
             job.stale.extend(std::mem::take(&mut progress.late_names));
         }
         job.stale.append(&mut progress.untold);
-        if !job.stale.is_empty() && !self.notifier.is_wanted() {
+        if !job.stale.is_empty() && !self.notifier.must_yield() {
             std::thread::sleep(AGAIN);
         }
         job.stale
     }
 
     /// Whether the job must give way.
-    pub(super) fn is_wanted(&self, first: bool) -> bool {
-        if first { self.notifier.is_stopped() } else { self.notifier.is_wanted() }
+    pub(super) fn must_yield(&self, first: bool) -> bool {
+        if first { self.notifier.is_stopped() } else { self.notifier.must_yield() }
     }
 
-    fn tell_one(&mut self, progress: &mut Progress, one: &KernelInvalidation) {
+    fn invalidate(&mut self, progress: &mut Progress, one: &KernelInvalidation) {
         match one {
-            KernelInvalidation::Attr { ino } => self.tell_attributes(progress, *ino),
-            KernelInvalidation::AllDentries(_) if !self.keeps_dentries() => {
+            KernelInvalidation::Attr { ino } => self.invalidate_attrs(progress, *ino),
+            KernelInvalidation::AllDentries(_) if !self.has_dentries_in_use() => {
                 self.send(&Notification::IncEpoch);
             }
             KernelInvalidation::AllDentries(names) => {
-                names.iter().for_each(|(dir, name)| self.tell_name(progress, *dir, name));
+                names.iter().for_each(|(dir, name)| self.invalidate_name(progress, *dir, name));
             }
-            KernelInvalidation::Entry { dir, name } => self.tell_name(progress, *dir, name),
-            KernelInvalidation::Gone { dir, name } => self.tell_gone(progress, *dir, name),
+            KernelInvalidation::Entry { dir, name } => self.invalidate_name(progress, *dir, name),
+            KernelInvalidation::RemovedDentry { dir, name } => self.drop_expired_name(progress, *dir, name),
             // See `pages.rs`.
             KernelInvalidation::Data { .. } => {}
         }
@@ -193,9 +195,9 @@ impl NotifierThread<'_> {
 
     /// Invalidates a dentry unless it is a mount point or leads to one: the invalidation would detach that mount
     /// (measured). Such a dentry is expired, or its timeout ends it.
-    fn tell_name(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
+    fn invalidate_name(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
         let parent = self.node(dir);
-        if !self.stays(dir, name) {
+        if !self.leads_to_mount(dir, name) {
             self.drop_name(progress, (dir, name), None);
         } else if self.expires {
             self.send(&Notification::InvalEntry { parent, name: name.as_bytes().into(), expire_only: true });
@@ -204,54 +206,54 @@ impl NotifierThread<'_> {
 
     /// Nothing depends on this invalidation, since the dentry is already expired. If the directory is locked, its
     /// worker does it, or it is skipped.
-    fn tell_gone(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
-        if self.stays(dir, name)
-            || progress.late.contains_key(&dir)
-            || !self.driver.with(|core, _| core.cache.is_still_gone(dir, name))
+    fn drop_expired_name(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
+        if self.leads_to_mount(dir, name)
+            || progress.blocked.contains_key(&dir)
+            || !self.driver.with(|core, _| core.cache.is_dentry_removed(dir, name))
         {
             return;
         }
         let (parent, name) = (self.node(dir), name.as_bytes().to_vec());
         let Some(worker) = self.worker(progress) else { return };
-        worker.give(Named { parent, name, expire_only: false, then: None });
+        worker.give(DentryJob { parent, name, expire_only: false, then: None });
         if is_done_in_time(&worker, &mut progress.starved) {
             self.names = Some(worker);
         }
     }
 
     /// Whether a name is a mount point or leads to one.
-    fn stays(&self, dir: u64, name: &Name) -> bool {
-        !self.below.is_empty() && {
+    fn leads_to_mount(&self, dir: u64, name: &Name) -> bool {
+        !self.submounts.is_empty() && {
             let path = self.driver.with(|core, _| core.cache.path_of(dir, name));
-            path.is_none_or(|path| self.below.is_on_the_way(&path))
+            path.is_none_or(|path| self.submounts.leads_to_mount(&path))
         }
     }
 
-    fn worker(&mut self, progress: &Progress) -> Option<Worker<Named>> {
+    fn worker(&mut self, progress: &Progress) -> Option<Worker<DentryJob>> {
         let most = progress.most();
-        let idle = self.names.take_if(|_| self.notifier.crew.holds_to(most));
+        let idle = self.names.take_if(|_| self.notifier.crew.is_within(most));
         idle.or_else(|| self.start_names(most))
     }
 
     /// If the kernel does not know the inode, a reply with the inode may still be in flight inside the kernel. An
     /// invalidation of its dentry waits for this reply.
-    fn tell_attributes(&mut self, progress: &mut Progress, ino: u64) {
+    fn invalidate_attrs(&mut self, progress: &mut Progress, ino: u64) {
         let attributes = Notification::attributes(self.node(ino));
         if self.send(&attributes) != Some(NotifyOutcome::Unknown) {
             return;
         }
-        if progress.first {
+        if progress.is_urgent {
             progress.unknown.push(ino);
-        } else if let Some((dir, name)) = self.driver.home_of(ino) {
+        } else if let Some((dir, name)) = self.driver.parent_entry_of(ino) {
             self.drop_name(progress, (dir, &name), Some(ino));
             self.send(&attributes);
         }
     }
 
-    /// `tell_attributes` for unknown inodes of an urgent job, after all that cannot block.
-    fn tell_unknown(&mut self, progress: &mut Progress) {
+    /// `invalidate_attrs` for unknown inodes of an urgent job, after all that cannot block.
+    fn invalidate_unknown(&mut self, progress: &mut Progress) {
         for ino in std::mem::take(&mut progress.unknown) {
-            match self.driver.home_of(ino) {
+            match self.driver.parent_entry_of(ino) {
                 Some((dir, name)) => self.drop_name(progress, (dir, &name), Some(ino)),
                 None => {
                     self.send(&Notification::attributes(self.node(ino)));
@@ -270,7 +272,8 @@ impl NotifierThread<'_> {
         let key = NameKey::of(dir, name);
         let since = Instant::now();
         let is_meant = |reply: &Revalidation| {
-            reply.name == key || self.driver.home_of(reply.ino).is_some_and(|(d, n)| d == dir && n == *name)
+            reply.name == key
+                || self.driver.parent_entry_of(reply.ino).is_some_and(|(d, n)| d == dir && n == *name)
         };
         let applied = self.driver.revalidations.are_applied(since + progress.patience, is_meant);
         progress.patience = progress.patience.saturating_sub(since.elapsed());
@@ -279,11 +282,11 @@ impl NotifierThread<'_> {
 
     fn drop_name(&mut self, progress: &mut Progress, (dir, name): (u64, &Name), then: Option<u64>) {
         let node = self.node(dir);
-        let at_once = self.drops_all() && !progress.first;
-        if at_once && progress.all_dropped {
+        let at_once = self.can_use_epoch() && !progress.is_urgent;
+        if at_once && progress.epoch_sent {
             return;
         }
-        let named = Named {
+        let named = DentryJob {
             parent: node,
             name: name.as_bytes().to_vec(),
             expire_only: self.is_expired(progress, dir, name),
@@ -293,7 +296,7 @@ impl NotifierThread<'_> {
             let entry = KernelInvalidation::Entry { dir, name: name.clone() };
             std::iter::once(entry).chain(then.map(|ino| KernelInvalidation::Attr { ino }))
         };
-        if let Some((worker, waiting)) = progress.late.get_mut(&dir) {
+        if let Some((worker, waiting)) = progress.blocked.get_mut(&dir) {
             worker.give(named);
             *waiting += 1;
             return progress.late_names.extend(again());
@@ -306,12 +309,12 @@ impl NotifierThread<'_> {
         if in_time {
             self.names = worker;
         } else if at_once {
-            progress.all_dropped = true;
+            progress.epoch_sent = true;
             self.notifier.epoch_fallbacks.fetch_add(1, Ordering::Relaxed);
             self.send(&Notification::IncEpoch);
             self.send(&Notification::contents(node));
         } else if let Some(worker) = worker {
-            progress.late.insert(dir, (worker, 1));
+            progress.blocked.insert(dir, (worker, 1));
             progress.late_names.extend(again());
         } else {
             progress.untold.extend(again());
@@ -320,23 +323,24 @@ impl NotifierThread<'_> {
 
     /// Waits for names of locked directories. An urgent job leaves them to their workers if a local request holds the
     /// lock, or may hold it. Returns false if another urgent job interrupts this one.
-    fn wait_for_late(&self, progress: &Progress) -> bool {
+    fn wait_for_blocked(&self, progress: &Progress) -> bool {
         let since = Instant::now();
         let is_ours = |dir| {
             let is_late = since.elapsed() > RENAMES;
-            self.driver.with(|core, _| core.cache.is_locked(dir) || is_late && core.cache.looks_up())
+            self.driver
+                .with(|core, _| core.cache.is_locked(dir) || is_late && core.cache.has_waiting_lookup())
         };
-        progress.late.iter().all(|(dir, (worker, waiting))| {
-            let give_up = || self.notifier.is_wanted() || progress.first && is_ours(*dir);
-            (0..*waiting).all(|_| worker.wait(PATIENCE, give_up)) || !self.notifier.is_wanted()
+        progress.blocked.iter().all(|(dir, (worker, waiting))| {
+            let give_up = || self.notifier.must_yield() || progress.is_urgent && is_ours(*dir);
+            (0..*waiting).all(|_| worker.wait(PATIENCE, give_up)) || !self.notifier.must_yield()
         })
     }
 
-    fn start_names(&self, most: u64) -> Option<Worker<Named>> {
+    fn start_names(&self, most: u64) -> Option<Worker<DentryJob>> {
         self.notifier.crew.start(
             most,
             self.driver,
-            |driver, Named { parent, name, expire_only, then }: Named| {
+            |driver, DentryJob { parent, name, expire_only, then }: DentryJob| {
                 send(driver, &Notification::InvalEntry { parent, name: name.into(), expire_only });
                 if let Some((ino, until)) = then {
                     wait_for_readers(driver, ino, until, || false);
@@ -363,8 +367,8 @@ impl NotifierThread<'_> {
 
 /// Whether a worker has invalidated a dentry within [`PATIENCE`] of lock wait. On a busy machine the worker may only
 /// wait for a processor, and an epoch instead would detach dentries in use.
-fn is_done_in_time(worker: &Worker<Named>, starved: &mut Duration) -> bool {
-    let (since, mut watch) = (Instant::now(), Watch::new());
+fn is_done_in_time(worker: &Worker<DentryJob>, starved: &mut Duration) -> bool {
+    let (since, mut watch) = (Instant::now(), SleepWatch::new());
     let most = STARVED.min(*starved);
     let done = worker.wait(LOOK, || {
         let is_late =
@@ -378,11 +382,11 @@ fn is_done_in_time(worker: &Worker<Named>, starved: &mut Duration) -> bool {
 /// Waits for callers of GETATTR on a file. The queue has waited for those that asked before the job was queued;
 /// others may have asked since, while earlier jobs ran.
 fn wait_for_readers(driver: &Driver, ino: u64, until: Instant, give_up: impl Fn() -> bool) {
-    let asked = || driver.with(|core, _| core.cache.is_asked_how_long(ino));
+    let asked = || driver.with(|core, _| core.cache.has_size_waiter(ino));
     while Instant::now() < until && asked() && !give_up() {
         std::thread::sleep(LOOK_AGAIN);
     }
-    driver.readers.wait(ino, NO_THREAD);
+    driver.reply_barrier.wait(ino, NO_THREAD);
 }
 
 fn drop_ranges(driver: &Driver, node: u64, ranges: &[(u64, u64)]) {
@@ -395,7 +399,7 @@ fn drop_ranges(driver: &Driver, node: u64, ranges: &[(u64, u64)]) {
 /// Notifies the kernel for the inode's current nodeid and for former nodeids of its number, since either may be meant.
 /// Unknown if one of them is unknown: a reply with it may be in flight inside the kernel.
 fn send(driver: &Driver, notification: &Notification<'_>) -> Option<NotifyOutcome> {
-    let numbers = notification.node().and_then(|ino| driver.numbers_of(ino));
+    let numbers = notification.node().and_then(|ino| driver.nodeids_of(ino));
     let Some(numbers) = numbers else { return send_one(driver, notification) };
     let outcomes = numbers.iter().map(|number| send_one(driver, &notification.clone().of_node(*number)));
     of_all(&outcomes.flatten().collect::<Vec<_>>())

@@ -15,8 +15,8 @@ fn open(tiny: &Tiny, name: &str, flags: OFlags) -> OwnedFd {
 #[test]
 fn every_request_is_understood() {
     for max_minor in [45, 38, 31] {
-        let wanted = Wanted::default();
-        let wanted = Wanted { max_minor, flags: wanted.flags | init::READDIRPLUS_AUTO, ..wanted };
+        let wanted = RequestedFeatures::default();
+        let wanted = RequestedFeatures { max_minor, flags: wanted.flags | init::READDIRPLUS_AUTO, ..wanted };
         mounted(wanted, |tiny| {
             rustix::process::umask(Mode::from_raw_mode(0o022));
             names(tiny);

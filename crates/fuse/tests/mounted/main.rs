@@ -17,7 +17,7 @@ fn lookups(tiny: &Tiny, wanted: &[u8]) -> usize {
 
 #[test]
 fn files_can_be_listed_looked_at_and_read() {
-    mounted(Wanted::default(), |tiny| {
+    mounted(RequestedFeatures::default(), |tiny| {
         let ino = tiny.add("f\u{fc}r".as_bytes(), 0o100_600, &[9; 300_000]);
         let names: Vec<_> = fs::read_dir(&tiny.mountpoint).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names, ["f\u{fc}r", "hello"]);
@@ -33,7 +33,7 @@ fn files_can_be_listed_looked_at_and_read() {
 
 #[test]
 fn an_absent_name_is_asked_for_once_until_it_is_invalidated() {
-    mounted(Wanted::default(), |tiny| {
+    mounted(RequestedFeatures::default(), |tiny| {
         for _ in 0..10 {
             assert_eq!(fs::metadata(tiny.path("new")).unwrap_err().kind(), ErrorKind::NotFound);
         }
@@ -50,7 +50,7 @@ fn an_absent_name_is_asked_for_once_until_it_is_invalidated() {
 
 #[test]
 fn an_epoch_makes_every_name_be_looked_up_again() {
-    mounted(Wanted::default(), |tiny| {
+    mounted(RequestedFeatures::default(), |tiny| {
         if tiny.device.level() != Level::All {
             eprintln!("SKIPPED: this kernel has no INC_EPOCH");
             return;
@@ -74,7 +74,7 @@ fn an_epoch_makes_every_name_be_looked_up_again() {
 
 #[test]
 fn notifications_drop_attributes_pages_and_inodes() {
-    mounted(Wanted::default(), |tiny| {
+    mounted(RequestedFeatures::default(), |tiny| {
         assert_eq!(fs::read(tiny.path("hello")).unwrap().len(), 13);
         // The read invalidated the access time, so the kernel asks for it once.
         assert_eq!(fs::metadata(tiny.path("hello")).unwrap().len(), 13);
@@ -109,7 +109,7 @@ fn notifications_drop_attributes_pages_and_inodes() {
 
 #[test]
 fn resent_request_is_answered_with_its_resend_bit() {
-    mounted(Wanted::default(), |tiny| {
+    mounted(RequestedFeatures::default(), |tiny| {
         if !tiny.agreed.has(init::HAS_RESEND) {
             eprintln!("SKIPPED: this kernel has no RESEND");
             return;
@@ -130,7 +130,7 @@ fn resent_request_is_answered_with_its_resend_bit() {
 
 #[test]
 fn a_killed_caller_is_announced_and_freed_by_an_answer() {
-    mounted(Wanted::default(), |tiny| {
+    mounted(RequestedFeatures::default(), |tiny| {
         let mut child = std::process::Command::new("stat").arg(tiny.path("withheld")).spawn().unwrap();
         let held = tiny.wait_for(|_, operation| matches!(operation, Operation::Lookup { name: b"withheld" }));
         assert_eq!(held.pid, child.id());
@@ -145,7 +145,7 @@ fn a_killed_caller_is_announced_and_freed_by_an_answer() {
 
 #[test]
 fn a_mount_is_found_refused_twice_busy_and_cleared_when_dead() {
-    mounted(Wanted::default(), |tiny| {
+    mounted(RequestedFeatures::default(), |tiny| {
         let path = &tiny.mountpoint;
         let seen = mount::mounts().into_iter().find(|mount| mount.mountpoint == *path).unwrap();
         assert_eq!((seen.fstype.as_str(), seen.source.to_str()), ("fuse.nigh", Some("tiny \\ source")));
@@ -180,7 +180,7 @@ fn a_mount_is_found_refused_twice_busy_and_cleared_when_dead() {
 
 #[test]
 fn permissions_are_checked_by_the_kernel_and_setuid_is_off() {
-    mounted(Wanted::default(), |tiny| {
+    mounted(RequestedFeatures::default(), |tiny| {
         let statvfs = rustix::fs::statvfs(&tiny.mountpoint).unwrap();
         assert!(statvfs.f_flag.contains(rustix::fs::StatVfsMountFlags::NOSUID));
         assert_eq!((statvfs.f_blocks, statvfs.f_namemax), (7, 255));

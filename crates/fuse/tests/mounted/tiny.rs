@@ -35,7 +35,7 @@ pub struct Tiny {
 }
 
 /// Mounts, runs `test` on a thread of its own for 20 s at most, and removes the mount in every case.
-pub fn mounted(wanted: Wanted, test: impl FnOnce(&Tiny) + Send + 'static) {
+pub fn mounted(wanted: RequestedFeatures, test: impl FnOnce(&Tiny) + Send + 'static) {
     if let Err(error) = mount::check_support() {
         eprintln!("SKIPPED: {error}");
         return;

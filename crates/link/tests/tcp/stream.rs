@@ -1,6 +1,6 @@
 //! Data through a connection: both directions, non-blocking reads and writes, and the end of the stream.
 
-use crate::house::House;
+use crate::test_server::House;
 use nigh_link::{Kind, Link};
 use std::fs;
 use std::thread;

@@ -4,37 +4,37 @@ use super::{ClientSession, State};
 use crate::ProtocolError;
 use crate::frame::{FrameReader, MAX_BODY};
 use crate::handshake::{
-    AHEAD, COMPRESSED, DIRENTS, Hello, Limits, MAX_VERSION, MIN_VERSION, PUSHES, Refused, Resume, Resumed,
-    Welcome,
+    COMPRESSED, Hello, LIST_NAMES, Limits, MAX_VERSION, MIN_VERSION, PREFETCH, Refused, Resume, Resumed,
+    UPDATES, Welcome,
 };
 use crate::message::Message;
 use crate::retransmit::{Incoming, Outgoing};
-use nigh_remote::{Event, Output, Reason, Session};
+use nigh_remote::{Event, Output, Reason, SessionParams};
 use nigh_types::{Span, Time};
 
 /// How long a client waits for the server's first message on a connection. The first time is longer, since the server
 /// has much to open; on reconnection callers wait.
-const GREETING: Span = Span::from_secs(30);
-const GREETING_AGAIN: Span = Span::from_secs(10);
+const HANDSHAKE_TIMEOUT: Span = Span::from_secs(30);
+const RECONNECT_TIMEOUT: Span = Span::from_secs(10);
 
 impl ClientSession {
     /// Why a connection is wanted, in place of one that has ended or has to end now; for people. `None`: none is
     /// wanted.
     #[must_use]
     pub fn wants_connection(&self) -> Option<&str> {
-        (self.state == State::Unlinked).then_some(&self.why)
+        (self.state == State::Disconnected).then_some(&self.why)
     }
 
     /// Whether the server has accepted the hello on the present connection.
     #[must_use]
     pub fn is_linked(&self) -> bool {
-        self.state == State::Linked
+        self.state == State::Connected
     }
 
     /// Whether frames may have compressed bodies ([`crate::compress`]) on the present connection.
     #[must_use]
-    pub fn packs(&self) -> bool {
-        self.packs
+    pub fn compresses(&self) -> bool {
+        self.compresses
     }
 
     /// Whether the session is lost for good.
@@ -45,16 +45,16 @@ impl ClientSession {
 
     /// Takes a new connection and sends hello on it. Does nothing if no connection is wanted.
     pub fn handle_connect(&mut self, now: Time) {
-        if self.state != State::Unlinked {
+        if self.state != State::Disconnected {
             return;
         }
         self.state = State::Greeting;
         self.greeted = now;
         self.refused = None;
-        self.packs = false;
+        self.compresses = false;
         self.frames = FrameReader::new(MAX_BODY);
         let resume = match (self.established, self.replaces) {
-            (true, _) => Some(Resume { session_id: self.session_id, received: self.incoming.say() }),
+            (true, _) => Some(Resume { session_id: self.session_id, received: self.incoming.take_count() }),
             // No session has the number 0.
             (false, true) => Some(Resume { session_id: 0, received: 0 }),
             (false, false) => None,
@@ -73,8 +73,8 @@ impl ClientSession {
     }
 
     /// Gives up the connection; counted frames are sent again on the next one.
-    pub(super) fn unlink(&mut self, why: &str) {
-        self.state = State::Unlinked;
+    pub(super) fn drop_connection(&mut self, why: &str) {
+        self.state = State::Disconnected;
         why.clone_into(&mut self.why);
         self.outputs.retain(|output| !matches!(output, Output::Transmit(_)));
     }
@@ -87,12 +87,12 @@ impl ClientSession {
             false => "the server was not asked for too long, and may have gone on without us",
         };
         self.lapsed = true;
-        self.outdate_calls();
-        self.unlink(why);
-        self.event(Event::Lapsed { why: why.to_owned() });
+        self.void_grants_of_calls();
+        self.drop_connection(why);
+        self.event(Event::Expired { why: why.to_owned() });
     }
 
-    /// Whether the term has run out and [`Event::Lapsed`] was not yet emitted.
+    /// Whether the term has run out and [`Event::Expired`] was not yet emitted.
     pub(super) fn has_lapsed(&self, now: Time) -> bool {
         self.state != State::Lost && self.established && !self.lapsed && now >= self.lapses()
     }
@@ -113,13 +113,16 @@ impl ClientSession {
         };
         let next = match self.state {
             State::Lost => return (Time::FAR, Reason::Idle),
-            State::Unlinked => (Time::FAR, Reason::Idle),
+            State::Disconnected => (Time::FAR, Reason::Idle),
             State::Greeting => {
                 let again = self.established || self.replaces;
-                (self.greeted.after(if again { GREETING_AGAIN } else { GREETING }), Reason::SessionEnd)
+                (
+                    self.greeted.after(if again { RECONNECT_TIMEOUT } else { HANDSHAKE_TIMEOUT }),
+                    Reason::SessionEnd,
+                )
             }
-            State::Linked if self.session_term == Span::FOREVER => (Time::FAR, Reason::Idle),
-            State::Linked => {
+            State::Connected if self.session_term == Span::FOREVER => (Time::FAR, Reason::Idle),
+            State::Connected => {
                 let renewal = self.confirmed.max(self.ping.1).after(Span(self.session_term.0 / 3));
                 (renewal, Reason::Renewal)
             }
@@ -130,7 +133,7 @@ impl ClientSession {
     pub(super) fn take_refused(&mut self, refused: Refused) {
         let why = refused.message.clone();
         self.refused = Some(refused);
-        if self.established { self.unlink(&why) } else { self.lose(why) }
+        if self.established { self.drop_connection(&why) } else { self.lose(why) }
     }
 
     pub(super) fn take_welcome(&mut self, now: Time, welcome: Welcome) -> Result<(), ProtocolError> {
@@ -138,16 +141,16 @@ impl ClientSession {
         if !(MIN_VERSION..=MAX_VERSION).contains(&version) {
             return Err(ProtocolError::Version(version));
         }
-        self.packs = features & self.config.features & COMPRESSED != 0;
-        self.pushes.agree(features & self.config.features & PUSHES != 0);
-        session.walks_ahead = features & self.config.features & AHEAD != 0;
-        session.tells_dirents = features & self.config.features & DIRENTS != 0;
+        self.compresses = features & self.config.features & COMPRESSED != 0;
+        self.updates.agree(features & self.config.features & UPDATES != 0);
+        session.supports_prefetch = features & self.config.features & PREFETCH != 0;
+        session.supports_list_names = features & self.config.features & LIST_NAMES != 0;
         self.limits = limits;
         self.limits.max_data = self.limits.max_data.min(Limits::default().max_data);
         self.session_term = session_term;
         match resumed {
             Some(resumed) if self.established && session_id == self.session_id => {
-                self.go_on(now, session, resumed)?;
+                self.resume(now, session, resumed)?;
             }
             Some(_) => return Err(ProtocolError::Malformed("another session goes on than the one named")),
             None => {
@@ -160,11 +163,11 @@ impl ClientSession {
     }
 
     /// Resumes the session.
-    fn go_on(&mut self, now: Time, session: Session, resumed: Resumed) -> Result<(), ProtocolError> {
+    fn resume(&mut self, now: Time, session: SessionParams, resumed: Resumed) -> Result<(), ProtocolError> {
         self.outgoing.resume(resumed.received)?;
-        self.state = State::Linked;
+        self.state = State::Connected;
         if resumed.lapsed && !self.lapsed {
-            self.outdate_calls();
+            self.void_grants_of_calls();
         }
         if resumed.lapsed || self.lapsed {
             self.lapsed = false;
@@ -180,8 +183,8 @@ impl ClientSession {
     }
 
     /// Begins a session that is new to the server.
-    fn begin(&mut self, session: Session) {
-        self.state = State::Linked;
+    fn begin(&mut self, session: SessionParams) {
+        self.state = State::Connected;
         self.confirmed = self.greeted;
         self.ping.1 = self.greeted;
         if !self.established {
@@ -195,13 +198,13 @@ impl ClientSession {
         self.reclaiming = true;
         (self.outgoing, self.incoming) = (Outgoing::default(), Incoming::default());
         self.recalls.begin_session();
-        self.pushes.forget();
+        self.updates.forget();
         self.grants.begin_session();
         // A server that lost the secret of its ids has lost the cookie key with it.
         let same_ids = self.cookie_key == session.cookie_key;
         self.cookie_key = session.cookie_key;
-        let finds_numbers = session.finds_numbers;
+        let finds_numbers = session.supports_lookup_number;
         self.event(Event::Restored { session, kept: false });
-        self.take_up_calls(same_ids, finds_numbers);
+        self.requeue_calls(same_ids, finds_numbers);
     }
 }

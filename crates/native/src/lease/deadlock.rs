@@ -21,60 +21,60 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A write-back that waits for an acknowledgement of `owes`.
 #[derive(Clone, Copy)]
 struct Wait {
-    flush: ChangeId,
-    maker: Holder,
+    write_back: ChangeId,
+    initiator: Holder,
     owes: Holder,
     /// Since when `owes` has owed the latest of these acknowledgements.
     since: Time,
     /// The key at which the write-back is queued behind the change that waits, if it does not wait itself.
-    behind: Option<LeaseKey>,
+    queued_at: Option<LeaseKey>,
 }
 
 impl LeaseTable {
     /// Breaks any cycle in which a write-back waits, directly or transitively, for its own client. Called when a change
     /// has begun to wait.
     pub(super) fn break_deadlock(&mut self, id: ChangeId) {
-        let mut flushes = self.held_up(id);
+        let mut flushes = self.blocked_write_backs(id);
         while let Some(flush) = flushes.pop() {
-            while let Some(wait) = self.circle(flush) {
+            while let Some(wait) = self.find_cycle(flush) {
                 let due = wait.since.after(Span(self.config.patience.0 / 4));
                 if self.now < due {
                     let armed = &mut self.changes.get_mut(&flush).expect("it waits").part.armed;
-                    self.timers.arm(armed, Due::Flush(flush), (due, LeaseReason::Circle));
+                    self.timers.arm(armed, Due::WriteBack(flush), (due, LeaseReason::Deadlock));
                     break;
                 }
-                self.go_before(wait);
-                flushes.push(wait.flush);
+                self.bypass_wait(wait);
+                flushes.push(wait.write_back);
             }
         }
     }
 
     /// Checks a write-back for cycles when its timer fires.
-    pub(super) fn tend_flush(&mut self, flush: ChangeId) {
+    pub(super) fn handle_write_back_timer(&mut self, flush: ChangeId) {
         self.changes.get_mut(&flush).expect("its moment was set").part.armed.fired();
         self.break_deadlock(flush);
     }
 
     /// Finds a cycle through this write-back. Returns the longest wait for the write-back's own initiator.
-    fn circle(&self, flush: ChangeId) -> Option<Wait> {
+    fn find_cycle(&self, flush: ChangeId) -> Option<Wait> {
         let change = &self.changes[&flush];
         let maker = change.by?;
         if change.is_ready() || self.accounts.get(&maker).is_none_or(|account| account.owed.is_empty()) {
             return None;
         }
         let waits = self.waits();
-        let first = waits.iter().filter(|wait| wait.flush == flush);
+        let first = waits.iter().filter(|wait| wait.write_back == flush);
         let mut reached: BTreeSet<Holder> = first.map(|wait| wait.owes).collect();
         loop {
             let before = reached.len();
-            let next = waits.iter().filter(|wait| reached.contains(&wait.maker)).map(|wait| wait.owes);
+            let next = waits.iter().filter(|wait| reached.contains(&wait.initiator)).map(|wait| wait.owes);
             let next: Vec<Holder> = next.collect();
             reached.extend(next);
             if reached.len() == before {
                 break;
             }
         }
-        let last = waits.into_iter().filter(|wait| wait.owes == maker && reached.contains(&wait.maker));
+        let last = waits.into_iter().filter(|wait| wait.owes == maker && reached.contains(&wait.initiator));
         last.min_by_key(|wait| wait.since)
     }
 
@@ -88,10 +88,16 @@ impl LeaseTable {
             }
         }
         let mut waits = Vec::new();
-        for (flush, change) in waiting().filter(|(_, change)| change.part.flush) {
+        for (flush, change) in waiting().filter(|(_, change)| change.part.is_write_back) {
             let Some(maker) = change.by else { continue };
             let wait = |behind: Option<LeaseKey>| {
-                move |(owes, since)| Wait { flush: *flush, maker, owes, since, behind }
+                move |(owes, since)| Wait {
+                    write_back: *flush,
+                    initiator: maker,
+                    owes,
+                    since,
+                    queued_at: behind,
+                }
             };
             waits.extend(self.owing(change).into_iter().map(wait(None)));
             let behind = change.part.waits_for;
@@ -105,7 +111,7 @@ impl LeaseTable {
     fn owing(&self, change: &ChangeState) -> BTreeMap<Holder, Time> {
         let mut owing = BTreeMap::new();
         for recall in &change.owed {
-            let holder = self.owes(*recall);
+            let holder = self.owing_holder(*recall);
             let since = self.accounts[&holder].owed[recall];
             owing.entry(holder).and_modify(|latest: &mut Time| *latest = since.max(*latest)).or_insert(since);
         }
@@ -113,15 +119,15 @@ impl LeaseTable {
     }
 
     /// Lets a write-back go on without waiting for that holder.
-    fn go_before(&mut self, Wait { flush, owes, behind, .. }: Wait) {
+    fn bypass_wait(&mut self, Wait { write_back: flush, owes, queued_at: behind, .. }: Wait) {
         if let Some(key) = behind {
-            self.leave_turn(flush);
+            self.leave_write_queue(flush);
             self.begin(flush, key, (Vec::new(), false));
         }
         let owed = std::mem::take(&mut self.changes.get_mut(&flush).expect("it waits").owed);
-        let (left, owed) = owed.into_iter().partition(|recall| self.owes(*recall) == owes);
+        let (left, owed) = owed.into_iter().partition(|recall| self.owing_holder(*recall) == owes);
         self.changes.get_mut(&flush).expect("it waits").owed = owed;
-        self.leave_behind(flush, left);
-        self.announce(flush);
+        self.record_bypassed(flush, left);
+        self.emit_if_ready(flush);
     }
 }

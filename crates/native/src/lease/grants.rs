@@ -1,18 +1,19 @@
 //! How grants are given, and how they end.
 
-use super::holder_state::Held;
+use super::holder_state::HeldGrant;
 use super::key::KeyState;
-use super::recalls::Outstanding;
+use super::recalls::OutstandingRecall;
 use super::timers::Due;
-use super::types::{Granted, Holder, LeaseKey, Refusal, longer};
+use super::types::{Granted, Holder, LeaseKey, Refusal, with_margin};
 use super::updates::PendingUpdate;
 use super::{Entry, LeaseTable};
 use nigh_types::{GrantId, LeaseScope, NodeId, Span};
 
 impl LeaseTable {
     pub(super) fn grant(&mut self, holder: Holder, key: LeaseKey, node: NodeId) -> Result<Granted, Refusal> {
-        let account = self.accounts.get(&holder).filter(|account| !account.cut).ok_or(Refusal::Detached)?;
-        if account.suspect.is_some() || self.doubted_until(account).is_some() {
+        let account =
+            self.accounts.get(&holder).filter(|account| !account.disconnected).ok_or(Refusal::Detached)?;
+        if account.suspect.is_some() || self.penalised_until(account).is_some() {
             return Err(Refusal::Suspect);
         }
         let state = self.keys.get(&key);
@@ -27,12 +28,12 @@ impl LeaseTable {
             return Err(Refusal::Contended);
         }
         let none = self.config.grants_per_holder == 0;
-        let full = none || account.held() >= self.config.most_grants();
+        let full = none || account.grant_count() >= self.config.most_grants();
         if full && !self.entries.contains_key(&(key, holder)) {
             return Err(Refusal::Quota);
         }
         let limit = self.limit_of(account, key);
-        if self.outstays((key, holder), limit) {
+        if self.would_replace_unlimited((key, holder), limit) {
             return Err(Refusal::Changing);
         }
         let shared = key.covers == LeaseScope::Directory && self.share(holder, key)?;
@@ -50,16 +51,23 @@ impl LeaseTable {
     ) -> Granted {
         let id = self.numbers.next_grant();
         let account = self.accounts.get_mut(&holder).expect("a grant is given to somebody");
-        account.begin(id, Held { key, until: self.now.after(longer(limit)) });
+        account.begin(id, HeldGrant { key, until: self.now.after(with_margin(limit)) });
         let unlisted = account.confined && key.covers == LeaseScope::Directory;
-        let marks = if shared { Entry::SHARED } else { 0 } | if unlisted { Entry::UNLISTED } else { 0 };
-        let mut entry = Entry { id, node, since: self.now, behind: 0, unbroken: 0, marks };
+        let marks = if shared { Entry::SHARED } else { 0 } | if unlisted { Entry::WITHOUT_NAMES } else { 0 };
+        let mut entry = Entry {
+            id,
+            node,
+            since: self.now,
+            grants_since_acquired: 0,
+            grants_since_other_change: 0,
+            marks,
+        };
         if let Some(earlier) = self.entries.get(&(key, holder)) {
-            entry.follow(earlier);
+            entry.inherit(earlier);
             let held = account.grants.remove(&earlier.id);
             held.into_iter().for_each(|held| account.end(earlier.id, held.until));
         }
-        let listed = !entry.is(Entry::UNLISTED);
+        let listed = !entry.is(Entry::WITHOUT_NAMES);
         self.entries.insert((key, holder), entry);
         self.arm_holder(holder);
         self.note_holders(key);
@@ -71,7 +79,7 @@ impl LeaseTable {
     fn share(&mut self, holder: Holder, key: LeaseKey) -> Result<bool, Refusal> {
         let others: Vec<(Holder, bool)> =
             self.holders(key).filter(|(other, _)| *other != holder).take(2).collect();
-        let wants_alone = |holder: &Holder| self.accounts[holder].names_alone;
+        let wants_alone = |holder: &Holder| self.accounts[holder].needs_exclusive_dir_lease;
         // A holder with an exclusive lease is the only one, so two holders tell as much as all.
         let alone: Vec<Holder> =
             others.iter().filter(|(other, shared)| !shared && wants_alone(other)).map(|o| o.0).collect();
@@ -103,7 +111,7 @@ impl LeaseTable {
     /// ended.
     pub(super) fn end_grant(&mut self, holder: Holder, grant: GrantId) -> bool {
         let Some(account) = self.accounts.get_mut(&holder) else { return false };
-        let key = if let Some(Held { key, until }) = account.grants.remove(&grant) {
+        let key = if let Some(HeldGrant { key, until }) = account.grants.remove(&grant) {
             account.end(grant, until);
             let entry = self.entries.remove(&(key, holder));
             assert_eq!(entry.map(|entry| entry.id), Some(grant), "one grant for each holder and key");
@@ -114,7 +122,7 @@ impl LeaseTable {
             outstanding.grant = None;
             let key = outstanding.key;
             let waiting = std::mem::take(&mut outstanding.waiting);
-            self.settle(recalled.recall, waiting);
+            self.release_waiters(recalled.recall, waiting);
             key
         } else {
             return false;
@@ -125,12 +133,12 @@ impl LeaseTable {
 
     /// Ends a session with all its grants and owed acknowledgements.
     pub(super) fn end_holder(&mut self, holder: Holder) {
-        let late = self.accounts.get(&holder).is_some_and(|a| a.tries_patience(self.now, &self.config));
+        let late = self.accounts.get(&holder).is_some_and(|a| a.exceeds_patience(self.now, &self.config));
         self.note_delays(holder, late);
         let Some(account) = self.accounts.remove(&holder) else { return };
         self.timers.disarm(account.armed, Due::Holder(holder));
         if let Some(since) = account.suspect.or(account.owes_since().filter(|_| late)) {
-            self.doubt(account.party, since, account.delays_others);
+            self.penalise(account.client_origin, since, account.delays_others);
         }
         // In the order of the trees from which they are removed: for a million grants that takes a third of the time.
         let mut keys: Vec<LeaseKey> = account.grants.values().map(|held| held.key).collect();
@@ -140,16 +148,16 @@ impl LeaseTable {
             self.note_holders(key);
         }
         for id in account.owed.keys() {
-            if let Some(PendingUpdate { waiting, .. }) = self.holds.remove(id) {
-                self.settle(*id, vec![waiting]);
+            if let Some(PendingUpdate { waiting, .. }) = self.pending_updates.remove(id) {
+                self.release_waiters(*id, vec![waiting]);
                 continue;
             }
             let recall = self.recalls.remove(id);
             self.merging.removed(recall.as_ref());
-            let Outstanding { key, waiting, .. } = recall.expect("what is owed is out");
+            let OutstandingRecall { key, waiting, .. } = recall.expect("what is owed is out");
             self.keys.get_mut(&key).expect("a key with a recall").recalls.remove(&holder);
             self.note_holders(key);
-            self.settle(*id, waiting);
+            self.release_waiters(*id, waiting);
         }
     }
 
@@ -167,6 +175,6 @@ impl LeaseTable {
             let alone = self.holders(key).take(2).count() + asked.take(2).count() < 2;
             self.keys.get_mut(&key).expect("just seen").note_holders(self.now, alone);
         }
-        self.tend_key(key);
+        self.update_key(key);
     }
 }

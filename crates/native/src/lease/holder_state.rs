@@ -1,26 +1,26 @@
 //! Lease state of one holder: its grants and the acknowledgements that it owes.
 
 use super::timers::Armed;
-use super::types::{LeaseConfig, LeaseKey, LeaseReason, Party};
+use super::types::{ClientOrigin, LeaseConfig, LeaseKey, LeaseReason};
 use nigh_types::{GrantId, RecallId, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
 pub(super) struct HolderState {
-    pub(super) names_alone: bool,
+    pub(super) needs_exclusive_dir_lease: bool,
     /// It takes updates in place of recalls.
-    pub(super) takes_pushes: bool,
+    pub(super) takes_updates: bool,
     /// Its recalls carry names only of directories that it may list.
     pub(super) confined: bool,
     /// The latest message that renewed its lease.
-    pub(super) heard: Time,
+    pub(super) last_renewed: Time,
     /// Since when it has owed an acknowledgement, while it is suspect.
     pub(super) suspect: Option<Time>,
     /// While it is suspect: a client of another origin waited for it.
     pub(super) delays_others: bool,
-    pub(super) party: Option<Party>,
+    pub(super) client_origin: Option<ClientOrigin>,
     /// Its connection is lost.
-    pub(super) cut: bool,
+    pub(super) disconnected: bool,
     /// The longest life of its grants, as the holder counts.
     pub(super) limit: Span,
     /// That limit does not apply to watched objects.
@@ -28,9 +28,9 @@ pub(super) struct HolderState {
     /// Grants with an end time, recalled or not.
     limited: BTreeSet<(Time, GrantId)>,
     /// Grants that were not recalled, the least recently registered first.
-    pub(super) grants: BTreeMap<GrantId, Held>,
+    pub(super) grants: BTreeMap<GrantId, HeldGrant>,
     /// Recalled grants that it still has.
-    pub(super) recalled: BTreeMap<GrantId, Recalled>,
+    pub(super) recalled: BTreeMap<GrantId, RecalledGrant>,
     /// Acknowledgements owed, and since when. The grants of some have ended in another way.
     pub(super) owed: BTreeMap<RecallId, Time>,
     /// No later than `due`: a message moves `due` without arming the timer anew.
@@ -38,29 +38,29 @@ pub(super) struct HolderState {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(super) struct HeldGrant {
     pub(super) key: LeaseKey,
     /// When it expires.
     pub(super) until: Time,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Recalled {
+pub(super) struct RecalledGrant {
     pub(super) recall: RecallId,
     pub(super) until: Time,
 }
 
 impl HolderState {
-    pub(super) fn new(now: Time, names_alone: bool) -> HolderState {
+    pub(super) fn new(now: Time, needs_exclusive_dir_lease: bool) -> HolderState {
         HolderState {
-            names_alone,
-            takes_pushes: false,
+            needs_exclusive_dir_lease,
+            takes_updates: false,
             confined: false,
-            heard: now,
+            last_renewed: now,
             suspect: None,
             delays_others: false,
-            party: None,
-            cut: false,
+            client_origin: None,
+            disconnected: false,
             limit: Span::FOREVER,
             trusts_watch: false,
             limited: BTreeSet::new(),
@@ -71,7 +71,7 @@ impl HolderState {
         }
     }
 
-    pub(super) fn held(&self) -> u64 {
+    pub(super) fn grant_count(&self) -> u64 {
         (self.grants.len() + self.recalled.len()) as u64
     }
 
@@ -81,15 +81,15 @@ impl HolderState {
     }
 
     pub(super) fn has_lapsed(&self, now: Time, config: &LeaseConfig) -> bool {
-        self.heard.after(config.lapse()) <= now
+        self.last_renewed.after(config.lapse()) <= now
     }
 
-    pub(super) fn tries_patience(&self, now: Time, config: &LeaseConfig) -> bool {
+    pub(super) fn exceeds_patience(&self, now: Time, config: &LeaseConfig) -> bool {
         self.suspect.is_none() && self.owes_since().is_some_and(|since| since.after(config.patience) <= now)
     }
 
     /// Adds a grant.
-    pub(super) fn begin(&mut self, id: GrantId, held: Held) {
+    pub(super) fn begin(&mut self, id: GrantId, held: HeldGrant) {
         if held.until != Time::FAR {
             self.limited.insert((held.until, id));
         }
@@ -102,12 +102,12 @@ impl HolderState {
     }
 
     /// A grant past its end time.
-    pub(super) fn outlived(&self, now: Time) -> Option<GrantId> {
+    pub(super) fn first_expired(&self, now: Time) -> Option<GrantId> {
         self.limited.first().filter(|(until, _)| *until <= now).map(|(_, id)| *id)
     }
 
     pub(super) fn due(&self, config: &LeaseConfig) -> (Time, LeaseReason) {
-        let lapse = (self.heard.after(config.lapse()), LeaseReason::Lapse);
+        let lapse = (self.last_renewed.after(config.lapse()), LeaseReason::Lapse);
         let owes = self.owes_since().filter(|_| self.suspect.is_none());
         let patience = owes.map(|since| (since.after(config.patience), LeaseReason::Patience));
         let limit = self.limited.first().map(|(until, _)| (*until, LeaseReason::Limit));

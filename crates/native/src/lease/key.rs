@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 #[derive(Clone, Default, Debug)]
 pub(super) struct KeyState {
     /// Changes in progress, by initiator.
-    makers: BTreeMap<Option<Holder>, u64>,
+    initiators: BTreeMap<Option<Holder>, u64>,
     pub(super) turn: WriteQueue,
     /// Recalls whose acknowledgement is owed, at most one per holder.
     pub(super) recalls: BTreeMap<Holder, RecallId>,
@@ -26,7 +26,7 @@ pub(super) struct KeyState {
 #[derive(Clone, Debug)]
 struct Shared {
     /// Since when there is at most one holder.
-    lone_since: Option<Time>,
+    single_since: Option<Time>,
 }
 
 impl KeyState {
@@ -40,13 +40,13 @@ impl KeyState {
 
     /// While this is true, no grant is given.
     pub(super) fn is_changing(&self) -> bool {
-        !self.makers.is_empty() || !self.recalls.is_empty()
+        !self.initiators.is_empty() || !self.recalls.is_empty()
     }
 
     /// While this is true, `holder` is granted no data. Its own changes do not count: its kernel keeps its pages up to
     /// date with its own writes.
     pub(super) fn is_changing_for(&self, holder: Holder) -> bool {
-        self.makers.keys().any(|maker| *maker != Some(holder)) || self.recalls.contains_key(&holder)
+        self.initiators.keys().any(|maker| *maker != Some(holder)) || self.recalls.contains_key(&holder)
     }
 
     /// Begins a change. `recalls`: it had to recall a young grant, which counts towards contention.
@@ -57,7 +57,7 @@ impl KeyState {
         recalls: bool,
         config: &LeaseConfig,
     ) {
-        *self.makers.entry(by).or_default() += 1;
+        *self.initiators.entry(by).or_default() += 1;
         if let Some(latest) = &mut self.contended {
             *latest = now;
         } else if recalls {
@@ -71,10 +71,10 @@ impl KeyState {
     }
 
     pub(super) fn end_change(&mut self, now: Time, by: Option<Holder>) {
-        let count = self.makers.get_mut(&by).expect("it has begun");
+        let count = self.initiators.get_mut(&by).expect("it has begun");
         *count -= 1;
         if *count == 0 {
-            self.makers.remove(&by);
+            self.initiators.remove(&by);
         }
         if let Some(latest) = &mut self.contended {
             *latest = now;
@@ -83,21 +83,22 @@ impl KeyState {
 
     /// Marks later grants as shared.
     pub(super) fn share(&mut self) {
-        self.shared.get_or_insert(Shared { lone_since: None });
+        self.shared.get_or_insert(Shared { single_since: None });
     }
 
     pub(super) fn note_holders(&mut self, now: Time, alone: bool) {
         if let Some(shared) = &mut self.shared {
-            shared.lone_since = if alone { shared.lone_since.or(Some(now)) } else { None };
+            shared.single_since = if alone { shared.single_since.or(Some(now)) } else { None };
         }
     }
 
     /// Ends states that have been quiet for long enough. Returns true if the key has no state left to keep.
-    pub(super) fn calm(&mut self, now: Time, config: &LeaseConfig) -> bool {
+    pub(super) fn end_expired_states(&mut self, now: Time, config: &LeaseConfig) -> bool {
         self.forget_recalls(now, config);
-        self.contended = self.contended.filter(|at| !self.makers.is_empty() || now < at.after(config.quiet));
-        if let Some(Shared { lone_since: Some(since) }) = self.shared
-            && since.after(config.quiet) <= now
+        self.contended =
+            self.contended.filter(|at| !self.initiators.is_empty() || now < at.after(config.cooldown));
+        if let Some(Shared { single_since: Some(since) }) = self.shared
+            && since.after(config.cooldown) <= now
         {
             self.shared = None;
         }
@@ -110,11 +111,12 @@ impl KeyState {
 
     pub(super) fn due(&self, config: &LeaseConfig) -> (Time, LeaseReason) {
         let recalled = self.recalled_at.back().map(|at| at.after(config.contention_window));
-        let contended = self.contended.filter(|_| self.makers.is_empty()).map(|at| at.after(config.quiet));
-        let shared = self.shared.as_ref().and_then(|shared| shared.lone_since);
-        let shared = shared.map(|since| since.after(config.quiet));
+        let contended =
+            self.contended.filter(|_| self.initiators.is_empty()).map(|at| at.after(config.cooldown));
+        let shared = self.shared.as_ref().and_then(|shared| shared.single_since);
+        let shared = shared.map(|since| since.after(config.cooldown));
         match [recalled, contended, shared].into_iter().flatten().min() {
-            Some(moment) => (moment, LeaseReason::Quiet),
+            Some(moment) => (moment, LeaseReason::Cooldown),
             None => (Time::FAR, LeaseReason::Idle),
         }
     }

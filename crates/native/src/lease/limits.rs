@@ -8,19 +8,19 @@
 
 use super::holder_state::HolderState;
 use super::types::{Holder, LeaseKey, Object};
-use super::{Entry, LeaseTable, Seat};
+use super::{Entry, GrantKey, LeaseTable};
 use nigh_types::{GrantId, LeaseScope, Span, Time};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
 /// Filesystems and objects whose changes by other processes are reported to the server.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Watched {
+pub(super) struct WatchSet {
     filesystems: BTreeSet<u64>,
     objects: BTreeSet<Object>,
 }
 
-impl Watched {
+impl WatchSet {
     fn has(&self, object: Object) -> bool {
         self.filesystems.contains(&object.filesystem) || self.objects.contains(&object)
     }
@@ -80,10 +80,10 @@ impl LeaseTable {
     pub fn handle_unwatched_object(&mut self, now: Time, object: Object) {
         self.advance(now);
         if self.watched.objects.remove(&object) && !self.watched.has(object) {
-            self.disturb(LeaseKey { object, covers: LeaseScope::Data });
-            let seats: Vec<Seat> =
-                self.seats_from(object, None).take_while(|seat| seat.0.object == object).collect();
-            seats.into_iter().for_each(|seat| self.miss(seat));
+            self.note_host_change(LeaseKey { object, covers: LeaseScope::Data });
+            let seats: Vec<GrantKey> =
+                self.grant_keys_from(object, None).take_while(|seat| seat.0.object == object).collect();
+            seats.into_iter().for_each(|seat| self.recall_missed(seat));
         }
     }
 
@@ -95,25 +95,26 @@ impl LeaseTable {
         now: Time,
         filesystem: u64,
         until: GrantId,
-        (after, most): (Option<Missed>, u64),
-    ) -> Option<Missed> {
+        (after, most): (Option<MissedCursor>, u64),
+    ) -> Option<MissedCursor> {
         self.advance(now);
         let first = Object { filesystem, ino: 0, birth: 0 };
-        let of_it = |seat: &Seat| seat.0.object.filesystem == filesystem;
+        let of_it = |seat: &GrantKey| seat.0.object.filesystem == filesystem;
         if after.is_none() {
-            self.disturb_all(first);
+            self.note_host_changes(first);
         }
         let mut looked = Vec::new();
-        for seat in self.seats_from(first, after.map(|Missed(seat)| seat)).take_while(of_it) {
+        for seat in self.grant_keys_from(first, after.map(|MissedCursor(seat)| seat)).take_while(of_it) {
             looked.push(seat);
             if looked.len() as u64 >= most {
                 break;
             }
         }
-        let goes_on = (looked.len() as u64 >= most).then(|| looked.last().copied().map(Missed)).flatten();
+        let goes_on =
+            (looked.len() as u64 >= most).then(|| looked.last().copied().map(MissedCursor)).flatten();
         for seat in looked {
-            if self.entries[&seat].may_be_from(until) {
-                self.miss(seat);
+            if self.entries[&seat].may_predate(until) {
+                self.recall_missed(seat);
             }
         }
         goes_on
@@ -121,13 +122,13 @@ impl LeaseTable {
 
     /// Whether any holder has a grant on this object that was not recalled.
     #[must_use]
-    pub fn is_held(&self, object: Object) -> bool {
-        self.seats_from(object, None).next().is_some_and(|seat| seat.0.object == object)
+    pub fn has_holder(&self, object: Object) -> bool {
+        self.grant_keys_from(object, None).next().is_some_and(|seat| seat.0.object == object)
     }
 
     /// How many grants were recalled since the table was made.
     #[must_use]
-    pub fn recalled(&self) -> u64 {
+    pub fn recall_count(&self) -> u64 {
         self.counters.recalled
     }
 
@@ -143,33 +144,34 @@ impl LeaseTable {
     }
 
     /// Whether a limited grant would follow an unlimited one, which is then recalled.
-    pub(super) fn outstays(&mut self, seat: Seat, limit: Span) -> bool {
+    pub(super) fn would_replace_unlimited(&mut self, seat: GrantKey, limit: Span) -> bool {
         let Some(entry) = self.entries.get(&seat) else { return false };
         let held = self.accounts.get(&seat.1).and_then(|account| account.grants.get(&entry.id));
         let outstays = limit != Span::FOREVER && held.is_some_and(|held| held.until == Time::FAR);
         if outstays {
-            self.miss(seat);
+            self.recall_missed(seat);
         }
         outstays
     }
 
-    fn seats_from(&self, first: Object, after: Option<Seat>) -> impl Iterator<Item = Seat> + '_ {
+    fn grant_keys_from(&self, first: Object, after: Option<GrantKey>) -> impl Iterator<Item = GrantKey> + '_ {
         let key = LeaseKey { object: first, covers: LeaseScope::Directory };
         let from = after.map_or(Bound::Included((key, Holder(0))), Bound::Excluded);
         self.entries.range((from, Bound::Unbounded)).map(|(seat, _)| *seat)
     }
 
     /// Marks every key on the filesystem of this object (the first one there) as possibly changed during a write.
-    fn disturb_all(&mut self, first: Object) {
+    fn note_host_changes(&mut self, first: Object) {
         let keys =
             self.keys.range(LeaseKey { object: first, covers: LeaseScope::Directory }..).map(|(key, _)| *key);
         let keys: Vec<LeaseKey> = keys.take_while(|key| key.object.filesystem == first.filesystem).collect();
-        keys.into_iter().for_each(|key| self.disturb(key));
+        keys.into_iter().for_each(|key| self.note_host_change(key));
     }
 
     /// Recalls a grant whose key may have changed already.
-    pub(super) fn miss(&mut self, seat: Seat) {
-        self.entries.get_mut(&seat).expect("only what stands is missed").unbroken = Entry::HELD;
+    pub(super) fn recall_missed(&mut self, seat: GrantKey) {
+        self.entries.get_mut(&seat).expect("only what stands is missed").grants_since_other_change =
+            Entry::CHANGED_BY_OTHER;
         self.recall(seat, Vec::new());
         self.note_holders(seat.0);
     }
@@ -177,4 +179,4 @@ impl LeaseTable {
 
 /// Where [`LeaseTable::handle_missed`] goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Missed(Seat);
+pub struct MissedCursor(GrantKey);

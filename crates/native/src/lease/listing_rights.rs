@@ -28,7 +28,7 @@ impl LeaseTable {
         let held = self.accounts.get(&holder).and_then(|account| account.grants.get(&grant));
         if let Some(key) = held.map(|held| held.key) {
             let entry = self.entries.get_mut(&(key, holder)).expect("its holder has it");
-            entry.marks &= !Entry::UNLISTED;
+            entry.marks &= !Entry::WITHOUT_NAMES;
         }
     }
 

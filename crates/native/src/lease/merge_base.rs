@@ -89,12 +89,12 @@ impl MergeBase {
 
     /// Notes the kernel's own applied write: its pages hold `pages` there, and the file holds `written`.
     pub fn note_own(&mut self, offset: u64, pages: &[u8], written: &[u8]) {
-        self.forget(offset, pages.len() as u64);
+        self.discard_range(offset, pages.len() as u64);
         self.push_differing(offset, pages, written);
     }
 
     /// Forgets a range in which the kernel's pages are no longer older than the file.
-    pub fn forget(&mut self, offset: u64, length: u64) {
+    pub fn discard_range(&mut self, offset: u64, length: u64) {
         let end = offset.saturating_add(length);
         let hit: Vec<(u64, u64)> = self.keys(offset, length).collect();
         for key in hit {
@@ -220,9 +220,9 @@ mod tests {
     fn discarded_range_leaves_rest_of_its_run() {
         let mut base = MergeBase::default();
         base.note_changed(10, b"abcdef", b"ABCDEF");
-        base.forget(12, 2);
+        base.discard_range(12, 2);
         assert_eq!(base.merge(10, b"abcdef", b"ABCDEF"), b"ABcdEF");
-        base.forget(0, u64::MAX);
+        base.discard_range(0, u64::MAX);
         assert!(base.is_empty());
         assert_eq!(base.cost(), 0);
     }

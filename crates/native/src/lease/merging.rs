@@ -2,7 +2,7 @@
 //! that holder needs to merge its own (docs/decisions/0028).
 
 use super::merge_base::{MergeBase, WroteBack};
-use super::recalls::{ChangeState, Outstanding};
+use super::recalls::{ChangeState, OutstandingRecall};
 use super::types::{ChangeId, Holder, LeaseKey};
 use super::{Entry, LeaseTable};
 use nigh_types::{GrantId, LeaseScope, RecallId, Time};
@@ -10,19 +10,19 @@ use std::collections::BTreeMap;
 
 /// Memory used by the merge bases of all holders.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Merging {
+pub(super) struct MergeMemory {
     total: u64,
     by_holder: BTreeMap<Holder, u64>,
 }
 
-impl Merging {
+impl MergeMemory {
     pub(super) fn total(&self) -> u64 {
         self.total
     }
 
     /// Releases the memory of a recall that is no longer outstanding.
-    pub(super) fn removed(&mut self, recall: Option<&Outstanding>) {
-        if let Some(Outstanding { holder, base, .. }) = recall {
+    pub(super) fn removed(&mut self, recall: Option<&OutstandingRecall>) {
+        if let Some(OutstandingRecall { holder, base, .. }) = recall {
             self.resized(*holder, base.cost(), 0);
         }
     }
@@ -62,13 +62,15 @@ impl LeaseTable {
         keys.iter().filter(|key| key.covers == covers).find_map(|key| {
             let asked = self.keys.get(key).and_then(|state| state.recalls.get(by));
             match asked.map(|recall| &self.recalls[recall]) {
-                Some(Outstanding { grant: Some(_), first, base, .. }) => {
+                Some(OutstandingRecall { grant: Some(_), held_exclusively_since: first, base, .. }) => {
                     (*first <= grant).then(|| base.part(offset, length))
                 }
                 Some(_) => None,
                 None => {
                     let entry = self.entries.get(&(*key, *by));
-                    entry.filter(|entry| entry.first() <= grant).map(|_| MergeBase::default())
+                    entry
+                        .filter(|entry| entry.held_exclusively_since() <= grant)
+                        .map(|_| MergeBase::default())
                 }
             }
         })
@@ -77,8 +79,8 @@ impl LeaseTable {
     /// Whether another holder may still have to merge its pages with this write-back: then
     /// [`LeaseTable::handle_wrote_back`] needs the file's earlier content.
     #[must_use]
-    pub fn overtakes(&self, id: ChangeId) -> bool {
-        self.overtaken(id).next().is_some()
+    pub fn needs_before_image(&self, id: ChangeId) -> bool {
+        self.recalls_to_merge(id).next().is_some()
     }
 
     /// Notes a write-back that was applied and whose change has not ended.
@@ -89,11 +91,11 @@ impl LeaseTable {
             self.counters.merged += 1;
         }
         if let Some(change) = self.changes.get_mut(&id) {
-            let noted = &mut change.part.noted;
+            let noted = &mut change.part.changes_reported;
             *noted = Some(before.is_some() && *noted != Some(false));
         }
         let Some(before) = before else { return };
-        let others: Vec<RecallId> = self.overtaken(id).collect();
+        let others: Vec<RecallId> = self.recalls_to_merge(id).collect();
         for recall in others {
             self.change_base(recall, |base| base.note_changed(offset, before, written));
         }
@@ -103,7 +105,7 @@ impl LeaseTable {
             let owed: Vec<RecallId> = self.accounts[&largest].owed.keys().copied().collect();
             let merges = |id: &RecallId| self.recalls.get(id).is_some_and(|recall| !recall.base.is_empty());
             let merging: Vec<RecallId> = owed.into_iter().filter(merges).collect();
-            merging.into_iter().for_each(|id| self.lose_base(id));
+            merging.into_iter().for_each(|id| self.drop_base(id));
         }
     }
 
@@ -111,18 +113,18 @@ impl LeaseTable {
     /// (offset, length).
     pub fn handle_changed(&mut self, id: ChangeId, (offset, length): (u64, u64)) {
         if let Some(own) = self.own_base(id) {
-            self.change_base(own, |base| base.forget(offset, length));
+            self.change_base(own, |base| base.discard_range(offset, length));
         }
     }
 
     /// Drops the merge base of a recall: the file content that its holder's pages came from is no longer known.
-    pub(super) fn lose_base(&mut self, recall: RecallId) {
+    pub(super) fn drop_base(&mut self, recall: RecallId) {
         self.change_base(recall, |base| *base = MergeBase::default());
-        self.recalls.get_mut(&recall).expect("it is out").first = Entry::NEVER;
+        self.recalls.get_mut(&recall).expect("it is out").held_exclusively_since = Entry::ABOVE_ALL;
     }
 
     fn change_base(&mut self, recall: RecallId, change: impl FnOnce(&mut MergeBase)) {
-        let Outstanding { holder, base, .. } = self.recalls.get_mut(&recall).expect("it is out");
+        let OutstandingRecall { holder, base, .. } = self.recalls.get_mut(&recall).expect("it is out");
         let before = base.cost();
         change(base);
         self.merging.resized(*holder, before, base.cost());
@@ -130,7 +132,7 @@ impl LeaseTable {
 
     /// Unacknowledged data recalls of holders other than the change's initiator, where the state of their pages is
     /// known.
-    fn overtaken(&self, id: ChangeId) -> impl Iterator<Item = RecallId> + '_ {
+    fn recalls_to_merge(&self, id: ChangeId) -> impl Iterator<Item = RecallId> + '_ {
         let change = self.changes.get(&id);
         let by = change.and_then(|change| change.by);
         let asked =
@@ -138,7 +140,7 @@ impl LeaseTable {
         let others = asked.filter(move |(holder, _)| Some(**holder) != by).map(|(_, recall)| *recall);
         others.filter(|id| {
             let recall = &self.recalls[id];
-            recall.grant.is_some() && recall.first != Entry::NEVER
+            recall.grant.is_some() && recall.held_exclusively_since != Entry::ABOVE_ALL
         })
     }
 

@@ -6,19 +6,19 @@
 
 use super::LeaseTable;
 use super::holder_state::HolderState;
-use super::types::{ChangeId, Client, Holder, LeaseConfig, Party};
+use super::types::{ChangeId, Client, ClientOrigin, Holder, LeaseConfig};
 use nigh_types::{Origin, RecallId, Span, Time};
 use std::collections::BTreeMap;
 
 /// The first penalty of a client is this many times as long as it delayed others.
-const FIRST: u64 = 4;
+const FIRST_PENALTY_FACTOR: u64 = 4;
 
 /// Clients of one origin whose penalties are kept. Above it the penalty that ends first is dropped.
 const CLIENTS_PER_ORIGIN: usize = 1_024;
 
 /// Penalties of clients and origins, over sessions.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Doubts {
+pub(super) struct Penalties {
     origins: BTreeMap<Origin, Penalty>,
     clients: BTreeMap<Origin, BTreeMap<Client, Penalty>>,
 }
@@ -26,7 +26,7 @@ pub(super) struct Doubts {
 #[derive(Clone, Copy, Debug)]
 struct Penalty {
     /// When the penalty was last imposed.
-    noted: Time,
+    imposed_at: Time,
     until: Time,
     span: Span,
 }
@@ -35,32 +35,32 @@ impl Penalty {
     /// The penalty for a delay from `since` to `now`. A delay that began before the last penalty was imposed belongs to
     /// the earlier occasion, such as another mount of a machine that slept. Each further occasion doubles the penalty.
     fn after(before: Option<Penalty>, (now, since): (Time, Time), config: &LeaseConfig) -> Penalty {
-        let least = now.since(since).0.saturating_mul(FIRST);
+        let least = now.since(since).0.saturating_mul(FIRST_PENALTY_FACTOR);
         let span = match before {
-            Some(before) if since < before.noted => before.span.0.max(least),
+            Some(before) if since < before.imposed_at => before.span.0.max(least),
             Some(before) => before.span.0.saturating_mul(2).max(least),
             None => least,
         };
-        let span = Span(span.min(config.most_doubt.0));
-        Penalty { noted: now, until: now.after(span), span }
+        let span = Span(span.min(config.max_penalty.0));
+        Penalty { imposed_at: now, until: now.after(span), span }
     }
 
     /// Whether a further occasion would still double the penalty.
-    fn counts(&self, now: Time, config: &LeaseConfig) -> bool {
-        now < self.until.after(config.most_doubt)
+    fn is_remembered(&self, now: Time, config: &LeaseConfig) -> bool {
+        now < self.until.after(config.max_penalty)
     }
 }
 
-impl Doubts {
-    fn add(&mut self, (now, since): (Time, Time), party: Party, whole: bool, config: &LeaseConfig) {
-        self.origins.retain(|_, doubt| doubt.counts(now, config));
+impl Penalties {
+    fn add(&mut self, (now, since): (Time, Time), party: ClientOrigin, whole: bool, config: &LeaseConfig) {
+        self.origins.retain(|_, doubt| doubt.is_remembered(now, config));
         if whole {
             let before = self.origins.get(&party.origin).copied();
             self.origins.insert(party.origin, Penalty::after(before, (now, since), config));
             return;
         }
         self.clients.retain(|_, clients| {
-            clients.retain(|_, doubt| doubt.counts(now, config));
+            clients.retain(|_, doubt| doubt.is_remembered(now, config));
             !clients.is_empty()
         });
         let clients = self.clients.entry(party.origin).or_default();
@@ -74,7 +74,7 @@ impl Doubts {
         }
     }
 
-    fn until(&self, party: Party) -> Option<Time> {
+    fn until(&self, party: ClientOrigin) -> Option<Time> {
         let of_client = self.clients.get(&party.origin).and_then(|clients| clients.get(&party.client));
         of_client.into_iter().chain(self.origins.get(&party.origin)).map(|doubt| doubt.until).max()
     }
@@ -83,22 +83,22 @@ impl Doubts {
 impl LeaseTable {
     /// Sets the client and the origin of this holder's session. Called when the session begins: delays in earlier
     /// sessions count.
-    pub fn handle_client(&mut self, now: Time, holder: Holder, party: Party) {
+    pub fn handle_client(&mut self, now: Time, holder: Holder, party: ClientOrigin) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
-            account.party = Some(party);
+            account.client_origin = Some(party);
         }
     }
 
     /// Until when a holder receives no grants, if it has a penalty now.
-    pub(super) fn doubted_until(&self, account: &HolderState) -> Option<Time> {
-        self.doubts.until(account.party?).filter(|until| self.now < *until)
+    pub(super) fn penalised_until(&self, account: &HolderState) -> Option<Time> {
+        self.penalties.until(account.client_origin?).filter(|until| self.now < *until)
     }
 
     /// Imposes a penalty on a holder that has owed acknowledgements since then, longer than `patience`.
-    pub(super) fn doubt(&mut self, party: Option<Party>, since: Time, delays_others: bool) {
+    pub(super) fn penalise(&mut self, party: Option<ClientOrigin>, since: Time, delays_others: bool) {
         if let Some(party) = party {
-            self.doubts.add((self.now, since), party, delays_others, &self.config);
+            self.penalties.add((self.now, since), party, delays_others, &self.config);
         }
     }
 
@@ -127,15 +127,17 @@ impl LeaseTable {
 
     /// Whether a change of another origin waits for this acknowledgement, or is queued behind a change that does.
     fn delays_others(&self, account: &HolderState, id: RecallId) -> bool {
-        let Some(Party { origin, .. }) = account.party.filter(|party| !party.origin.is_local_root()) else {
+        let Some(ClientOrigin { origin, .. }) =
+            account.client_origin.filter(|party| !party.origin.is_local_root())
+        else {
             return false;
         };
         let is_other = |change: ChangeId| {
             let by = self.changes.get(&change).and_then(|change| change.by);
-            let party = by.and_then(|by| self.accounts.get(&by)?.party);
+            let party = by.and_then(|by| self.accounts.get(&by)?.client_origin);
             party.is_some_and(|party| party.origin != origin)
         };
-        self.awaits(id).iter().any(|change| {
+        self.waiting_changes(id).iter().any(|change| {
             let writes = self.changes.get(change).and_then(|change| change.part.writes);
             let mut behind =
                 writes.and_then(|key| self.keys.get(&key)).into_iter().flat_map(|key| key.queued());

@@ -13,7 +13,7 @@ pub struct LeaseCounters {
     /// Recalls, each of one grant; a re-emitted recall counts once.
     pub recalled: u64,
     /// Update prepares, each of all facts that one change named to one holder.
-    pub held: u64,
+    pub prepared: u64,
     pub acknowledged: u64,
     /// Grants returned without a recall, and those that never left the server.
     pub returned: u64,
@@ -36,11 +36,11 @@ pub struct HolderReport {
     pub owes_since: Option<Time>,
     /// Changes that wait for its acknowledgements, in the order of their beginning.
     pub awaited_by: Vec<ChangeId>,
-    pub heard: Time,
+    pub last_renewed: Time,
     pub suspect: bool,
     /// The end of its penalty for delaying others, if it has one now.
-    pub doubted_until: Option<Time>,
-    pub cut: bool,
+    pub penalised_until: Option<Time>,
+    pub disconnected: bool,
 }
 
 /// State of one change in progress.
@@ -73,7 +73,7 @@ impl LeaseTable {
         let mut awaited = BTreeMap::<Holder, Vec<ChangeId>>::new();
         for (id, change) in &self.changes {
             for recall in &change.owed {
-                let waiters = awaited.entry(self.owes(*recall)).or_default();
+                let waiters = awaited.entry(self.owing_holder(*recall)).or_default();
                 if waiters.last() != Some(id) {
                     waiters.push(*id);
                 }
@@ -81,14 +81,14 @@ impl LeaseTable {
         }
         let holders = self.accounts.iter().map(|(holder, account)| HolderReport {
             holder: *holder,
-            grants: account.held(),
+            grants: account.grant_count(),
             owed: account.owed.len() as u64,
             owes_since: account.owes_since(),
             awaited_by: awaited.remove(holder).unwrap_or_default(),
-            heard: account.heard,
+            last_renewed: account.last_renewed,
             suspect: account.suspect.is_some(),
-            doubted_until: self.doubted_until(account),
-            cut: account.cut,
+            penalised_until: self.penalised_until(account),
+            disconnected: account.disconnected,
         });
         let holders = holders.collect();
         let changes = self.changes.iter().map(|(id, change)| ChangeReport {

@@ -4,37 +4,37 @@
 //! in its stream, which is decided here.
 
 use super::types::{Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason};
-use super::unsent_grants::{Carried, Unsent};
+use super::unsent_grants::{CarryOutcome, UnsentGrants};
 use super::{LeaseReport, LeaseTable, UpdatedKey};
 use nigh_types::{Bug, Grant, GrantId, NodeId, Recall, RecallId, Time, UpdatePrepare, planted};
 use std::collections::BTreeMap;
 
 /// Lease sequencer of a server: its lease table, and the blocked calls `P`, each with the change that it waits for.
 ///
-/// **Contract.** The caller holds one lock over each input, until `poll_output` has said [`DeskOutput::Timeout`], and
+/// **Contract.** The caller holds one lock over each input, until `poll_output` has said [`SequencerOutput::Timeout`], and
 /// while it does what the outputs say: so recalls and replies are queued in the streams in that order. Calls that go on
 /// are executed after the lock is released. `handle_timeout` follows as with [`LeaseTable`].
 #[derive(Clone, Debug)]
 pub struct LeaseSequencer<P> {
     table: LeaseTable,
-    unsent: Unsent,
+    unsent_grants: UnsentGrants,
     parked: BTreeMap<ChangeId, P>,
     /// Calls that wait for a grant.
-    readers: BTreeMap<ChangeId, Reader>,
+    readers: BTreeMap<ChangeId, WaitingRead>,
     /// The reply that is queued once the table has no more output.
-    answer: Option<Answer>,
+    pending_reply: Option<PendingReply>,
 }
 
 /// What the server has to do for the sequencer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum DeskOutput<P> {
+pub enum SequencerOutput<P> {
     /// Queue this recall in the holder's stream.
     Recall {
         holder: Holder,
         recall: Recall,
     },
     /// Queue this update prepare in the holder's stream.
-    Hold {
+    Prepare {
         holder: Holder,
         hold: UpdatePrepare,
     },
@@ -43,8 +43,8 @@ pub enum DeskOutput<P> {
         id: RecallId,
         told: Vec<UpdatedKey>,
     },
-    /// Queue the reply passed to [`LeaseSequencer::handle_answer`], with these grants. `same`: the grants are unchanged.
-    Answer {
+    /// Queue the reply passed to [`LeaseSequencer::handle_reply`], with these grants. `same`: the grants are unchanged.
+    Reply {
         holder: Holder,
         grants: Vec<Grant>,
         same: bool,
@@ -60,7 +60,7 @@ pub enum DeskOutput<P> {
 
 /// Result of asking for a grant before data is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reading {
+pub enum ReadGrant {
     Granted(Granted),
     /// The call waits until this change is ready, takes its grant by [`LeaseSequencer::take_granted`], and ends the wait like a
     /// change.
@@ -71,25 +71,25 @@ pub enum Reading {
 
 /// Result of blocking a call on its change.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Parking<P> {
+pub enum ParkResult<P> {
     Parked,
     /// The change is ready: the call need not wait.
     Ready(P),
     /// The caller has given up the call.
-    Unwanted(P),
+    Cancelled(P),
 }
 
 /// A call that waits for a data grant.
 #[derive(Clone, Debug)]
-struct Reader {
-    seat: (Holder, LeaseKey),
+struct WaitingRead {
+    grant_key: (Holder, LeaseKey),
     node: NodeId,
     /// Its grant, until the call takes it.
-    given: Option<Granted>,
+    granted: Option<Granted>,
 }
 
 #[derive(Clone, Debug)]
-struct Answer {
+struct PendingReply {
     holder: Holder,
     grants: Vec<Grant>,
     /// Those whose recall follows the reply in the stream.
@@ -102,10 +102,10 @@ impl<P> LeaseSequencer<P> {
     pub fn new(config: LeaseConfig) -> LeaseSequencer<P> {
         LeaseSequencer {
             table: LeaseTable::new(config),
-            unsent: Unsent::default(),
+            unsent_grants: UnsentGrants::default(),
             parked: BTreeMap::new(),
             readers: BTreeMap::new(),
-            answer: None,
+            pending_reply: None,
         }
     }
 
@@ -132,27 +132,27 @@ impl<P> LeaseSequencer<P> {
 
     /// Registers a grant before the covered facts are read. `None`: the reply carries no grant.
     pub fn handle_grant(&mut self, now: Time, seat: (Holder, LeaseKey), node: NodeId) -> Option<Granted> {
-        self.unsent.register(&mut self.table, now, seat, node)
+        self.unsent_grants.register(&mut self.table, now, seat, node)
     }
 
     /// Registers a grant before data is read, or begins to wait for one (rule 10).
-    pub fn handle_read(&mut self, now: Time, seat: (Holder, LeaseKey), node: NodeId) -> Reading {
+    pub fn handle_read(&mut self, now: Time, seat: (Holder, LeaseKey), node: NodeId) -> ReadGrant {
         if let Some(granted) = self.handle_grant(now, seat, node) {
-            return Reading::Granted(granted);
+            return ReadGrant::Granted(granted);
         }
-        let Some(id) = self.table.handle_wait(now, seat.0, seat.1, node) else { return Reading::Refused };
-        self.readers.insert(id, Reader { seat, node, given: None });
-        Reading::Waits(id)
+        let Some(id) = self.table.handle_wait(now, seat.0, seat.1, node) else { return ReadGrant::Refused };
+        self.readers.insert(id, WaitingRead { grant_key: seat, node, granted: None });
+        ReadGrant::Waits(id)
     }
 
     /// Takes the grant that a waiting call was given; returns it once.
     pub fn take_granted(&mut self, reader: ChangeId) -> Option<Granted> {
-        self.readers.get_mut(&reader)?.given.take()
+        self.readers.get_mut(&reader)?.granted.take()
     }
 
     /// Withdraws grants that were registered and that no reply carries.
     pub fn handle_withdraw(&mut self, now: Time, holder: Holder, grants: &[GrantId]) {
-        grants.iter().for_each(|grant| self.unsent.drop(*grant));
+        grants.iter().for_each(|grant| self.unsent_grants.drop(*grant));
         self.table.handle_withdraw(now, holder, grants);
     }
 
@@ -161,7 +161,7 @@ impl<P> LeaseSequencer<P> {
         let change = self.table.handle_change(
             now,
             None,
-            &[Change { key, names: Vec::new(), writes: false, told: false }],
+            &[Change { key, names: Vec::new(), writes: false, can_update: false }],
         );
         self.table.handle_done(now, change);
     }
@@ -174,47 +174,47 @@ impl<P> LeaseSequencer<P> {
         seat: (Holder, LeaseKey),
         node: NodeId,
     ) -> Option<Granted> {
-        let gap = self.unsent.has_gap(&self.table, seat);
+        let gap = self.unsent_grants.has_gap(&self.table, seat);
         let granted = self.table.handle_written(now, id, seat.1, node)?;
-        self.unsent.note(seat, node, granted, gap);
+        self.unsent_grants.note(seat, node, granted, gap);
         Some(granted)
     }
 
     /// Ends a change, or a call's wait for a grant.
     pub fn handle_done(&mut self, now: Time, id: ChangeId) {
-        if let Some(Reader { seat, given: Some(granted), .. }) = self.readers.remove(&id) {
+        if let Some(WaitingRead { grant_key: seat, granted: Some(granted), .. }) = self.readers.remove(&id) {
             self.handle_withdraw(now, seat.0, &[granted.id]);
         }
         self.table.handle_done(now, id);
     }
 
-    /// Offers a reply with these grants for queueing. [`DeskOutput::Answer`] says when, and which grants it carries.
+    /// Offers a reply with these grants for queueing. [`SequencerOutput::Answer`] says when, and which grants it carries.
     ///
     /// # Panics
     /// If the outputs of the previous reply were not polled.
-    pub fn handle_answer(&mut self, now: Time, holder: Holder, mut grants: Vec<Grant>) {
-        assert!(self.answer.is_none(), "one answer takes its place before the next");
+    pub fn handle_reply(&mut self, now: Time, holder: Holder, mut grants: Vec<Grant>) {
+        assert!(self.pending_reply.is_none(), "one answer takes its place before the next");
         let (mut same, mut recalled) = (true, Vec::new());
         grants.retain_mut(|grant| {
             let id = grant.id;
-            let carried = self.unsent.carry(&mut self.table, now, grant);
-            same &= carried != Carried::No && grant.id == id;
-            recalled.extend((carried == Carried::Recalled).then_some(grant.id));
-            carried != Carried::No || planted(Bug::CarriesWhatEnded)
+            let carried = self.unsent_grants.carry(&mut self.table, now, grant);
+            same &= carried != CarryOutcome::No && grant.id == id;
+            recalled.extend((carried == CarryOutcome::Recalled).then_some(grant.id));
+            carried != CarryOutcome::No || planted(Bug::CarriesWhatEnded)
         });
-        self.answer = Some(Answer { holder, grants, recalled, same });
+        self.pending_reply = Some(PendingReply { holder, grants, recalled, same });
     }
 
     /// Blocks a call until its change is ready.
-    pub fn park(&mut self, change: ChangeId, call: P, is_wanted: impl FnOnce(&P) -> bool) -> Parking<P> {
+    pub fn park(&mut self, change: ChangeId, call: P, is_wanted: impl FnOnce(&P) -> bool) -> ParkResult<P> {
         if self.table.is_ready(change) {
-            return Parking::Ready(call);
+            return ParkResult::Ready(call);
         }
         if !is_wanted(&call) {
-            return Parking::Unwanted(call);
+            return ParkResult::Cancelled(call);
         }
         self.parked.insert(change, call);
-        Parking::Parked
+        ParkResult::Parked
     }
 
     /// Takes back the blocked calls that satisfy `is_such`. Their changes go on until they are ended.
@@ -228,34 +228,36 @@ impl<P> LeaseSequencer<P> {
     }
 
     /// Returns the next thing to do.
-    pub fn poll_output(&mut self) -> DeskOutput<P> {
+    pub fn poll_output(&mut self) -> SequencerOutput<P> {
         loop {
             match self.table.poll_output() {
                 LeaseOutput::Recall { holder, recall } => {
                     let key = self.table.recalled_key(recall.id);
                     let now_or_later = match key {
-                        Some(key) => self.unsent.recall(holder, key, recall),
+                        Some(key) => self.unsent_grants.recall(holder, key, recall),
                         None => Some(recall),
                     };
                     if let Some(recall) = now_or_later {
-                        return DeskOutput::Recall { holder, recall };
+                        return SequencerOutput::Recall { holder, recall };
                     }
                 }
-                LeaseOutput::Hold { holder, hold } => return DeskOutput::Hold { holder, hold },
-                LeaseOutput::Commit { holder, id, told } => return DeskOutput::Commit { holder, id, told },
+                LeaseOutput::Hold { holder, hold } => return SequencerOutput::Prepare { holder, hold },
+                LeaseOutput::Commit { holder, id, told } => {
+                    return SequencerOutput::Commit { holder, id, told };
+                }
                 LeaseOutput::Ready(change) => {
                     self.note_granted(change);
                     if let Some(call) = self.parked.remove(&change) {
-                        return DeskOutput::Ready(call);
+                        return SequencerOutput::Ready(call);
                     }
                 }
-                LeaseOutput::Suspect(holder) => return DeskOutput::Suspect(holder),
-                LeaseOutput::Trusted(holder) => return DeskOutput::Trusted(holder),
-                LeaseOutput::Fenced(holder) => return DeskOutput::Fenced(holder),
+                LeaseOutput::Suspect(holder) => return SequencerOutput::Suspect(holder),
+                LeaseOutput::Trusted(holder) => return SequencerOutput::Trusted(holder),
+                LeaseOutput::Fenced(holder) => return SequencerOutput::Fenced(holder),
                 LeaseOutput::Timeout(due, reason) => {
-                    return self.put_answer().unwrap_or_else(|| match self.unsent.take_due() {
-                        Some((holder, recall)) => DeskOutput::Recall { holder, recall },
-                        None => DeskOutput::Timeout(due, reason),
+                    return self.emit_reply().unwrap_or_else(|| match self.unsent_grants.take_due() {
+                        Some((holder, recall)) => SequencerOutput::Recall { holder, recall },
+                        None => SequencerOutput::Timeout(due, reason),
                     });
                 }
             }
@@ -263,22 +265,22 @@ impl<P> LeaseSequencer<P> {
     }
 
     /// Returns the pending reply as an output. Recalls that it delayed follow it.
-    fn put_answer(&mut self) -> Option<DeskOutput<P>> {
-        let Answer { holder, mut grants, recalled, same } = self.answer.take()?;
+    fn emit_reply(&mut self) -> Option<SequencerOutput<P>> {
+        let PendingReply { holder, mut grants, recalled, same } = self.pending_reply.take()?;
         let before = grants.len();
         // The new grant ids may have put the holder above its quota.
-        let ended = |grant: &Grant| !recalled.contains(&grant.id) && !self.table.stands(holder, grant.id);
+        let ended = |grant: &Grant| !recalled.contains(&grant.id) && !self.table.is_live(holder, grant.id);
         grants.retain(|grant| !ended(grant) || planted(Bug::CarriesWhatEnded));
-        Some(DeskOutput::Answer { holder, same: same && grants.len() == before, grants })
+        Some(SequencerOutput::Reply { holder, same: same && grants.len() == before, grants })
     }
 
     /// Notes the data grant of a waiting read; at the earliest, its recall follows the reply. (No earlier grant of the
     /// session is in an unsent reply: the writer meanwhile waited for those.)
     fn note_granted(&mut self, reader: ChangeId) {
-        if let Some(Reader { seat, node, given }) = self.readers.get_mut(&reader)
+        if let Some(WaitingRead { grant_key: seat, node, granted: given }) = self.readers.get_mut(&reader)
             && let Some(granted) = self.table.take_granted(reader)
         {
-            self.unsent.note(*seat, *node, granted, false);
+            self.unsent_grants.note(*seat, *node, granted, false);
             *given = Some(granted);
         }
     }

@@ -1,18 +1,18 @@
 //! Tests of single rules, and a test of all rules against a model that knows what every client caches.
 
 mod changes;
-mod circles;
-mod desk;
+mod deadlock;
+mod exclusive_dir_leases;
+mod exclusivity;
 mod holders;
-mod holds;
 mod keys;
 mod limits;
 mod listing_rights;
 mod merging;
 mod model;
-mod names;
-mod turns;
-mod unbroken;
+mod sequencer;
+mod updates;
+mod write_queue;
 mod writers;
 
 use super::*;
@@ -46,7 +46,7 @@ pub(super) fn name(text: &str) -> Name {
 }
 
 pub(super) fn change(key: LeaseKey) -> Change {
-    Change { key, names: Vec::new(), writes: false, told: false }
+    Change { key, names: Vec::new(), writes: false, can_update: false }
 }
 
 pub(super) const A: Holder = Holder(1);
@@ -105,7 +105,7 @@ impl Bench {
     }
 
     /// Whether no other holder may have changed the initiator's data since that grant.
-    pub(super) fn is_unbroken(&mut self, id: ChangeId, under: (GrantId, LeaseScope)) -> bool {
+    pub(super) fn held_exclusively_since(&mut self, id: ChangeId, under: (GrantId, LeaseScope)) -> bool {
         let base = self.table.merge_base(self.now, id, under, (0, u64::MAX));
         base.is_some_and(|base| base.is_unchanged())
     }
@@ -186,10 +186,10 @@ impl Bench {
         assert!(self.table.entries.is_empty(), "entries");
         assert!(self.table.accounts.is_empty(), "accounts");
         assert!(self.table.recalls.is_empty(), "recalls");
-        assert!(self.table.holds.is_empty(), "holds");
+        assert!(self.table.pending_updates.is_empty(), "holds");
         assert!(self.table.facts.is_empty(), "facts");
         assert!(self.table.changes.is_empty(), "changes");
-        assert!(self.table.left.is_empty(), "left");
+        assert!(self.table.bypassed.is_empty(), "left");
         assert!(self.table.keys.is_empty(), "keys");
         assert!(self.table.timers.is_empty(), "timers");
         assert!(self.table.outputs.is_empty(), "outputs");

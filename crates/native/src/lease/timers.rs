@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub(super) enum Due {
     Holder(Holder),
     Key(LeaseKey),
-    Flush(ChangeId),
+    WriteBack(ChangeId),
 }
 
 #[derive(Clone, Default, Debug)]

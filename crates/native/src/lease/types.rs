@@ -30,7 +30,7 @@ pub type Client = (u64, u64);
 
 /// A session's client, and the origin that its transport proved. The client number is the peer's own choice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Party {
+pub struct ClientOrigin {
     pub client: Client,
     pub origin: Origin,
 }
@@ -48,7 +48,7 @@ pub struct LeaseConfig {
     pub patience: Span,
     /// The longest penalty of a client that delayed others. This long after a penalty has ended, it no longer doubles
     /// the next one.
-    pub most_doubt: Span,
+    pub max_penalty: Span,
     /// A key recalled `contention_recalls` times within this window, each time soon after it was granted, is contended.
     pub contention_window: Span,
     /// At least 1.
@@ -58,7 +58,7 @@ pub struct LeaseConfig {
     pub young: Span,
     /// How long a contended key stays contended after its latest change, and a shared key stays shared after its
     /// second-to-last holder left.
-    pub quiet: Span,
+    pub cooldown: Span,
     /// Most grants of one holder that were not recalled. It may hold a 64th more (at least one) whose recall is
     /// outstanding. 0: no grants are given.
     pub grants_per_holder: u64,
@@ -73,11 +73,11 @@ impl Default for LeaseConfig {
         LeaseConfig {
             term: Span::from_secs(15),
             patience: Span::from_secs(2),
-            most_doubt: Span::from_secs(600),
+            max_penalty: Span::from_secs(600),
             contention_window: Span::from_secs(1),
             contention_recalls: 2,
             young: Span::from_millis(200),
-            quiet: Span::from_secs(10),
+            cooldown: Span::from_secs(10),
             grants_per_holder: 1 << 20,
             merge_bytes: 64 << 20,
         }
@@ -88,7 +88,7 @@ impl LeaseConfig {
     /// How long the server waits after a holder's latest message before it fences the holder.
     #[must_use]
     pub fn lapse(&self) -> Span {
-        if planted(Bug::FencesEarly) { Span(self.term.0 / 2) } else { longer(self.term) }
+        if planted(Bug::FencesEarly) { Span(self.term.0 / 2) } else { with_margin(self.term) }
     }
 
     /// Most grants of one holder, recalled ones included.
@@ -98,7 +98,7 @@ impl LeaseConfig {
 }
 
 /// 1.1 spans: what a server waits while its client counts no more than `span`.
-pub(super) fn longer(span: Span) -> Span {
+pub(super) fn with_margin(span: Span) -> Span {
     Span(span.0.saturating_add(span.0 / 10))
 }
 
@@ -127,7 +127,7 @@ pub struct Change {
     pub writes: bool,
     /// The new value can be sent: holders that take updates need not give the grant back. Not for data, nor for all
     /// names.
-    pub told: bool,
+    pub can_update: bool,
 }
 
 /// What the server has to do for the table.
@@ -165,9 +165,9 @@ pub enum LeaseReason {
     /// A limited grant may have reached its end.
     Limit,
     /// A key may cease to be contended or shared.
-    Quiet,
+    Cooldown,
     /// Write-backs may wait for each other in a cycle.
-    Circle,
+    Deadlock,
 }
 
 /// Why a grant was refused.

@@ -16,16 +16,16 @@ use nigh_types::{Grant, GrantId, LeaseScope, NodeId, Recall, Time};
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Default, Debug)]
-pub(super) struct Unsent {
-    by_id: BTreeMap<GrantId, Registered>,
+pub(super) struct UnsentGrants {
+    by_id: BTreeMap<GrantId, UnsentGrant>,
     by_key: BTreeMap<(Holder, LeaseKey), GrantRun>,
     /// Recalls that no unsent reply delays any more.
     due: VecDeque<(Holder, Recall)>,
 }
 
 #[derive(Clone, Debug)]
-struct Registered {
-    seat: (Holder, LeaseKey),
+struct UnsentGrant {
+    grant_key: (Holder, LeaseKey),
     node: NodeId,
     /// [`GrantRun::gaps`] when it was registered.
     gaps: u64,
@@ -33,9 +33,9 @@ struct Registered {
 
 /// Whether a reply carries a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Carried {
+pub(super) enum CarryOutcome {
     No,
-    Standing,
+    Live,
     /// Its recall follows in the stream.
     Recalled,
 }
@@ -51,7 +51,7 @@ struct GrantRun {
     recall: Option<Recall>,
 }
 
-impl Unsent {
+impl UnsentGrants {
     /// Registers a grant.
     pub(super) fn register(
         &mut self,
@@ -68,7 +68,7 @@ impl Unsent {
 
     /// Whether the latest unsent grant on this key has ended. Asked before the next one is registered.
     pub(super) fn has_gap(&self, table: &LeaseTable, seat: (Holder, LeaseKey)) -> bool {
-        self.by_key.get(&seat).is_some_and(|together| !table.stands(seat.0, together.latest))
+        self.by_key.get(&seat).is_some_and(|together| !table.is_live(seat.0, together.latest))
     }
 
     /// Notes a registered grant.
@@ -78,7 +78,7 @@ impl Unsent {
         together.count += 1;
         together.latest = granted.id;
         together.gaps += u64::from(gap);
-        self.by_id.insert(granted.id, Registered { seat, node, gaps: together.gaps });
+        self.by_id.insert(granted.id, UnsentGrant { grant_key: seat, node, gaps: together.gaps });
     }
 
     /// Takes a recall that the table emitted; returns it if it can be sent at once.
@@ -98,14 +98,16 @@ impl Unsent {
     }
 
     /// Decides whether a reply carries a grant, and under which id.
-    pub(super) fn carry(&mut self, table: &mut LeaseTable, now: Time, grant: &mut Grant) -> Carried {
-        let Some(Registered { seat, node, gaps }) = self.by_id.remove(&grant.id) else { return Carried::No };
-        let Some(together) = self.by_key.get_mut(&seat) else { return Carried::No };
+    pub(super) fn carry(&mut self, table: &mut LeaseTable, now: Time, grant: &mut Grant) -> CarryOutcome {
+        let Some(UnsentGrant { grant_key: seat, node, gaps }) = self.by_id.remove(&grant.id) else {
+            return CarryOutcome::No;
+        };
+        let Some(together) = self.by_key.get_mut(&seat) else { return CarryOutcome::No };
         if together.recall.is_some() {
             self.leave(seat);
-            return Carried::Recalled;
+            return CarryOutcome::Recalled;
         }
-        let stands = gaps == together.gaps && table.stands(seat.0, together.latest);
+        let stands = gaps == together.gaps && table.is_live(seat.0, together.latest);
         let carried = if stands && together.latest != grant.id {
             let again = table.handle_grant(now, seat.0, seat.1, node);
             // Its limit stays the one under which it was read.
@@ -118,12 +120,12 @@ impl Unsent {
             stands
         };
         self.leave(seat);
-        if carried { Carried::Standing } else { Carried::No }
+        if carried { CarryOutcome::Live } else { CarryOutcome::No }
     }
 
     /// Forgets a grant that no reply will carry.
     pub(super) fn drop(&mut self, grant: GrantId) {
-        if let Some(Registered { seat, .. }) = self.by_id.remove(&grant) {
+        if let Some(UnsentGrant { grant_key: seat, .. }) = self.by_id.remove(&grant) {
             self.leave(seat);
         }
     }
@@ -157,14 +159,14 @@ mod tests {
 
     struct World {
         table: LeaseTable,
-        unsent: Unsent,
+        unsent: UnsentGrants,
     }
 
     impl World {
         fn new() -> World {
             let mut table = LeaseTable::new(LeaseConfig::default());
             table.handle_attach(Time(1), ONE, false);
-            World { table, unsent: Unsent::default() }
+            World { table, unsent: UnsentGrants::default() }
         }
 
         fn register(&mut self) -> Grant {
@@ -173,7 +175,7 @@ mod tests {
         }
 
         fn carry(&mut self, grant: &mut Grant) -> bool {
-            self.unsent.carry(&mut self.table, Time(1), grant) != Carried::No
+            self.unsent.carry(&mut self.table, Time(1), grant) != CarryOutcome::No
         }
 
         fn is_empty(&self) -> bool {
@@ -191,7 +193,7 @@ mod tests {
         // brings.
         assert!(world.carry(&mut first));
         world.table.handle_return(Time(1), ONE, &[second.id, third.id]);
-        assert!(world.table.stands(ONE, first.id));
+        assert!(world.table.is_live(ONE, first.id));
         assert!(world.is_empty());
     }
 
@@ -208,7 +210,7 @@ mod tests {
         let change = world.table.handle_change(
             Time(1),
             None,
-            &[Change { key: KEY, names: vec![], writes: false, told: false }],
+            &[Change { key: KEY, names: vec![], writes: false, can_update: false }],
         );
         assert!(!world.carry(&mut fourth));
         world.table.handle_done(Time(1), change);
@@ -224,11 +226,14 @@ mod tests {
             let granted = unsent.register(&mut table, Time(1), (ONE, key), NODE).unwrap();
             Grant { id: granted.id, covers: LeaseScope::Data, ..world_grant() }
         });
-        let change =
-            table.handle_change(Time(1), None, &[Change { key, names: vec![], writes: true, told: false }]);
+        let change = table.handle_change(
+            Time(1),
+            None,
+            &[Change { key, names: vec![], writes: true, can_update: false }],
+        );
         let LeaseOutput::Recall { recall, .. } = table.poll_output() else { panic!() };
         assert_eq!(unsent.recall(ONE, key, recall.clone()), None, "not yet");
-        assert_eq!(unsent.carry(&mut table, Time(1), &mut grants[0]), Carried::Recalled);
+        assert_eq!(unsent.carry(&mut table, Time(1), &mut grants[0]), CarryOutcome::Recalled);
         assert_eq!(unsent.take_due(), None);
         unsent.drop(grants[1].id);
         assert_eq!(unsent.take_due(), Some((ONE, recall.clone())));

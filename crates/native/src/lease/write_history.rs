@@ -4,7 +4,7 @@ use nigh_types::{DataVersion, Timestamp};
 use std::collections::VecDeque;
 
 /// The number of stretches of time that are remembered: each time a file's mtime is set back, a new stretch begins.
-const STRETCHES: usize = 8;
+const MAX_STRETCHES: usize = 8;
 
 /// Versions of a file's data that followed one another through changes of one client alone, up to the latest one
 /// (docs/decisions/0008-leases.md, rule 12).
@@ -15,13 +15,13 @@ const STRETCHES: usize = 8;
 pub struct WriteHistory {
     /// The data versions at the beginning and the end of each stretch.
     stretches: VecDeque<(DataVersion, DataVersion)>,
-    under_way: u32,
+    in_progress: u32,
 }
 
 impl WriteHistory {
     /// Begins a change. `before` is evaluated only if no other change is in progress.
     pub fn handle_begin<E>(&mut self, before: impl FnOnce() -> Result<DataVersion, E>) -> Result<(), E> {
-        if self.under_way == 0 {
+        if self.in_progress == 0 {
             let before = before()?;
             if self.stretches.back().is_none_or(|(_, end)| *end != before) {
                 // Another client has changed the file.
@@ -29,22 +29,22 @@ impl WriteHistory {
                 self.stretches.push_back((before, before));
             }
         }
-        self.under_way += 1;
+        self.in_progress += 1;
         Ok(())
     }
 
     /// Ends a change, whether it succeeded or failed. `after` is evaluated only for the last change in progress;
     /// `None`: the version is unknown, and the history is dropped.
     pub fn handle_end(&mut self, after: impl FnOnce() -> Option<DataVersion>) {
-        self.under_way = self.under_way.saturating_sub(1);
-        if self.under_way > 0 {
+        self.in_progress = self.in_progress.saturating_sub(1);
+        if self.in_progress > 0 {
             return;
         }
         match (after(), self.stretches.back_mut()) {
             (Some(after), Some((_, end))) if time(after) >= time(*end) => *end = after,
             (Some(after), Some(_)) => {
                 self.stretches.push_back((after, after));
-                if self.stretches.len() > STRETCHES {
+                if self.stretches.len() > MAX_STRETCHES {
                     self.stretches.pop_front();
                 }
             }
@@ -56,9 +56,9 @@ impl WriteHistory {
     /// compared by mtime, which grows within a stretch; at the moment in which a stretch began only its first version
     /// counts.
     #[must_use]
-    pub fn have_followed(&self, then: DataVersion) -> bool {
+    pub fn is_own_since(&self, then: DataVersion) -> bool {
         // The stretch that a change in progress continues has no end yet.
-        let open = self.stretches.len().checked_sub(1).filter(|_| self.under_way > 1);
+        let open = self.stretches.len().checked_sub(1).filter(|_| self.in_progress > 1);
         let within = |(nth, (first, end)): (usize, &(DataVersion, DataVersion))| {
             let ends_later = time(then) <= time(*end) || open == Some(nth);
             *first == then || time(*first) < time(then) && ends_later
@@ -68,7 +68,7 @@ impl WriteHistory {
 
     /// Extends the history back to `then`: it is known from elsewhere that only this client has changed the data since.
     /// Called between begin and end.
-    pub fn handle_known(&mut self, then: DataVersion) {
+    pub fn handle_known_own_since(&mut self, then: DataVersion) {
         if let Some((first, _)) = self.stretches.front_mut()
             && time(then) < time(*first)
         {
@@ -98,7 +98,7 @@ mod tests {
     /// Whether a write based on version `then` may replace the file, which is at version `now`.
     fn may(own: &mut WriteHistory, then: DataVersion, now: DataVersion) -> bool {
         own.handle_begin(|| Ok::<_, ()>(now)).unwrap();
-        let may = own.have_followed(then);
+        let may = own.is_own_since(then);
         own.handle_end(|| Some(now));
         may
     }
@@ -135,7 +135,7 @@ mod tests {
         let mut own = WriteHistory::default();
         change(&mut own, at(3, 4), at(4, 4));
         own.handle_begin(|| Ok::<_, ()>(at(4, 4))).unwrap();
-        own.handle_known(at(1, 4));
+        own.handle_known_own_since(at(1, 4));
         own.handle_end(|| Some(at(5, 4)));
         assert!(may(&mut own, at(1, 4), at(5, 4)));
         assert!(!may(&mut own, at(0, 4), at(5, 4)));
@@ -146,9 +146,9 @@ mod tests {
         let mut own = WriteHistory::default();
         own.handle_begin(|| Ok::<_, ()>(at(1, 4))).unwrap();
         own.handle_begin(|| Err("it is not looked at")).unwrap();
-        assert!(own.have_followed(at(1, 4)));
-        assert!(own.have_followed(at(2, 8)), "the first may have come so far");
-        assert!(!own.have_followed(at(0, 4)));
+        assert!(own.is_own_since(at(1, 4)));
+        assert!(own.is_own_since(at(2, 8)), "the first may have come so far");
+        assert!(!own.is_own_since(at(0, 4)));
         own.handle_end(|| panic!("one is under way"));
         own.handle_end(|| Some(at(3, 8)));
         assert!(may(&mut own, at(2, 8), at(3, 8)));
@@ -167,7 +167,7 @@ mod tests {
         for second in (0..20).rev() {
             change(&mut own, at(second + 1, 4), at(second, 4));
         }
-        assert!(own.stretches.len() <= STRETCHES);
+        assert!(own.stretches.len() <= MAX_STRETCHES);
     }
 
     #[test]

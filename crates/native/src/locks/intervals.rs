@@ -65,7 +65,7 @@ impl Furthest {
 
 /// A search: ranges that overlap these bytes, of all owners but one.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct OverlapQuery {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) not_of: LockOwner,
@@ -81,14 +81,14 @@ impl Intervals {
     }
 
     /// The overlapping ranges, in the order of their starts.
-    pub(super) fn overlapping(&self, wanted: Wanted) -> impl Iterator<Item = &Interval> {
+    pub(super) fn overlapping(&self, wanted: OverlapQuery) -> impl Iterator<Item = &Interval> {
         std::iter::successors(first(&self.root, None, wanted), move |found| {
             first(&self.root, Some(found.key()), wanted)
         })
     }
 }
 
-fn first(link: &Link, after: Option<(u64, LockOwner)>, wanted: Wanted) -> Option<&Interval> {
+fn first(link: &Link, after: Option<(u64, LockOwner)>, wanted: OverlapQuery) -> Option<&Interval> {
     let node = link.as_ref()?;
     if node.furthest.except(wanted.not_of).is_none_or(|end| end < wanted.start) {
         return None;
@@ -241,7 +241,7 @@ mod tests {
             plain.sort_by_key(Interval::key);
             for (owner, start, length) in wanted {
                 let (end, not_of) = (start + length, interval(owner, 0, 0).owner);
-                let found: Vec<_> = tree.overlapping(Wanted { start, end, not_of }).copied().collect();
+                let found: Vec<_> = tree.overlapping(OverlapQuery { start, end, not_of }).copied().collect();
                 let overlaps = |at: &&Interval| {
                     at.owner != not_of && at.info.start <= end && at.info.end >= start
                 };

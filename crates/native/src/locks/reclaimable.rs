@@ -1,7 +1,7 @@
 //! Reclaimable locks: those of forgotten sessions, until a conflicting lock is granted.
 
-use super::book::Book;
-use super::{Claim, LockOwner, MAX_RANGES};
+use super::lock_index::LockIndex;
+use super::{LockOwner, LockRequest, MAX_RANGES};
 use nigh_types::{LockEdit, LockRanges};
 use std::collections::BTreeSet;
 
@@ -9,15 +9,15 @@ use std::collections::BTreeSet;
 /// replaces it. None of them conflicts with another owner's held lock. A session has at most [`MAX_RANGES`]; with more,
 /// it has none.
 #[derive(Debug)]
-pub(super) struct Left<K>(Book<K>);
+pub(super) struct ReclaimableLocks<K>(LockIndex<K>);
 
-impl<K: Ord + Copy> Default for Left<K> {
-    fn default() -> Left<K> {
-        Left(Book::default())
+impl<K: Ord + Copy> Default for ReclaimableLocks<K> {
+    fn default() -> ReclaimableLocks<K> {
+        ReclaimableLocks(LockIndex::default())
     }
 }
 
-impl<K: Ord + Copy> Left<K> {
+impl<K: Ord + Copy> ReclaimableLocks<K> {
     /// The number of ranges of a session.
     pub(super) fn count_of(&self, session: u64) -> u64 {
         self.0.count_of(session)
@@ -29,8 +29,8 @@ impl<K: Ord + Copy> Left<K> {
     }
 
     /// Removes the reclaimable locks that conflict with a lock that is granted.
-    pub(super) fn strike(&mut self, claim: &Claim<K>) {
-        let Claim { kind, start, end, .. } = *claim;
+    pub(super) fn remove_conflicting(&mut self, claim: &LockRequest<K>) {
+        let LockRequest { kind, start, end, .. } = *claim;
         let struck: BTreeSet<LockOwner> = self.0.conflicts(claim).map(|(owner, _)| owner).collect();
         for other in struck {
             self.change(claim.space(), other, |ranges| ranges.clear_conflicts(start, end, kind));
@@ -38,7 +38,7 @@ impl<K: Ord + Copy> Left<K> {
     }
 
     /// Returns whether an owner's lock may be reclaimed; if so, it is removed from here.
-    pub(super) fn take(&mut self, claim: &Claim<K>) -> bool {
+    pub(super) fn take(&mut self, claim: &LockRequest<K>) -> bool {
         let ranges = self.0.ranges(claim.space(), claim.owner);
         let covered = ranges.is_some_and(|ranges| ranges.covers(claim.start, claim.end, claim.kind));
         if covered {
@@ -60,7 +60,7 @@ impl<K: Ord + Copy> Left<K> {
     }
 
     #[cfg(test)]
-    pub(super) fn book(&self) -> &Book<K> {
+    pub(super) fn book(&self) -> &LockIndex<K> {
         &self.0
     }
 

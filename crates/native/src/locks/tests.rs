@@ -16,12 +16,12 @@ fn flock(session: u64, number: u64) -> LockOwner {
     LockOwner { flock: true, ..owner(session, number) }
 }
 
-fn claim(object: u64, owner: LockOwner, kind: LockKind, start: u64, end: u64) -> Claim<u64> {
+fn claim(object: u64, owner: LockOwner, kind: LockKind, start: u64, end: u64) -> LockRequest<u64> {
     let pid = u32::try_from(owner.owner).unwrap();
-    Claim { object, owner, kind, start, end, pid }
+    LockRequest { object, owner, kind, start, end, pid }
 }
 
-fn whole(object: u64, owner: LockOwner, kind: LockKind) -> Claim<u64> {
+fn whole(object: u64, owner: LockOwner, kind: LockKind) -> LockRequest<u64> {
     claim(object, owner, kind, 0, u64::MAX)
 }
 
@@ -34,13 +34,13 @@ fn granted(table: &mut LockTable<u64>) -> Vec<(u64, CallId)> {
 #[derive(Default)]
 struct Model {
     held: BTreeMap<(u64, u64, LockOwner), LockKind>,
-    waits: Vec<(Claim<u64>, CallId)>,
+    waits: Vec<(LockRequest<u64>, CallId)>,
     /// The reclaimable lock of each byte, from forgotten sessions.
     left: BTreeMap<(u64, u64, LockOwner), LockKind>,
 }
 
 impl Model {
-    fn blockers(&self, claim: &Claim<u64>) -> BTreeSet<LockOwner> {
+    fn blockers(&self, claim: &LockRequest<u64>) -> BTreeSet<LockOwner> {
         let in_the_way = |(&(object, byte, owner), kind): (&(u64, u64, LockOwner), &LockKind)| {
             let there = object == claim.object && (claim.start..=claim.end).contains(&byte);
             let other = owner != claim.owner && owner.flock == claim.owner.flock;
@@ -49,7 +49,7 @@ impl Model {
         self.held.iter().filter_map(in_the_way).collect()
     }
 
-    fn set(&mut self, claim: &Claim<u64>) {
+    fn set(&mut self, claim: &LockRequest<u64>) {
         let struck = |(object, byte, owner): &(u64, u64, LockOwner), kind: &LockKind| {
             let there = *object == claim.object && (claim.start..=claim.end).contains(byte);
             let other = *owner != claim.owner && owner.flock == claim.owner.flock;
@@ -62,7 +62,7 @@ impl Model {
     }
 
     /// All owners that `claim` would wait for, directly or transitively.
-    fn ahead(&self, claim: &Claim<u64>) -> BTreeSet<LockOwner> {
+    fn ahead(&self, claim: &LockRequest<u64>) -> BTreeSet<LockOwner> {
         let mut ahead = self.blockers(claim);
         loop {
             let waiting = self.waits.iter().filter(|(wait, _)| ahead.contains(&wait.owner));
@@ -75,29 +75,29 @@ impl Model {
         }
     }
 
-    fn lock(&mut self, claim: Claim<u64>, wait: Option<CallId>) -> Tried {
+    fn lock(&mut self, claim: LockRequest<u64>, wait: Option<CallId>) -> LockResult {
         if claim.owner.flock {
-            let Claim { object, owner, kind, .. } = claim;
+            let LockRequest { object, owner, kind, .. } = claim;
             self.held.retain(|(o, _, holder), held| (*o, *holder) != (object, owner) || *held == kind);
         }
         if self.blockers(&claim).is_empty() {
             self.set(&claim);
-            return Tried::Granted;
+            return LockResult::Granted;
         }
         match wait {
-            None => Tried::Refused(Errno::AGAIN),
+            None => LockResult::Refused(Errno::AGAIN),
             Some(_) if !claim.owner.flock && self.ahead(&claim).contains(&claim.owner) => {
-                Tried::Refused(Errno::DEADLK)
+                LockResult::Refused(Errno::DEADLK)
             }
             Some(call) => {
                 self.waits.push((claim, call));
-                Tried::Waits
+                LockResult::Waits
             }
         }
     }
 
     /// Whether it may be reclaimed.
-    fn claim(&mut self, claim: Claim<u64>) -> bool {
+    fn claim(&mut self, claim: LockRequest<u64>) -> bool {
         let keys = |byte| (claim.object, byte, claim.owner);
         let strong = |kind: &LockKind| *kind == WRITE || claim.kind == READ;
         let may = (claim.start..=claim.end).all(|byte| self.left.get(&keys(byte)).is_some_and(strong));
@@ -105,7 +105,11 @@ impl Model {
             for byte in claim.start..=claim.end {
                 self.left.remove(&keys(byte));
             }
-            assert_eq!(self.lock(claim, None), Tried::Granted, "nothing that is held excludes what is left");
+            assert_eq!(
+                self.lock(claim, None),
+                LockResult::Granted,
+                "nothing that is held excludes what is left"
+            );
         }
         may
     }
@@ -212,7 +216,7 @@ fn bytes_of(table: &LockTable<u64>) -> BTreeMap<(u64, u64, LockOwner), LockKind>
 
 /// Indices and counts agree with the ranges.
 fn check_books(table: &LockTable<u64>) {
-    for book in [&table.held, table.left.book()] {
+    for book in [&table.held, table.reclaimable.book()] {
         let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
         for (space, holders) in book.objects() {
             assert!(!holders.all.is_empty());
@@ -223,8 +227,14 @@ fn check_books(table: &LockTable<u64>) {
                 for byte in 0..BYTES {
                     let Some(info) = ranges.first_conflict(byte, byte, WRITE) else { continue };
                     let other = LockOwner { session: u64::MAX, ..*owner };
-                    let claim =
-                        |kind| Claim { object: space.0, owner: other, kind, start: byte, end: byte, pid: 0 };
+                    let claim = |kind| LockRequest {
+                        object: space.0,
+                        owner: other,
+                        kind,
+                        start: byte,
+                        end: byte,
+                        pid: 0,
+                    };
                     let seen = |kind| book.conflicts(&claim(kind)).any(|found| found == (*owner, info));
                     assert_eq!((seen(WRITE), seen(READ)), (true, info.kind == WRITE));
                 }
@@ -274,7 +284,7 @@ proptest! {
                 }
                 Step::Claim { object, owner, kind, start, end } => {
                     let wanted = claim(object, owner, kind, start, end);
-                    let granted = table.handle_claim(wanted, false) == Tried::Granted;
+                    let granted = table.handle_reclaim(wanted, false) == LockResult::Granted;
                     prop_assert_eq!(granted, model.claim(wanted));
                     touched.push((object, owner.flock));
                 }
@@ -294,7 +304,7 @@ proptest! {
         }
         (1..4).for_each(|session| table.handle_session_end(session));
         prop_assert!(table.is_empty() && table.ranges() == 0);
-        prop_assert_eq!(table.left.book().count(), 0);
+        prop_assert_eq!(table.reclaimable.book().count(), 0);
     }
 }
 
@@ -306,39 +316,47 @@ fn forgotten_lock_is_reclaimed_unless_conflicting_lock_was_granted() {
     table.handle_lock(claim(1, owner(1, 1), WRITE, 30, 39), None);
     table.handle_lock(whole(1, flock(1, 1), READ), None);
     table.handle_forgotten(1);
-    assert_eq!((table.claimable_by(1), table.claimable_by(2)), (4, 0));
+    assert_eq!((table.reclaimable_by(1), table.reclaimable_by(2)), (4, 0));
     let again = |session, kind, start, end| claim(1, owner(session, 1), kind, start, end);
-    assert_eq!(table.handle_claim(again(2, WRITE, 0, 9), false), Tried::Refused(Errno::AGAIN), "a stranger");
+    assert_eq!(
+        table.handle_reclaim(again(2, WRITE, 0, 9), false),
+        LockResult::Refused(Errno::AGAIN),
+        "a stranger"
+    );
     // Other owners lock and unlock.
     for wanted in [claim(1, owner(3, 1), READ, 4, 15), whole(1, flock(3, 1), READ)] {
-        assert_eq!(table.handle_lock(wanted, None), Tried::Granted);
+        assert_eq!(table.handle_lock(wanted, None), LockResult::Granted);
     }
     table.handle_session_end(3);
-    table.handle_heir(1, 2);
-    let refused = Tried::Refused(Errno::AGAIN);
-    assert_eq!(table.handle_claim(again(2, WRITE, 0, 9), false), refused);
-    assert_eq!(table.handle_claim(again(2, WRITE, 0, 3), false), Tried::Granted);
-    assert_eq!(table.handle_claim(again(2, WRITE, 0, 3), false), refused, "once");
-    assert_eq!(table.handle_claim(again(2, WRITE, 10, 19), false), refused, "it held a weaker one");
-    assert_eq!(table.handle_claim(again(2, READ, 10, 19), false), Tried::Granted, "readers share");
-    assert_eq!(table.handle_claim(whole(1, flock(2, 1), READ), false), Tried::Granted);
+    table.handle_successor(1, 2);
+    let refused = LockResult::Refused(Errno::AGAIN);
+    assert_eq!(table.handle_reclaim(again(2, WRITE, 0, 9), false), refused);
+    assert_eq!(table.handle_reclaim(again(2, WRITE, 0, 3), false), LockResult::Granted);
+    assert_eq!(table.handle_reclaim(again(2, WRITE, 0, 3), false), refused, "once");
+    assert_eq!(table.handle_reclaim(again(2, WRITE, 10, 19), false), refused, "it held a weaker one");
+    assert_eq!(table.handle_reclaim(again(2, READ, 10, 19), false), LockResult::Granted, "readers share");
+    assert_eq!(table.handle_reclaim(whole(1, flock(2, 1), READ), false), LockResult::Granted);
     // Forgotten again, before all locks were reclaimed.
     table.handle_forgotten(2);
-    table.handle_heir(2, 4);
-    assert_eq!(table.handle_claim(again(4, WRITE, 30, 39), false), Tried::Granted, "not claimed before");
-    assert_eq!(table.handle_claim(again(4, WRITE, 0, 3), false), Tried::Granted);
-    table.handle_claimed(4);
-    assert_eq!(table.handle_claim(again(4, READ, 10, 19), false), refused, "too late");
-    assert_eq!(table.left.book().count(), 0);
+    table.handle_successor(2, 4);
+    assert_eq!(
+        table.handle_reclaim(again(4, WRITE, 30, 39), false),
+        LockResult::Granted,
+        "not claimed before"
+    );
+    assert_eq!(table.handle_reclaim(again(4, WRITE, 0, 3), false), LockResult::Granted);
+    table.handle_reclaim_ended(4);
+    assert_eq!(table.handle_reclaim(again(4, READ, 10, 19), false), refused, "too late");
+    assert_eq!(table.reclaimable.book().count(), 0);
 }
 
 #[test]
 fn waiting_locks_are_granted_in_arrival_order() {
     let mut table = LockTable::default();
-    assert_eq!(table.handle_lock(whole(1, owner(1, 1), WRITE), None), Tried::Granted);
+    assert_eq!(table.handle_lock(whole(1, owner(1, 1), WRITE), None), LockResult::Granted);
     for (session, kind) in [(2, WRITE), (3, READ), (4, READ), (5, WRITE)] {
         let tried = table.handle_lock(whole(1, owner(session, 1), kind), Some(CallId(7)));
-        assert_eq!(tried, Tried::Waits);
+        assert_eq!(tried, LockResult::Waits);
     }
     table.handle_unlock(1, owner(1, 1), 0, u64::MAX).unwrap();
     assert_eq!(granted(&mut table), [(2, CallId(7))]);
@@ -370,12 +388,12 @@ fn lock_deadlock_across_sessions_and_objects_is_refused() {
     for n in 1..=3 {
         table.handle_lock(whole(n, owner(n, 1), WRITE), None);
     }
-    assert_eq!(table.handle_lock(whole(2, owner(1, 1), READ), Some(CallId(1))), Tried::Waits);
-    assert_eq!(table.handle_lock(whole(3, owner(2, 1), READ), Some(CallId(1))), Tried::Waits);
+    assert_eq!(table.handle_lock(whole(2, owner(1, 1), READ), Some(CallId(1))), LockResult::Waits);
+    assert_eq!(table.handle_lock(whole(3, owner(2, 1), READ), Some(CallId(1))), LockResult::Waits);
     let back = whole(1, owner(3, 1), READ);
-    assert_eq!(table.handle_lock(back, Some(CallId(1))), Tried::Refused(Errno::DEADLK));
-    assert_eq!(table.handle_lock(back, None), Tried::Refused(Errno::AGAIN));
-    assert_eq!(table.handle_lock(whole(1, owner(3, 2), READ), Some(CallId(2))), Tried::Waits);
+    assert_eq!(table.handle_lock(back, Some(CallId(1))), LockResult::Refused(Errno::DEADLK));
+    assert_eq!(table.handle_lock(back, None), LockResult::Refused(Errno::AGAIN));
+    assert_eq!(table.handle_lock(whole(1, owner(3, 2), READ), Some(CallId(2))), LockResult::Waits);
     table.handle_unlock(3, owner(3, 1), 0, u64::MAX).unwrap();
     assert_eq!(granted(&mut table), [(2, CallId(1))]);
 }
@@ -384,14 +402,14 @@ fn lock_deadlock_across_sessions_and_objects_is_refused() {
 fn converted_flock_releases_old_lock_to_waiters() {
     let mut table = LockTable::default();
     for n in [1, 2] {
-        assert_eq!(table.handle_lock(whole(1, flock(n, 1), READ), None), Tried::Granted);
+        assert_eq!(table.handle_lock(whole(1, flock(n, 1), READ), None), LockResult::Granted);
     }
     // Both request an exclusive lock: as on Linux, the first releases its shared lock, and the second gets the
     // exclusive one.
-    assert_eq!(table.handle_lock(whole(1, flock(1, 1), WRITE), Some(CallId(1))), Tried::Waits);
-    assert_eq!(table.handle_lock(whole(1, flock(2, 1), WRITE), Some(CallId(1))), Tried::Granted);
+    assert_eq!(table.handle_lock(whole(1, flock(1, 1), WRITE), Some(CallId(1))), LockResult::Waits);
+    assert_eq!(table.handle_lock(whole(1, flock(2, 1), WRITE), Some(CallId(1))), LockResult::Granted);
     assert_eq!(granted(&mut table), []);
-    assert_eq!(table.handle_lock(whole(1, flock(2, 1), READ), None), Tried::Granted);
+    assert_eq!(table.handle_lock(whole(1, flock(2, 1), READ), None), LockResult::Granted);
     assert_eq!(granted(&mut table), []);
     table.handle_unlock(1, flock(2, 1), 0, u64::MAX).unwrap();
     assert_eq!(granted(&mut table), [(1, CallId(1))]);
@@ -401,26 +419,26 @@ fn converted_flock_releases_old_lock_to_waiters() {
 fn number_of_lock_ranges_per_session_is_bounded() {
     let mut table = LockTable::default();
     for n in 0..MAX_RANGES {
-        assert_eq!(table.handle_lock(claim(1, owner(1, 1), READ, 2 * n, 2 * n), None), Tried::Granted);
+        assert_eq!(table.handle_lock(claim(1, owner(1, 1), READ, 2 * n, 2 * n), None), LockResult::Granted);
     }
     let more = claim(2, owner(1, 2), READ, 0, 0);
-    assert_eq!(table.handle_lock(more, None), Tried::Refused(Errno::NOLCK));
-    assert_eq!(table.handle_lock(claim(2, owner(2, 2), READ, 0, 0), None), Tried::Granted);
+    assert_eq!(table.handle_lock(more, None), LockResult::Refused(Errno::NOLCK));
+    assert_eq!(table.handle_lock(claim(2, owner(2, 2), READ, 0, 0), None), LockResult::Granted);
     table.handle_unlock(1, owner(1, 1), 0, 0).unwrap();
-    assert_eq!(table.handle_lock(more, None), Tried::Granted);
+    assert_eq!(table.handle_lock(more, None), LockResult::Granted);
 }
 
 /// A session that has locked every second byte of an object, up to its limit minus `less`.
 fn nearly_full(table: &mut LockTable<u64>, less: u64) {
     for n in 0..MAX_RANGES - less {
-        assert_eq!(table.handle_lock(claim(1, owner(1, 1), READ, 2 * n, 2 * n), None), Tried::Granted);
+        assert_eq!(table.handle_lock(claim(1, owner(1, 1), READ, 2 * n, 2 * n), None), LockResult::Granted);
     }
 }
 
 #[test]
 fn a_range_is_not_split_into_more_than_a_session_may_hold() {
     let mut table = LockTable::default();
-    assert_eq!(table.handle_lock(whole(1, owner(1, 1), WRITE), None), Tried::Granted);
+    assert_eq!(table.handle_lock(whole(1, owner(1, 1), WRITE), None), LockResult::Granted);
     let mut unlocked = 0;
     while table.handle_unlock(1, owner(1, 1), 2 * unlocked + 1, 2 * unlocked + 1).is_ok() {
         unlocked += 1;
@@ -429,9 +447,9 @@ fn a_range_is_not_split_into_more_than_a_session_may_hold() {
     let beyond = 2 * unlocked + 9;
     assert_eq!(table.handle_unlock(1, owner(1, 1), beyond, beyond), Err(Errno::NOLCK));
     let other = claim(1, owner(2, 1), READ, beyond, beyond);
-    assert_eq!(table.handle_lock(other, None), Tried::Refused(Errno::AGAIN), "it is held as before");
+    assert_eq!(table.handle_lock(other, None), LockResult::Refused(Errno::AGAIN), "it is held as before");
     let convert = claim(1, owner(1, 1), READ, beyond, beyond);
-    assert_eq!(table.handle_lock(convert, None), Tried::Refused(Errno::NOLCK));
+    assert_eq!(table.handle_lock(convert, None), LockResult::Refused(Errno::NOLCK));
     // An unlock that reduces the number of ranges is always possible.
     table.handle_unlock(1, owner(1, 1), 0, 0).unwrap();
     table.handle_unlock(1, owner(1, 1), beyond, beyond).unwrap();
@@ -446,7 +464,7 @@ fn waiting_lock_is_refused_when_session_reached_range_limit() {
     table.handle_lock(whole(2, owner(2, 1), WRITE), None);
     for call in [1, 2] {
         let wanted = claim(2, owner(1, call), READ, 0, 9);
-        assert_eq!(table.handle_lock(wanted, Some(CallId(call))), Tried::Waits);
+        assert_eq!(table.handle_lock(wanted, Some(CallId(call))), LockResult::Waits);
     }
     table.handle_unlock(2, owner(2, 1), 0, u64::MAX).unwrap();
     let ended: Vec<_> = std::iter::from_fn(|| table.poll_ended()).collect();
@@ -463,11 +481,11 @@ fn number_of_waiting_lock_calls_per_object_is_bounded() {
         table.handle_lock(whole(object, flock(n, 1), WRITE), Some(CallId(n)))
     };
     for n in 0..MAX_WAITS_OF_OBJECT {
-        assert_eq!(wait(&mut table, 1, n), Tried::Waits);
+        assert_eq!(wait(&mut table, 1, n), LockResult::Waits);
     }
-    assert_eq!(wait(&mut table, 1, MAX_WAITS_OF_OBJECT), Tried::Refused(Errno::NOLCK));
+    assert_eq!(wait(&mut table, 1, MAX_WAITS_OF_OBJECT), LockResult::Refused(Errno::NOLCK));
     table.handle_lock(whole(2, flock(1, 1), WRITE), None);
-    assert_eq!(wait(&mut table, 2, MAX_WAITS_OF_OBJECT), Tried::Waits, "of another one");
+    assert_eq!(wait(&mut table, 2, MAX_WAITS_OF_OBJECT), LockResult::Waits, "of another one");
 }
 
 /// Each call takes time with the logarithm of the number of locks, or this would take minutes.
@@ -477,21 +495,21 @@ fn lock_calls_of_many_owners_take_no_longer_than_those_of_few() {
     let mut table = LockTable::default();
     let claim = |session, number: u64, kind, start, end| {
         let owner = LockOwner { session, flock: false, owner: number };
-        Claim { object: 1_u64, owner, kind, start, end, pid: 1 }
+        LockRequest { object: 1_u64, owner, kind, start, end, pid: 1 }
     };
     // Readers that all overlap a distant byte, and writers side by side.
     for number in 0..OWNERS {
-        assert_eq!(table.handle_lock(claim(1, number, READ, number, 1 << 40), None), Tried::Granted);
+        assert_eq!(table.handle_lock(claim(1, number, READ, number, 1 << 40), None), LockResult::Granted);
         let at = (1 << 41) + 10 * number;
-        assert_eq!(table.handle_lock(claim(2, number, WRITE, at, at), None), Tried::Granted);
+        assert_eq!(table.handle_lock(claim(2, number, WRITE, at, at), None), LockResult::Granted);
     }
     for number in 0..OWNERS {
         let at = (1 << 41) + 10 * number + 5;
         let probe = claim(3, number, WRITE, at, at);
         assert_eq!(table.conflict(&probe), None);
-        assert_eq!(table.handle_lock(probe, None), Tried::Granted);
+        assert_eq!(table.handle_lock(probe, None), LockResult::Granted);
         let all = claim(3, number, WRITE, 1 << 40, 1 << 42);
-        assert_eq!(table.handle_lock(all, Some(CallId(number))), Tried::Waits);
+        assert_eq!(table.handle_lock(all, Some(CallId(number))), LockResult::Waits);
         assert_eq!(table.handle_cancel(3, CallId(number)), Some(1));
         assert!(table.conflict(&claim(3, number, WRITE, 0, u64::MAX)).is_some());
     }

@@ -1,6 +1,6 @@
 //! Input of a server's session: messages of its client.
 
-use super::{Outstanding, STRANGER_BODY, ServerConnection, ServerEvent, State};
+use super::{MAX_BODY_BEFORE_HELLO, OutstandingCall, ServerEvent, ServerSession, State};
 use crate::ProtocolError;
 use crate::frame::{FrameReader, HEADER_BYTES};
 use crate::handshake::{FEATURES, Hello, Limits};
@@ -13,9 +13,9 @@ const ROUND_BYTES: u64 = 1 << 20;
 /// The least memory of a name, beyond the bytes in which it came.
 const NAME_BYTES: u64 = 48;
 
-impl ServerConnection {
+impl ServerSession {
     pub(super) fn take_frames(&mut self, input: &mut &[u8]) -> Result<(), ProtocolError> {
-        let mut frames = std::mem::replace(&mut self.frames, FrameReader::new(STRANGER_BODY));
+        let mut frames = std::mem::replace(&mut self.frames, FrameReader::new(MAX_BODY_BEFORE_HELLO));
         let mut round = 0_u64;
         while self.state != State::Ended
             && round < ROUND_BYTES
@@ -33,10 +33,10 @@ impl ServerConnection {
             }
             self.take_message(frame.frame_type as u8, message, bytes)?;
         }
-        frames.give_back();
+        frames.release_returned();
         self.frames = frames;
         if self.state == State::Attached && self.incoming.is_due() {
-            let count = self.incoming.say();
+            let count = self.incoming.take_count();
             self.say(&Message::Received(count));
         }
         Ok(())
@@ -52,7 +52,7 @@ impl ServerConnection {
             (State::Attached, Message::Request(call, request)) => {
                 self.take_request(call, request, bytes, false)?;
             }
-            (State::Attached, Message::Again(call, request)) => {
+            (State::Attached, Message::Resent(call, request)) => {
                 self.take_request(call, request, bytes, true)?;
             }
             (State::Attached, Message::Cancel(call)) => self.take_cancel(call),
@@ -83,7 +83,7 @@ impl ServerConnection {
     }
 
     pub(super) fn say_pong(&mut self, number: u64) {
-        let count = self.incoming.say();
+        let count = self.incoming.take_count();
         self.say(&Message::Pong(number, count));
     }
 
@@ -128,20 +128,21 @@ impl ServerConnection {
         if data > u64::from(max_data) {
             return Err(ProtocolError::Malformed("a read or write is longer than the server said it takes"));
         }
-        if request.call.is_answered() {
-            let (sequence, beyond) = (request.name.map(|name| name.sequence), beyond_of(&request.call));
-            let outstanding = Outstanding { bytes, beyond, sequence, cancelled: false };
+        if request.call.has_reply() {
+            let (sequence, beyond) =
+                (request.mutation_id.map(|name| name.sequence), beyond_of(&request.call));
+            let outstanding = OutstandingCall { bytes, beyond, sequence, cancelled: false };
             self.note_outstanding(call, request.call.waits_for_lock(), outstanding)?;
         } else if matches!(request.call, Call::PinOpen { .. }) {
             // A call that must precede an acknowledgement must not wait for it. It has no reply, so it renews nothing.
-            self.events.push_back(ServerEvent::Request { call, request, again });
+            self.events.push_back(ServerEvent::Request { call, request, resent: again });
             return Ok(());
         } else if self.muted {
             self.kept_load.check(bytes, u32::MAX)?;
             self.kept_load.add(bytes);
         }
         // A call that an acknowledgement may wait for must not wait for the acknowledgement.
-        let at_once = !self.muted || request.call.is_flush();
+        let at_once = !self.muted || request.call.is_write_back();
         let queue = if at_once { &mut self.events } else { &mut self.kept };
         if let (Some(ServerEvent::Request { request: last, .. }), false) = (queue.back_mut(), at_once)
             && let (Call::Release { handles }, Call::Release { handles: more }) =
@@ -150,10 +151,10 @@ impl ServerConnection {
             handles.extend(more);
             return Ok(());
         }
-        if !at_once && request.call.is_answered() {
+        if !at_once && request.call.has_reply() {
             self.kept_calls.insert(call);
         }
-        queue.push_back(ServerEvent::Request { call, request, again });
+        queue.push_back(ServerEvent::Request { call, request, resent: again });
         Ok(())
     }
 
@@ -170,7 +171,7 @@ impl ServerConnection {
         &mut self,
         call: CallId,
         waits: bool,
-        outstanding: Outstanding,
+        outstanding: OutstandingCall,
     ) -> Result<(), ProtocolError> {
         if self.is_outstanding(call) {
             return Err(ProtocolError::CallInUse(call));
@@ -190,7 +191,7 @@ impl ServerConnection {
 /// A message's memory beyond the bytes in which it came.
 fn beyond(message: &Message) -> u64 {
     match message {
-        Message::Request(_, request) | Message::Again(_, request) => beyond_of(&request.call),
+        Message::Request(_, request) | Message::Resent(_, request) => beyond_of(&request.call),
         _ => 0,
     }
 }

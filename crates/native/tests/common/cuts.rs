@@ -31,8 +31,8 @@ pub enum Effect {
 /// Both ends, the bytes between them, and what each end sent and received.
 pub struct World {
     pub client: ClientSession,
-    pub server: ServerConnection,
-    pub stranger: Option<ServerConnection>,
+    pub server: ServerSession,
+    pub stranger: Option<ServerSession>,
     pub to_server: VecDeque<u8>,
     pub to_client: VecDeque<u8>,
     pub meant: Vec<Effect>,
@@ -64,7 +64,7 @@ fn part(number: u64) -> Response {
     Response { last: number == PARTS, ..Response::plain(Ok(Reply::Listed(Entries { entries }))) }
 }
 
-fn session(welcomed: &mut ServerConnection) {
+fn session(welcomed: &mut ServerSession) {
     welcomed.accept(samples::session());
 }
 
@@ -72,7 +72,7 @@ impl World {
     pub fn new() -> World {
         let mut world = World {
             client: client(T0),
-            server: ServerConnection::new(T0, ServerConfig { session_id: 9, ..ServerConfig::default() }),
+            server: ServerSession::new(T0, ServerConfig { session_id: 9, ..ServerConfig::default() }),
             stranger: None,
             to_server: VecDeque::new(),
             to_client: VecDeque::new(),
@@ -139,7 +139,7 @@ impl World {
         while let Some(event) = self.server.poll_event() {
             match event {
                 ServerEvent::Attach { .. } => session(&mut self.server),
-                ServerEvent::Request { call, again, request } => {
+                ServerEvent::Request { call, resent: again, request } => {
                     assert!(!again);
                     if matches!(request.call, Call::List { .. }) {
                         self.parts.insert(call, 0);
@@ -180,7 +180,7 @@ impl World {
         self.to_server.clear();
         self.to_client.clear();
         if self.stranger.is_none() {
-            self.server.cut();
+            self.server.handle_disconnect();
         }
         self.client.handle_disconnect(self.now, "cut");
         self.put_out();
@@ -189,7 +189,7 @@ impl World {
 
     pub fn connect(&mut self) {
         let config = ServerConfig { session_id: 10, ..ServerConfig::default() };
-        self.stranger = Some(ServerConnection::new(self.now, config));
+        self.stranger = Some(ServerSession::new(self.now, config));
         self.client.handle_connect(self.now);
     }
 

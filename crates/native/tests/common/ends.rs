@@ -50,8 +50,8 @@ pub fn ok(reply: Reply) -> Response {
 }
 
 /// A server that has received `messages` after it accepted a client.
-pub fn told(limits: Limits, messages: &[Message]) -> (ServerConnection, Result<(), ProtocolError>) {
-    let mut server = ServerConnection::new(T0, ServerConfig { limits, ..ServerConfig::default() });
+pub fn server_after(limits: Limits, messages: &[Message]) -> (ServerSession, Result<(), ProtocolError>) {
+    let mut server = ServerSession::new(T0, ServerConfig { limits, ..ServerConfig::default() });
     server.handle_input(T0, &Message::Hello(samples::hello()).encode()).unwrap();
     assert!(matches!(server.poll_event(), Some(ServerEvent::Attach { incarnation: 9, .. })));
     server.accept(samples::session());

@@ -2,11 +2,11 @@
 
 use super::samples;
 use nigh_native::{
-    Claim, ClientConfig, ClientSession, LockOwner, LockTable, MAX_VERSION, ServerConfig, ServerConnection,
-    ServerEvent, Session, Tried,
+    ClientConfig, ClientSession, LockOwner, LockRequest, LockResult, LockTable, MAX_VERSION, ServerConfig,
+    ServerEvent, ServerSession, SessionParams,
 };
 use nigh_remote::conformance::Harness;
-use nigh_remote::model_fs::{Tree, TreeConfig};
+use nigh_remote::model_fs::{ModelFs, ModelFsConfig};
 use nigh_remote::{Event, Output, Remote};
 use nigh_types::{Call, CallId, Errno, LockKind, NodeId, NodeRef, Reply, Response, Term, Time};
 
@@ -22,8 +22,8 @@ pub fn client(now: Time) -> ClientSession {
 
 /// The server's end, which executes calls on a tree, and the wire between both ends.
 pub struct Server {
-    pub connection: ServerConnection,
-    pub tree: Tree,
+    pub connection: ServerSession,
+    pub tree: ModelFs,
     pub locks: LockTable<NodeId>,
     /// Bytes handed over at a time, in both directions.
     pub chunk: u32,
@@ -31,14 +31,14 @@ pub struct Server {
 
 impl Server {
     pub fn new(now: Time, chunk: u32) -> Server {
-        let tree = Tree::new(TreeConfig::default());
-        let connection = ServerConnection::new(now, ServerConfig::default());
+        let tree = ModelFs::new(ModelFsConfig::default());
+        let connection = ServerSession::new(now, ServerConfig::default());
         Server { connection, tree, locks: LockTable::default(), chunk }
     }
 
-    fn session(&self) -> Session {
+    fn session(&self) -> SessionParams {
         let root = self.tree.root();
-        Session {
+        SessionParams {
             root,
             root_attr: self.tree.attr(root).unwrap(),
             cookie_key: self.tree.config().cookie_key,
@@ -85,7 +85,7 @@ impl Server {
         };
         let owner = |owner, flock| LockOwner { session: 1, flock, owner };
         let ends = |flock: bool, start, end| if flock { (0, u64::MAX) } else { (start, end) };
-        let claim = |owner: LockOwner, kind: LockKind, (start, end), pid| Claim {
+        let claim = |owner: LockOwner, kind: LockKind, (start, end), pid| LockRequest {
             object,
             owner,
             kind,
@@ -97,13 +97,13 @@ impl Server {
             Call::Lock { owner: number, flock, kind, start, end, wait, pid, reclaim, .. } => {
                 let claim = claim(owner(number, flock), kind, ends(flock, start, end), pid);
                 let tried = match reclaim {
-                    true => self.locks.handle_claim(claim, false),
+                    true => self.locks.handle_reclaim(claim, false),
                     false => self.locks.handle_lock(claim, wait.then_some(call)),
                 };
                 match tried {
-                    Tried::Granted => Reply::Done,
-                    Tried::Waits => return None,
-                    Tried::Refused(errno) => return Some(Err(errno)),
+                    LockResult::Granted => Reply::Done,
+                    LockResult::Waits => return None,
+                    LockResult::Refused(errno) => return Some(Err(errno)),
                 }
             }
             Call::Unlock { owner: number, flock, start, end, .. } => {
@@ -115,14 +115,14 @@ impl Server {
             }
             Call::GetLock { owner: number, flock, kind, start, end, .. } => {
                 let claim = claim(owner(number, flock), kind, ends(flock, start, end), 0);
-                Reply::Locked(self.locks.conflict(&claim).map(|(_, info)| info))
+                Reply::LockConflict(self.locks.conflict(&claim).map(|(_, info)| info))
             }
             _ => return Some(Err(Errno::NOSYS)),
         }))
     }
 
     /// Carries bytes both ways until nothing moves; returns the client's events.
-    pub fn carry(&mut self, now: Time, remote: &mut dyn Remote) -> Vec<Event> {
+    pub fn exchange(&mut self, now: Time, remote: &mut dyn Remote) -> Vec<Event> {
         let mut events = Vec::new();
         loop {
             let mut moved = false;
@@ -177,6 +177,6 @@ impl Harness for Pair {
     }
 
     fn pump(&mut self, remote: &mut dyn Remote) -> Vec<Event> {
-        self.server.carry(T0, remote)
+        self.server.exchange(T0, remote)
     }
 }

@@ -1,7 +1,7 @@
 //! One sample of every kind of message, call and reply.
 
 use nigh_native::{
-    Hello, ID_NAMES, Limits, MAX_VERSION, Message, Refused, Resume, Resumed, Session, Welcome,
+    Hello, ID_NAMES, Limits, MAX_VERSION, Message, Refused, Resume, Resumed, SessionParams, Welcome,
 };
 use nigh_types::*;
 
@@ -18,7 +18,7 @@ pub fn place() -> NodeRef {
 }
 
 pub fn dir() -> NodeRef {
-    NodeRef::bare(id(1))
+    NodeRef::without_hint(id(1))
 }
 
 pub fn attr(mode: u32) -> Attr {
@@ -47,9 +47,9 @@ pub fn access() -> Access {
     Access { read: true, write: false, truncate: true, direct: false, sync: true, append: false }
 }
 
-pub fn session() -> Session {
+pub fn session() -> SessionParams {
     let (key, term) = (CookieKey(*b"0123456789abcdef"), Term::Limited(Span::from_secs(5)));
-    Session {
+    SessionParams {
         has_acls: true,
         staleness_bound: "changes are seen within 5 s".to_owned(),
         unsupported_guarantees: vec![("S4".to_owned(), "overlayfs".to_owned())],
@@ -58,7 +58,7 @@ pub fn session() -> Session {
             IdName { kind: IdKind::User, id: 0, name: "root".to_owned() },
             IdName { kind: IdKind::Group, id: 100, name: "users".to_owned() },
         ],
-        ..Session::plain(id(1), attr(0o040_755), key, term)
+        ..SessionParams::plain(id(1), attr(0o040_755), key, term)
     }
 }
 
@@ -130,7 +130,7 @@ pub fn queries() -> Vec<Call> {
             access: Access { truncate: false, ..access() },
         },
         Call::ListNames { dir: dir(), after: Cookie(1 << 40) },
-        Call::Prefetch { roots: vec![dir(), node.clone()], order: Order::Name, credit: 1_024 },
+        Call::Prefetch { roots: vec![dir(), node.clone()], order: PrefetchOrder::Name, credit: 1_024 },
         Call::PrefetchCredit { walk: CallId(5), credit: 7, want: Some(node) },
         Call::PrefetchCredit { walk: CallId(5), credit: 0, want: None },
     ]
@@ -152,7 +152,7 @@ pub fn mutations() -> Vec<Call> {
     let flags = WriteFlags { append: true, sync: true, ..WriteFlags::default() };
     let stamp = DataVersion { size: 1 << 33, mtime: Timestamp { secs: -7, nanos: 999_999_999 } };
     let since = |under| WriteFlags {
-        flush: true,
+        write_back: true,
         since: Some(WriteBackPrecondition { stamp, under }),
         ..WriteFlags::default()
     };
@@ -242,18 +242,23 @@ pub fn replies() -> Vec<Reply> {
         Reply::Offset(1 << 33),
         Reply::Flags(0x10),
         Reply::Created { entry: file(), handle: Some(handle), existed: true },
-        Reply::Removed { node: id(7), kept: None },
-        Reply::Renamed { moved: id(7), replaced: Some(id(8)), kept: Some(handle), whiteout: None },
+        Reply::Removed { node: id(7), pinned: None },
+        Reply::Renamed { moved: id(7), replaced: Some(id(8)), pinned: Some(handle), whiteout: None },
         Reply::Written { offset: 3, count: 4 },
         Reply::Done,
-        Reply::Locked(None),
-        Reply::Locked(Some(LockInfo { kind: LockKind::Read, start: 1 << 33, end: u64::MAX, pid: 4711 })),
+        Reply::LockConflict(None),
+        Reply::LockConflict(Some(LockInfo {
+            kind: LockKind::Read,
+            start: 1 << 33,
+            end: u64::MAX,
+            pid: 4711,
+        })),
         Reply::Dirents(vec![
             Dirent { name: name("a"), ino: 1 << 33, kind: Some(Kind::File) },
             Dirent { name: name("b"), ino: 7, kind: None },
         ]),
-        Reply::Found { node: id(7), attr: attr(0o100_644), home: Some((id(1), name("x"))) },
-        Reply::Found { node: id(1), attr: attr(0o040_755), home: None },
+        Reply::Found { node: id(7), attr: attr(0o100_644), parent_entry: Some((id(1), name("x"))) },
+        Reply::Found { node: id(1), attr: attr(0o040_755), parent_entry: None },
         Reply::Prefetched(vec![
             PrefetchedDir {
                 dir: id(7),
@@ -281,10 +286,10 @@ pub fn request(call: Call) -> Request {
     let credentials = Credentials { uid: 1000, gid: 100, groups: vec![4, 24], privileges: None };
     let named = call.is_mutation();
     let name = named.then_some(MutationId { client: 0x1122_3344_5566_7788, incarnation: 9, sequence: 1 });
-    Request { credentials, name, call }
+    Request { credentials, mutation_id: name, call }
 }
 
-const LEFT: Reply = Reply::Renamed { moved: id(7), replaced: None, kept: None, whiteout: Some(id(9)) };
+const LEFT: Reply = Reply::Renamed { moved: id(7), replaced: None, pinned: None, whiteout: Some(id(9)) };
 
 /// A rename that leaves a whiteout.
 fn leaving() -> Call {
@@ -302,7 +307,7 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
         .into_iter()
         .map(|call| (call.type_name().to_owned(), Message::Request(CallId(5), request(call))));
     let repeated = Call::Mkdir { dir: dir(), name: name("x"), mode: 0o755, umask: 0o022 };
-    let again = ("again".to_owned(), Message::Again(CallId(5), request(repeated)));
+    let again = ("again".to_owned(), Message::Resent(CallId(5), request(repeated)));
     let response = |result| {
         let last = !matches!(result, Ok(Reply::Listed(_)));
         let (after, grants) = (vec![(id(1), attr(0o040_755))], vec![grant()]);
@@ -324,8 +329,8 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
     let mut welcomes = two(("new", Message::Welcome(welcome())), ("resumed", Message::Welcome(resumed)));
     welcomes.push(small);
     let able = |session| Message::Welcome(Welcome { session, ..welcome() });
-    let believing = able(Session { takes_privileges: true, ..session() });
-    let finding = able(Session { finds_numbers: true, ..session() });
+    let believing = able(SessionParams { accepts_privileges: true, ..session() });
+    let finding = able(SessionParams { supports_lookup_number: true, ..session() });
     welcomes.extend(two(("that takes privileges", believing), ("that finds numbers", finding)));
     let mut privileged = request(Call::StatFs { node: place() });
     let (users, groups) = (

@@ -21,9 +21,9 @@ fn messages_have_the_layout_of_linux() {
     };
     let expected = "24000000 68 0000 00000000 ffffffff 0400 726f6f74 0900 2f7372762f6e696e65 00000000";
     assert_eq!(attach.encode(0), hex(expected));
-    let walk = Tmessage::Walk { fid: 0, new: 1, names: Few(vec![b"a".to_vec(), b"bc".to_vec()]) };
+    let walk = Tmessage::Walk { fid: 0, new: 1, names: ShortSequence(vec![b"a".to_vec(), b"bc".to_vec()]) };
     assert_eq!(walk.encode(2), hex("18000000 6e 0200 00000000 01000000 0200 0100 61 0200 6263"));
-    let walked = Rmessage::Walk { qids: Few(vec![Qid { bits: 0x80, version: 7, path: 0x0102 }]) };
+    let walked = Rmessage::Walk { qids: ShortSequence(vec![Qid { bits: 0x80, version: 7, path: 0x0102 }]) };
     assert_eq!(walked.encode(2), hex("16000000 6f 0200 0100 80 07000000 0201000000000000"));
     let error = Rmessage::Lerror { errno: 2 };
     assert_eq!(error.encode(2), hex("0b000000 07 0200 02000000"));
@@ -57,7 +57,7 @@ fn asked() -> impl Strategy<Value = Tmessage> {
         (fid(), fid(), prop::collection::vec(text(), 0..=16)).prop_map(|(fid, new, names)| Tmessage::Walk {
             fid,
             new,
-            names: Few(names)
+            names: ShortSequence(names)
         }),
         (fid(), text(), fid(), text()).prop_map(|(from, name, to, new_name)| Tmessage::Renameat {
             from,
@@ -77,7 +77,7 @@ fn asked() -> impl Strategy<Value = Tmessage> {
 fn answered() -> impl Strategy<Value = Rmessage> {
     prop_oneof![
         any::<u32>().prop_map(|errno| Rmessage::Lerror { errno }),
-        prop::collection::vec(qid(), 0..=16).prop_map(|qids| Rmessage::Walk { qids: Few(qids) }),
+        prop::collection::vec(qid(), 0..=16).prop_map(|qids| Rmessage::Walk { qids: ShortSequence(qids) }),
         (qid(), any::<u64>(), any::<u32>()).prop_map(|(qid, size, mode)| {
             Rmessage::Getattr {
                 attributes: Box::new(Attributes { qid, size, mode, ..Attributes::default() }),
@@ -122,6 +122,6 @@ proptest! {
 
 #[test]
 fn ninep_walk_with_too_many_names_is_refused() {
-    let names = Tmessage::Walk { fid: 0, new: 1, names: Few(vec![b"x".to_vec(); 17]) }.encode(1);
+    let names = Tmessage::Walk { fid: 0, new: 1, names: ShortSequence(vec![b"x".to_vec(); 17]) }.encode(1);
     assert!(Tmessage::decode(names[4], &names[7..]).is_err());
 }

@@ -1,11 +1,11 @@
 //! Calls as messages: one module for each kind of call.
 
 mod attrs;
+mod create;
 mod data;
 mod list;
 mod locks;
-mod look;
-mod make;
+mod lookup;
 mod open;
 mod remove;
 mod rename;
@@ -13,30 +13,30 @@ mod xattrs;
 
 pub(super) use locks::FileLocks;
 
-use super::answers::{Answer, Outcome};
 use super::executor::CallContext;
+use super::reply::{CallReply, Outcome};
 use nigh_remote::{Event, Output};
 use nigh_types::{Call, CallId, Errno, Reply, Request};
 use std::sync::Arc;
 
 /// Executes a call and emits its reply.
-pub(super) async fn carry_out(desk: CallContext, id: CallId, request: Arc<Request>) {
+pub(super) async fn execute(desk: CallContext, id: CallId, request: Arc<Request>) {
     let uid = desk.user(&request.credentials);
     if let Call::List { dir } = &request.call {
         return list::list(&desk, id, uid, dir).await;
     }
-    if takes_names(&request.call) {
-        desk.until_others(|shared| !shared.files.is_keeping()).await;
+    if may_remove_name(&request.call) {
+        desk.until_others(|shared| !shared.files.is_pinning()).await;
     }
     let outcome = outcome(&desk, id, uid, &request).await;
-    if request.call.is_answered() {
+    if request.call.has_reply() {
         let response = desk.respond(outcome, true);
         desk.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
     }
 }
 
 /// Whether a call may remove the name under which a file is still to be opened.
-fn takes_names(call: &Call) -> bool {
+fn may_remove_name(call: &Call) -> bool {
     matches!(
         call,
         Call::Unlink { .. }
@@ -49,12 +49,12 @@ fn takes_names(call: &Call) -> bool {
 
 async fn outcome(desk: &CallContext, id: CallId, uid: u32, request: &Request) -> Outcome {
     match &request.call {
-        Call::Lookup { dir, name } => look::look_up(desk, uid, dir, name).await,
+        Call::Lookup { dir, name } => lookup::look_up(desk, uid, dir, name).await,
         Call::ResolvePath { node, names } => {
-            desk.walk_far(uid, *node, names).await.map(|()| Answer::plain(Reply::Done))
+            desk.walk_far(uid, *node, names).await.map(|()| CallReply::plain(Reply::Done))
         }
         Call::GetAttr { node } => attrs::get(desk, uid, node).await,
-        Call::ReadLink { node } => look::read_link(desk, uid, node).await,
+        Call::ReadLink { node } => lookup::read_link(desk, uid, node).await,
         Call::StatFs { node } => attrs::space(desk, uid, node).await,
         Call::GetFlags { .. } | Call::Fallocate { .. } | Call::CopyRange { .. } | Call::Tmpfile { .. } => {
             Err(Errno::OPNOTSUPP)
@@ -69,10 +69,10 @@ async fn outcome(desk: &CallContext, id: CallId, uid: u32, request: &Request) ->
         Call::RemoveXattr { node, name } => xattrs::remove(desk, uid, node, name).await,
         Call::Open { node, access } => open::open(desk, uid, node, *access).await,
         Call::Reopen { node, handle, access } => open::reopen(desk, uid, node, *handle, *access).await,
-        Call::PinOpen { node, handle, .. } => open::keep(desk, uid, node, *handle).await,
+        Call::PinOpen { node, handle, .. } => open::pin_open(desk, uid, node, *handle).await,
         Call::Release { handles } => {
             open::release(desk, handles);
-            Ok(Answer::plain(Reply::Done))
+            Ok(CallReply::plain(Reply::Done))
         }
         Call::Read { node, handle, offset, length } => {
             data::read(desk, uid, node, *handle, (*offset, *length)).await
@@ -84,11 +84,11 @@ async fn outcome(desk: &CallContext, id: CallId, uid: u32, request: &Request) ->
         Call::Fsync { node, handle, data_only } => data::sync(desk, uid, node, *handle, *data_only).await,
         Call::SetAttr { node, handle, set } => attrs::set(desk, uid, node, *handle, set).await,
         call @ (Call::Lock { .. } | Call::Unlock { .. } | Call::GetLock { .. }) => {
-            locks::carry_out(desk, id, uid, call).await
+            locks::execute_lock_call(desk, id, uid, call).await
         }
         Call::Unlink { dir, name, keep } => remove::unlink(desk, uid, dir, name, *keep).await,
         Call::Rmdir { dir, name } => remove::rmdir(desk, uid, dir, name).await,
         call @ Call::Rename { .. } => rename::rename(desk, uid, call).await,
-        call => make::make(desk, uid, request.credentials.gid, call).await,
+        call => create::create_name(desk, uid, request.credentials.gid, call).await,
     }
 }

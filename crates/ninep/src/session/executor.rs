@@ -3,10 +3,10 @@
 //! A call is a coroutine (`async` without any runtime): it sends its next messages and goes on when their replies have
 //! arrived. It never holds the lock while it waits.
 
-use super::fids::{Fid, FidState, Fids, Gone, Grave};
+use super::fids::{ClunkQueue, Dropped, Fid, FidState, Fids};
 use super::files::Files;
 use super::handshake::Greeting;
-use super::nodes::{Nodes, Numbers};
+use super::nodes::{InodeNumbers, Nodes};
 use super::users::Users;
 use super::{Config, TaskId};
 use crate::{NO_TAG, ProtocolError, Rmessage, Tmessage};
@@ -41,13 +41,13 @@ struct Slot {
     ends: Option<u32>,
     /// Of a Tflush: the slot that it flushes, and its tag.
     flushes: Option<(u64, u16)>,
-    is_called_off: bool,
+    is_flushed: bool,
     answer: Option<Result<Rmessage, Errno>>,
 }
 
 impl Slot {
     /// Whether such a reply has made its fid: an incomplete walk makes none.
-    fn has_made(&self, answer: &Rmessage) -> bool {
+    fn made_fid(&self, answer: &Rmessage) -> bool {
         !matches!(answer, Rmessage::Walk { .. }) || amount(answer) == u64::from(self.most)
     }
 }
@@ -79,11 +79,11 @@ pub(crate) struct SessionState {
     pub renameat: bool,
     pub unlinkat: bool,
     /// Calls that were cancelled: they are not made again.
-    pub given_up: BTreeSet<CallId>,
+    pub cancelled: BTreeSet<CallId>,
     /// Result of the handshake.
     pub greeting: Option<Greeting>,
     /// The rule that the server broke.
-    pub broken: Option<ProtocolError>,
+    pub violation: Option<ProtocolError>,
     pub counters: Counters,
     slots: BTreeMap<u64, Slot>,
     /// Tags in use. The tag of a flushed message that got a reply stays in use, without a slot, until the flush gets
@@ -92,9 +92,9 @@ pub(crate) struct SessionState {
     /// Messages that wait for a tag.
     queue: VecDeque<(u64, Tmessage)>,
     /// For each fid, the number of messages without a reply that refer to it.
-    spoken_of: BTreeMap<u32, u32>,
+    fid_users: BTreeMap<u32, u32>,
     /// When the server was last heard from, and whether it was probed since.
-    pub heard: Time,
+    pub last_heard: Time,
     pub probed: bool,
     next_slot: u64,
     next_tag: u16,
@@ -109,12 +109,12 @@ pub(crate) struct SessionState {
 #[derive(Clone)]
 pub(crate) struct CallContext {
     shared: Arc<Mutex<SessionState>>,
-    pub grave: Grave,
+    pub clunk_queue: ClunkQueue,
     pub task: TaskId,
 }
 
 impl CallContext {
-    pub fn new(config: Config, now: Time, numbers: Numbers) -> CallContext {
+    pub fn new(config: Config, now: Time, numbers: InodeNumbers) -> CallContext {
         let shared = SessionState {
             msize: config.msize,
             now,
@@ -126,15 +126,15 @@ impl CallContext {
             files: Files::default(),
             renameat: true,
             unlinkat: true,
-            given_up: BTreeSet::new(),
+            cancelled: BTreeSet::new(),
             greeting: None,
-            broken: None,
+            violation: None,
             counters: Counters::default(),
             slots: BTreeMap::new(),
             tags: BTreeMap::new(),
             queue: VecDeque::new(),
-            spoken_of: BTreeMap::new(),
-            heard: now,
+            fid_users: BTreeMap::new(),
+            last_heard: now,
             probed: false,
             next_slot: 0,
             next_tag: 0,
@@ -144,7 +144,11 @@ impl CallContext {
             next_grant: 0,
             config,
         };
-        CallContext { shared: Arc::new(Mutex::new(shared)), grave: Grave::default(), task: TaskId(0) }
+        CallContext {
+            shared: Arc::new(Mutex::new(shared)),
+            clunk_queue: ClunkQueue::default(),
+            task: TaskId(0),
+        }
     }
 
     /// The context of another coroutine.
@@ -157,15 +161,15 @@ impl CallContext {
     }
 
     /// Sends a message; the reply goes to the future that is returned, also if it is awaited later.
-    pub fn ask(&self, message: Tmessage) -> Asked {
+    pub fn request(&self, message: Tmessage) -> PendingReply {
         let slot = self.shared().send(Some(self.task), message, None);
-        Asked { desk: self.clone(), slot, taken: false }
+        PendingReply { desk: self.clone(), slot, taken: false }
     }
 
     /// Sends a message that makes a fid, which exists once the reply is no error.
-    pub fn ask_for(&self, message: Tmessage, makes: &Fid) -> Asked {
+    pub fn request_fid(&self, message: Tmessage, makes: &Fid) -> PendingReply {
         let slot = self.shared().send(Some(self.task), message, Some(makes.number()));
-        Asked { desk: self.clone(), slot, taken: false }
+        PendingReply { desk: self.clone(), slot, taken: false }
     }
 
     /// Waits for a time span, or until other coroutines have made a condition true.
@@ -194,20 +198,20 @@ impl CallContext {
     }
 
     /// Notes a protocol error of the server, which ends the session.
-    pub fn break_off(&self, error: ProtocolError) -> Errno {
-        self.shared().broken.get_or_insert(error);
+    pub fn abort(&self, error: ProtocolError) -> Errno {
+        self.shared().violation.get_or_insert(error);
         Errno::PROTO
     }
 }
 
 /// A reply that is awaited. If it is dropped before, the message is flushed.
-pub(crate) struct Asked {
+pub(crate) struct PendingReply {
     desk: CallContext,
     slot: u64,
     taken: bool,
 }
 
-impl Future for Asked {
+impl Future for PendingReply {
     type Output = Result<Rmessage, Errno>;
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
@@ -222,10 +226,10 @@ impl Future for Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for PendingReply {
     fn drop(&mut self) {
         if !self.taken {
-            self.desk.grave.queue_clunk(Gone::Asked(self.slot));
+            self.desk.clunk_queue.queue_clunk(Dropped::Asked(self.slot));
         }
     }
 }
@@ -254,11 +258,11 @@ impl SessionState {
             makes,
             ends,
             flushes: None,
-            is_called_off: false,
+            is_flushed: false,
             answer: None,
         };
         for fid in &waits.fids {
-            *self.spoken_of.entry(*fid).or_default() += 1;
+            *self.fid_users.entry(*fid).or_default() += 1;
         }
         self.slots.insert(slot, waits);
         match message {
@@ -281,7 +285,7 @@ impl SessionState {
             slot.tag = Some(tag);
             if self.tags.is_empty() {
                 // The server was not silent while there was no request.
-                (self.heard, self.probed) = (self.now, false);
+                (self.last_heard, self.probed) = (self.now, false);
             }
             self.tags.insert(tag, number);
             self.counters.count(message.type_name(), !is_service(&message));
@@ -332,9 +336,9 @@ impl SessionState {
             other => Ok(other),
         };
         let (makes, ends, flushes, task) = (slot.makes, slot.ends, slot.flushes, slot.task);
-        let stands = answer.as_ref().is_ok_and(|message| slot.has_made(message));
+        let stands = answer.as_ref().is_ok_and(|message| slot.made_fid(message));
         let fids = std::mem::take(&mut slot.fids);
-        match slot.is_called_off {
+        match slot.is_flushed {
             true => self.tags.insert(tag, NO_TASK),
             false => self.tags.remove(&tag),
         };
@@ -359,7 +363,7 @@ impl SessionState {
         if let Some((target, tag)) = flushes {
             self.flushed(target, tag);
         }
-        self.leave_fids(&fids);
+        self.release_fid_users(&fids);
         self.send_queued();
         Ok(())
     }
@@ -368,7 +372,7 @@ impl SessionState {
     fn flushed(&mut self, target: u64, tag: u16) {
         self.tags.remove(&tag);
         if let Some(slot) = self.slots.remove(&target) {
-            self.leave_fids(&slot.fids);
+            self.release_fid_users(&slot.fids);
             if let Some(fid) = slot.makes.or(slot.ends) {
                 self.fids.free(fid);
             }
@@ -376,12 +380,12 @@ impl SessionState {
     }
 
     /// Notes the reply of a message that referred to these fids. A deferred fid is clunked with the last such message.
-    fn leave_fids(&mut self, fids: &[u32]) {
+    fn release_fid_users(&mut self, fids: &[u32]) {
         for fid in fids {
-            let Some(count) = self.spoken_of.get_mut(fid) else { continue };
+            let Some(count) = self.fid_users.get_mut(fid) else { continue };
             *count -= 1;
             if *count == 0 {
-                self.spoken_of.remove(fid);
+                self.fid_users.remove(fid);
                 if self.fids.deferred.remove(fid) {
                     self.clunk(*fid);
                 }
@@ -390,11 +394,11 @@ impl SessionState {
     }
 
     /// Abandons a reply: the message is flushed or unsent, and its fid is clunked.
-    fn leave(&mut self, slot: u64) {
+    fn abandon_reply(&mut self, slot: u64) {
         let Some(waits) = self.slots.get_mut(&slot) else { return };
         waits.task = None;
         if let Some(answer) = waits.answer.take() {
-            let (makes, stands) = (waits.makes, answer.is_ok_and(|message| waits.has_made(&message)));
+            let (makes, stands) = (waits.makes, answer.is_ok_and(|message| waits.made_fid(&message)));
             self.slots.remove(&slot);
             match makes {
                 Some(fid) if stands => self.clunk(fid),
@@ -406,28 +410,28 @@ impl SessionState {
         match waits.tag {
             Some(NO_TAG) => {}
             Some(tag) => {
-                waits.is_called_off = true;
+                waits.is_flushed = true;
                 let flush = self.send(None, Tmessage::Flush { tag }, None);
                 if let Some(flush) = self.slots.get_mut(&flush) {
                     flush.flushes = Some((slot, tag));
                 }
             }
-            None => self.take_back(slot),
+            None => self.remove_unsent(slot),
         }
     }
 
     /// Removes a message that was never sent.
-    fn take_back(&mut self, slot: u64) {
+    fn remove_unsent(&mut self, slot: u64) {
         self.queue.retain(|(queued, _)| *queued != slot);
         if let Some(slot) = self.slots.remove(&slot) {
-            self.leave_fids(&slot.fids);
+            self.release_fid_users(&slot.fids);
             slot.makes.into_iter().for_each(|fid| self.fids.free(fid));
         }
     }
 
     /// Clunks a fid, once no message in flight refers to it.
     pub fn clunk(&mut self, fid: u32) {
-        if self.spoken_of.contains_key(&fid) {
+        if self.fid_users.contains_key(&fid) {
             self.fids.deferred.insert(fid);
         } else {
             self.send(None, Tmessage::Clunk { fid }, None);
@@ -435,12 +439,12 @@ impl SessionState {
     }
 
     /// Releases replies and fids that coroutines have dropped.
-    pub fn queue_clunk(&mut self, gone: Vec<Gone>) {
+    pub fn queue_clunk(&mut self, gone: Vec<Dropped>) {
         for one in gone {
             match one {
-                Gone::Asked(slot) => self.leave(slot),
-                Gone::Fid { number, epoch, state } if epoch == self.epoch => match state {
-                    FidState::Stands => self.clunk(number),
+                Dropped::Asked(slot) => self.abandon_reply(slot),
+                Dropped::Fid { number, epoch, state } if epoch == self.epoch => match state {
+                    FidState::Live => self.clunk(number),
                     // The message that makes or ends it is in flight, and settles it.
                     FidState::Asked
                         if self
@@ -450,7 +454,7 @@ impl SessionState {
                     FidState::Asked => self.fids.free(number),
                     FidState::Ended => {}
                 },
-                Gone::Fid { .. } => {}
+                Dropped::Fid { .. } => {}
             }
         }
     }
@@ -461,7 +465,7 @@ impl SessionState {
         self.slots.clear();
         self.tags.clear();
         self.queue.clear();
-        self.spoken_of.clear();
+        self.fid_users.clear();
         self.ready.clear();
         self.watching.clear();
         self.timers.clear();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) enum FidState {
     /// The message that makes it has no reply yet.
     Asked,
-    Stands,
+    Live,
     /// The server has released it.
     Ended,
 }
@@ -43,16 +43,16 @@ impl Fids {
 
 /// An object dropped at a place where the lock may be held.
 #[derive(Debug)]
-pub(crate) enum Gone {
+pub(crate) enum Dropped {
     Asked(u64),
     Fid { number: u32, epoch: u64, state: FidState },
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Grave(Arc<Mutex<Vec<Gone>>>);
+pub(crate) struct ClunkQueue(Arc<Mutex<Vec<Dropped>>>);
 
-impl Grave {
-    pub fn queue_clunk(&self, gone: Gone) {
+impl ClunkQueue {
+    pub fn queue_clunk(&self, gone: Dropped) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(gone);
     }
 
@@ -60,7 +60,7 @@ impl Grave {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    pub fn take(&self) -> Vec<Gone> {
+    pub fn take(&self) -> Vec<Dropped> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -71,7 +71,7 @@ pub(crate) struct Fid {
     number: u32,
     epoch: u64,
     state: Mutex<FidState>,
-    grave: Grave,
+    clunk_queue: ClunkQueue,
 }
 
 impl Fid {
@@ -79,7 +79,12 @@ impl Fid {
     pub fn new(desk: &CallContext) -> Arc<Fid> {
         let mut shared = desk.shared();
         let (number, epoch) = (shared.fids.take(), shared.epoch);
-        Arc::new(Fid { number, epoch, state: Mutex::new(FidState::Asked), grave: desk.grave.clone() })
+        Arc::new(Fid {
+            number,
+            epoch,
+            state: Mutex::new(FidState::Asked),
+            clunk_queue: desk.clunk_queue.clone(),
+        })
     }
 
     pub fn number(&self) -> u32 {
@@ -87,12 +92,12 @@ impl Fid {
     }
 
     /// Notes that the server has it.
-    pub fn stands(&self) {
-        self.set(FidState::Stands);
+    pub fn mark_live(&self) {
+        self.set(FidState::Live);
     }
 
     /// Notes that the server has released it by itself.
-    pub fn ended(&self) {
+    pub fn mark_ended(&self) {
         self.set(FidState::Ended);
     }
 
@@ -104,6 +109,6 @@ impl Fid {
 impl Drop for Fid {
     fn drop(&mut self) {
         let state = *self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.grave.queue_clunk(Gone::Fid { number: self.number, epoch: self.epoch, state });
+        self.clunk_queue.queue_clunk(Dropped::Fid { number: self.number, epoch: self.epoch, state });
     }
 }

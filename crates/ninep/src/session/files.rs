@@ -34,7 +34,7 @@ pub(crate) struct Files {
     by_node: BTreeMap<(u32, NodeId), Vec<Handle>>,
     next: u64,
     /// Handles under which a file is being opened without a reply, and whether they were released meanwhile.
-    keeping: BTreeMap<Handle, bool>,
+    pinning: BTreeMap<Handle, bool>,
     pub locks: FileLocks,
     /// Data versions of files, each made of the one before by own writes.
     own: BTreeMap<NodeId, Vec<DataVersion>>,
@@ -58,18 +58,18 @@ impl Files {
     }
 
     /// Whether files are being opened without a reply: calls that remove names wait for them.
-    pub fn is_keeping(&self) -> bool {
-        !self.keeping.is_empty()
+    pub fn is_pinning(&self) -> bool {
+        !self.pinning.is_empty()
     }
 
     /// Notes that a file is being opened under that handle; no reply will follow.
-    pub fn keep_begins(&mut self, handle: Handle) {
-        self.keeping.insert(handle, false);
+    pub fn pin_begins(&mut self, handle: Handle) {
+        self.pinning.insert(handle, false);
     }
 
     /// Returns whether the handle is still wanted.
-    pub fn keep_ends(&mut self, handle: Handle) -> bool {
-        self.keeping.remove(&handle) == Some(false)
+    pub fn pin_ends(&mut self, handle: Handle) -> bool {
+        self.pinning.remove(&handle) == Some(false)
     }
 
     /// Adds a file under an unused handle that the client chose.
@@ -79,7 +79,7 @@ impl Files {
     }
 
     pub fn remove(&mut self, handle: Handle) -> Option<OpenFile> {
-        if let Some(released) = self.keeping.get_mut(&handle) {
+        if let Some(released) = self.pinning.get_mut(&handle) {
             *released = true;
         }
         let file = self.open.remove(&handle)?;
@@ -100,7 +100,7 @@ impl Files {
     pub fn get(&mut self, handle: Handle, node: NodeId) -> Result<Option<&mut OpenFile>, Errno> {
         match self.open.get_mut(&handle) {
             Some(file) if file.node == node => Ok(Some(file)),
-            None if handle.is_chosen() => Ok(None),
+            None if handle.is_client_assigned() => Ok(None),
             _ => Err(Errno::BADF),
         }
     }
@@ -137,7 +137,7 @@ impl Files {
     }
 
     /// Notes that an own write changed a file's data from one version to another.
-    pub fn followed(&mut self, node: NodeId, before: DataVersion, after: DataVersion) {
+    pub fn note_own_write(&mut self, node: NodeId, before: DataVersion, after: DataVersion) {
         let states = self.own.entry(node).or_default();
         if states.last() != Some(&before) {
             states.clear();
@@ -153,7 +153,7 @@ impl Files {
     }
 
     /// Whether data versions of a file are tracked, because mmap stores into it were written back.
-    pub fn is_followed(&self, node: NodeId) -> bool {
+    pub fn tracks_own_writes(&self, node: NodeId) -> bool {
         self.own.contains_key(&node)
     }
 
@@ -168,7 +168,7 @@ impl Files {
         self.open.clear();
         self.by_node.clear();
         self.own.clear();
-        self.keeping.clear();
+        self.pinning.clear();
         self.locks = FileLocks::default();
     }
 }

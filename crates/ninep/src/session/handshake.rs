@@ -1,12 +1,12 @@
 //! How a session begins, ends, and continues over another connection.
 
 use super::executor::CallContext;
-use super::{DEAD, SILENCE, Session, State, Times};
-use crate::error::{LEAST_MSIZE, Spoken};
+use super::{DEAD_AFTER, PROBE_AFTER, Session, State, Times};
+use crate::error::{LEAST_MSIZE, VersionText};
 use crate::frame::FrameReader;
 use crate::{ProtocolError, Rmessage, Tmessage, VERSION};
 use nigh_remote::Event;
-use nigh_types::{Attr, Errno, NodeId, Session as Agreed, Span, Term, Time};
+use nigh_types::{Attr, Errno, NodeId, SessionParams as Agreed, Span, Term, Time};
 
 /// Result of the handshake.
 pub(super) type Greeting = Result<(NodeId, Attr), Refusal>;
@@ -27,9 +27,9 @@ async fn greet(desk: &CallContext) -> Greeting {
     };
     let failed = |what| move |errno| Refusal::Error(what, errno);
     let version = Tmessage::Version { msize, version: VERSION.to_vec() };
-    match desk.ask(version).await.map_err(failed("version"))? {
+    match desk.request(version).await.map_err(failed("version"))? {
         Rmessage::Version { version, .. } if version != VERSION => {
-            return Err(Refusal::Rule(ProtocolError::Version(Spoken::of(&version))));
+            return Err(Refusal::Rule(ProtocolError::Version(VersionText::of(&version))));
         }
         Rmessage::Version { msize: theirs, .. } if theirs < LEAST_MSIZE || theirs > msize => {
             return Err(Refusal::Rule(ProtocolError::Msize(theirs)));
@@ -53,7 +53,7 @@ impl Session {
 
     /// Takes a new connection and starts the handshake on it.
     pub(super) fn connect(&mut self, now: Time) {
-        if self.state != State::Unlinked {
+        if self.state != State::Disconnected {
             return;
         }
         self.set_now(now);
@@ -80,19 +80,19 @@ impl Session {
         match greeting {
             None => {}
             Some(Ok((root, root_attr))) => self.attached(root, root_attr),
-            Some(Err(Refusal::Rule(error))) => self.break_off(&error),
+            Some(Err(Refusal::Rule(error))) => self.abort(&error),
             Some(Err(Refusal::Error(what, errno))) => {
                 let why = format!(
                     "T{what} was answered with {errno}: look at the server's log, or name another tree"
                 );
                 self.refusal = Some(why.clone());
-                if self.established { self.unlink(&why) } else { self.lose(why) }
+                if self.established { self.drop_connection(&why) } else { self.lose(why) }
             }
         }
     }
 
     fn attached(&mut self, root: NodeId, root_attr: Attr) {
-        self.state = State::Linked;
+        self.state = State::Connected;
         let session = self.agreed(root, root_attr);
         if !self.established {
             self.established = true;
@@ -102,16 +102,16 @@ impl Session {
         (self.reclaiming, self.lapsed) = (true, false);
         // Reclaim calls of an earlier session are meaningless, and a release's handle was forgotten with the
         // connection.
-        self.unanswered.retain(|_, request| request.call.is_answered() && !request.call.is_claim());
+        self.unanswered.retain(|_, request| request.call.has_reply() && !request.call.is_reclaim());
         self.event(Event::Restored { session, kept: false });
-        let given_up = std::mem::take(&mut self.desk.shared().given_up);
+        let given_up = std::mem::take(&mut self.desk.shared().cancelled);
         for call in given_up {
             if self.unanswered.contains_key(&call) {
                 self.answer(call, Errno::INTR);
             }
         }
         self.waiting = self.unanswered.keys().copied().collect();
-        self.again = self.waiting.iter().copied().collect();
+        self.resend = self.waiting.iter().copied().collect();
     }
 
     fn agreed(&self, root: NodeId, root_attr: Attr) -> Agreed {
@@ -125,21 +125,21 @@ impl Session {
         let longest = span(names).max(span(absent)).max(span(attributes));
         let term = if longest == Span::FOREVER { Term::Session } else { Term::Limited(longest) };
         Agreed {
-            staleness_bound: bound(&config.times),
-            unsupported_guarantees: not_given(&config.times),
+            staleness_bound: staleness_bound(&config.times),
+            unsupported_guarantees: unsupported_guarantees(&config.times),
             acts_as: (config.uid, config.gid),
             ..Agreed::plain(root, root_attr, config.cookie_key, term)
         }
     }
 
     /// Gives up the connection. All outstanding calls are made again on the next one.
-    pub(super) fn unlink(&mut self, why: &str) {
+    pub(super) fn drop_connection(&mut self, why: &str) {
         self.drop_tasks();
-        self.state = State::Unlinked;
+        self.state = State::Disconnected;
         why.clone_into(&mut self.why);
         if !self.lapsed {
             self.lapsed = true;
-            self.event(Event::Lapsed { why: why.to_owned() });
+            self.event(Event::Expired { why: why.to_owned() });
         }
     }
 
@@ -147,7 +147,7 @@ impl Session {
         self.tasks.clear();
         self.lock_tasks = 0;
         self.by_call.clear();
-        let gone = self.desk.grave.take();
+        let gone = self.desk.clunk_queue.take();
         self.desk.shared().forget_connection();
         drop(gone);
     }
@@ -157,32 +157,32 @@ impl Session {
         self.state = State::Lost;
         self.unanswered.clear();
         self.waiting.clear();
-        self.again.clear();
+        self.resend.clear();
         self.event(Event::Lost { why });
     }
 
-    pub(super) fn break_off(&mut self, error: &ProtocolError) {
+    pub(super) fn abort(&mut self, error: &ProtocolError) {
         if self.state != State::Lost {
             self.lose(format!("protocol error of the server: {error}"));
         }
     }
 
     /// Probes a server that has been silent although a request is outstanding.
-    pub(super) fn look_at_silence(&mut self, now: Time) {
+    pub(super) fn check_silence(&mut self, now: Time) {
         let (waits, heard, probed) = {
             let shared = self.desk.shared();
-            (shared.is_waiting(), shared.heard, shared.probed)
+            (shared.is_waiting(), shared.last_heard, shared.probed)
         };
         match self.state {
-            State::Greeting if now >= self.greeted.after(super::GREETING) => {
+            State::Greeting if now >= self.greeted.after(super::HANDSHAKE_TIMEOUT) => {
                 let why = "the server does not answer as a 9P server does";
-                if self.established { self.unlink(why) } else { self.lose(why.to_owned()) }
+                if self.established { self.drop_connection(why) } else { self.lose(why.to_owned()) }
             }
-            State::Linked if !waits => {}
-            State::Linked if now >= heard.after(DEAD) => {
-                self.unlink("the server has not answered for too long");
+            State::Connected if !waits => {}
+            State::Connected if now >= heard.after(DEAD_AFTER) => {
+                self.drop_connection("the server has not answered for too long");
             }
-            State::Linked if now >= heard.after(SILENCE) && !probed => {
+            State::Connected if now >= heard.after(PROBE_AFTER) && !probed => {
                 self.desk.shared().probed = true;
                 self.begin(None, |desk| {
                     Box::pin(async move {
@@ -207,7 +207,7 @@ fn shown(term: Term) -> String {
 }
 
 /// Staleness bound (S9), for people.
-fn bound(times: &Times) -> String {
+fn staleness_bound(times: &Times) -> String {
     format!(
         "it tells nobody of changes, so names are believed {}, their absence {}, attributes and data {}",
         shown(times.names),
@@ -217,8 +217,8 @@ fn bound(times: &Times) -> String {
 }
 
 /// The guarantees that a 9P server cannot give.
-fn not_given(times: &Times) -> Vec<(String, String)> {
-    let limits = bound(times);
+fn unsupported_guarantees(times: &Times) -> Vec<(String, String)> {
+    let limits = staleness_bound(times);
     let all = [
         ("S1", limits.as_str()),
         (

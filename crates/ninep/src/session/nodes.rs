@@ -16,10 +16,10 @@ const FIRST_MAPPED: u64 = 1 << 63;
 
 /// How a node is reached.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownNode {
     pub fid: Arc<Fid>,
     /// The name by which it was walked to; `None`: the root.
-    pub home: Option<(NodeId, Name)>,
+    pub parent_entry: Option<(NodeId, Name)>,
     /// It is open for reading, so no walk can start from it.
     pub open: bool,
     used: u64,
@@ -34,9 +34,9 @@ fn all_views(node: NodeId) -> RangeInclusive<Key> {
 
 /// Qid paths that cannot be inode numbers, and the numbers that replace them for the life of a mount.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Numbers(Arc<Mutex<BTreeMap<u64, u64>>>);
+pub(crate) struct InodeNumbers(Arc<Mutex<BTreeMap<u64, u64>>>);
 
-impl Numbers {
+impl InodeNumbers {
     fn of(&self, path: u64) -> u64 {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let next = FIRST_MAPPED + numbers.len() as u64;
@@ -48,20 +48,20 @@ impl Numbers {
 #[derive(Debug, Default)]
 pub(crate) struct Nodes {
     root: Option<NodeId>,
-    known: BTreeMap<Key, Known>,
+    known: BTreeMap<Key, KnownNode>,
     order: BTreeMap<u64, Key>,
     uses: u64,
-    numbers: Numbers,
+    numbers: InodeNumbers,
     /// The latest attributes of known nodes: data read after them is of their version or later.
     attrs: BTreeMap<NodeId, Attr>,
     /// The latest known name of each node, for any user.
-    homes: BTreeMap<NodeId, (NodeId, Name)>,
+    parent_entries: BTreeMap<NodeId, (NodeId, Name)>,
     /// Names of nodes that have several.
     links: BTreeMap<NodeId, BTreeSet<(NodeId, Name)>>,
 }
 
 impl Nodes {
-    pub fn new(numbers: Numbers) -> Nodes {
+    pub fn new(numbers: InodeNumbers) -> Nodes {
         Nodes { numbers, ..Nodes::default() }
     }
 
@@ -90,7 +90,7 @@ impl Nodes {
     }
 
     /// How a user reaches a node, if that is known.
-    pub fn known(&mut self, uid: u32, node: NodeId) -> Option<Known> {
+    pub fn known(&mut self, uid: u32, node: NodeId) -> Option<KnownNode> {
         self.uses += 1;
         let known = self.known.get_mut(&(node, uid))?;
         self.order.remove(&known.used);
@@ -100,13 +100,20 @@ impl Nodes {
     }
 
     /// Notes how a node is reached, in place of an earlier way. The least recently used ones are dropped.
-    pub fn know(&mut self, uid: u32, node: NodeId, fid: Arc<Fid>, home: Option<(NodeId, Name)>, open: bool) {
+    pub fn note_known(
+        &mut self,
+        uid: u32,
+        node: NodeId,
+        fid: Arc<Fid>,
+        home: Option<(NodeId, Name)>,
+        open: bool,
+    ) {
         self.forget(uid, node);
         if let Some((dir, name)) = &home {
-            self.note_home(node, *dir, name);
+            self.note_parent_entry(node, *dir, name);
         }
         self.uses += 1;
-        self.known.insert((node, uid), Known { fid, home, open, used: self.uses });
+        self.known.insert((node, uid), KnownNode { fid, parent_entry: home, open, used: self.uses });
         self.order.insert(self.uses, (node, uid));
         while self.known.len() > MOST_KNOWN
             && let Some((_, key)) = self.order.pop_first()
@@ -117,13 +124,13 @@ impl Nodes {
     }
 
     /// Forgets how a user reaches a node.
-    pub fn forget(&mut self, uid: u32, node: NodeId) -> Option<Known> {
+    pub fn forget(&mut self, uid: u32, node: NodeId) -> Option<KnownNode> {
         let known = self.known.remove(&(node, uid))?;
         self.order.remove(&known.used);
         Some(known)
     }
 
-    fn forget_those(&mut self, keys: impl RangeBounds<Key>, is_one: impl Fn(&Key, &Known) -> bool) {
+    fn forget_those(&mut self, keys: impl RangeBounds<Key>, is_one: impl Fn(&Key, &KnownNode) -> bool) {
         let those: Vec<Key> =
             self.known.range(keys).filter(|(key, known)| is_one(key, known)).map(|(key, _)| *key).collect();
         for (node, uid) in those {
@@ -132,14 +139,14 @@ impl Nodes {
     }
 
     /// Resets a node that was just created: the inode that had its number before is gone.
-    pub fn born(&mut self, node: NodeId) {
+    pub fn reset_reused(&mut self, node: NodeId) {
         self.forget_those(all_views(node), |_, _| true);
         self.attrs.remove(&node);
         self.links.remove(&node);
     }
 
     /// Takes a node's fid if it is not in use elsewhere, because the fid becomes an open file.
-    pub fn take_unused(&mut self, uid: u32, node: NodeId) -> Option<Known> {
+    pub fn take_unused(&mut self, uid: u32, node: NodeId) -> Option<KnownNode> {
         let is_unused =
             self.known.get(&(node, uid)).is_some_and(|k| !k.open && Arc::strong_count(&k.fid) == 1);
         if is_unused { self.forget(uid, node) } else { None }
@@ -148,15 +155,16 @@ impl Nodes {
     /// Notes that a name does not lead to a node any more, and forgets the fids that were reached by it. If a directory
     /// was moved, those of all directories are forgotten, since they may be below it. (Some servers use paths as fids;
     /// a file's qid reveals that.)
-    pub fn name_left(&mut self, node: NodeId, (dir, name): (NodeId, &Name), is_moved: bool) {
-        let was_there = |known: &Known| known.home.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
+    pub fn note_name_removed(&mut self, node: NodeId, (dir, name): (NodeId, &Name), is_moved: bool) {
+        let was_there =
+            |known: &KnownNode| known.parent_entry.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
         self.forget_those(all_views(node), |_, known| was_there(known));
         let is_dir = |node: NodeId| node.generation == super::resolve::DIRECTORY;
         if is_moved && is_dir(node) {
             self.forget_those(.., |(node, _), _| is_dir(*node));
         }
-        if self.homes.get(&node).is_some_and(|(d, n)| *d == dir && n == name) {
-            self.homes.remove(&node);
+        if self.parent_entries.get(&node).is_some_and(|(d, n)| *d == dir && n == name) {
+            self.parent_entries.remove(&node);
         }
         if let Some(names) = self.links.get_mut(&node) {
             names.remove(&(dir, name.clone()));
@@ -164,18 +172,18 @@ impl Nodes {
     }
 
     /// Notes a name that led to a node.
-    pub fn note_home(&mut self, node: NodeId, dir: NodeId, name: &Name) {
-        if self.homes.len() > 4 * MOST_KNOWN {
-            self.homes.clear();
+    pub fn note_parent_entry(&mut self, node: NodeId, dir: NodeId, name: &Name) {
+        if self.parent_entries.len() > 4 * MOST_KNOWN {
+            self.parent_entries.clear();
         }
-        self.homes.insert(node, (dir, name.clone()));
+        self.parent_entries.insert(node, (dir, name.clone()));
     }
 
     /// The path from the root to a node, if it is remembered.
     pub fn path(&self, node: NodeId) -> Option<Vec<Name>> {
         let (mut names, mut at) = (Vec::new(), node);
         while self.root != Some(at) {
-            let (dir, name) = self.homes.get(&at)?;
+            let (dir, name) = self.parent_entries.get(&at)?;
             names.push(name.clone());
             at = *dir;
             if names.len() > MOST_KNOWN {
@@ -216,6 +224,6 @@ impl Nodes {
         self.order.clear();
         self.attrs.clear();
         self.links.clear();
-        self.homes.clear();
+        self.parent_entries.clear();
     }
 }

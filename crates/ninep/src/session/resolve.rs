@@ -3,13 +3,13 @@
 use super::executor::CallContext;
 use super::fids::Fid;
 use crate::values::Qid;
-use crate::wire::Few;
+use crate::wire::ShortSequence;
 use crate::{MOST_NAMES, Rmessage, Tmessage};
 use nigh_types::{Attr, Errno, Kind, Name, NodeId, NodeRef};
 use std::sync::Arc;
 
 /// A fid, and whether it was remembered from an earlier call: then it may stand for another file by now.
-pub(super) struct Reached {
+pub(super) struct ResolvedFid {
     pub fid: Arc<Fid>,
     pub remembered: bool,
 }
@@ -19,12 +19,14 @@ impl CallContext {
     pub async fn walk(&self, from: &Fid, names: &[Name]) -> Result<(Arc<Fid>, Vec<Qid>), Errno> {
         let fid = Fid::new(self);
         let texts: Vec<Vec<u8>> = names.iter().map(|name| name.as_bytes().to_vec()).collect();
-        let message = Tmessage::Walk { fid: from.number(), new: fid.number(), names: Few(texts) };
-        let Rmessage::Walk { qids } = self.ask_for(message, &fid).await? else { return Err(Errno::PROTO) };
+        let message = Tmessage::Walk { fid: from.number(), new: fid.number(), names: ShortSequence(texts) };
+        let Rmessage::Walk { qids } = self.request_fid(message, &fid).await? else {
+            return Err(Errno::PROTO);
+        };
         if qids.0.len() < names.len() {
             return Err(Errno::NOENT);
         }
-        fid.stands();
+        fid.mark_live();
         Ok((fid, qids.0))
     }
 
@@ -42,7 +44,7 @@ impl CallContext {
             return if self.is_root(node) { Ok(()) } else { Err(Errno::STALE) };
         }
         let (fid, home) = self.walk_path(uid, node, names).await?;
-        self.shared().nodes.know(uid, node, fid, home, false);
+        self.shared().nodes.note_known(uid, node, fid, home, false);
         Ok(())
     }
 
@@ -62,7 +64,7 @@ impl CallContext {
             for (qid, name) in qids.into_iter().zip(some) {
                 let node = shared.nodes.node(qid);
                 if let Some(Some(dir)) = passed.last() {
-                    shared.nodes.note_home(node, *dir, name);
+                    shared.nodes.note_parent_entry(node, *dir, name);
                 }
                 passed.push(Some(node));
             }
@@ -81,43 +83,43 @@ impl CallContext {
     }
 
     /// A fid of a node, which may be shared, and from which no walk may start if it is no directory.
-    pub async fn reach(&self, uid: u32, place: &NodeRef) -> Result<Reached, Errno> {
+    pub async fn resolve(&self, uid: u32, place: &NodeRef) -> Result<ResolvedFid, Errno> {
         if self.is_root(place.node) {
-            return Ok(Reached { fid: self.root(uid).await?, remembered: false });
+            return Ok(ResolvedFid { fid: self.root(uid).await?, remembered: false });
         }
         let known = self.shared().nodes.known(uid, place.node);
         if let Some(known) = known {
-            return Ok(Reached { fid: known.fid, remembered: true });
+            return Ok(ResolvedFid { fid: known.fid, remembered: true });
         }
         let open = self.shared().files.any(uid, place.node);
         if let Some(fid) = open {
-            return Ok(Reached { fid, remembered: true });
+            return Ok(ResolvedFid { fid, remembered: true });
         }
-        Ok(Reached { fid: self.reach_by_hint(uid, place).await?, remembered: false })
+        Ok(ResolvedFid { fid: self.resolve_by_hint(uid, place).await?, remembered: false })
     }
 
     /// The fid of a directory for a lookup or creation in it.
-    pub async fn reach_dir(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
+    pub async fn resolve_dir(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
         if place.node.generation != DIRECTORY {
             return Err(Errno::NOTDIR);
         }
-        self.reach(uid, place).await.map(|reached| reached.fid)
+        self.resolve(uid, place).await.map(|reached| reached.fid)
     }
 
     /// Resolves by the last known name, in a directory whose fid is known.
-    pub async fn reach_by_hint(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
+    pub async fn resolve_by_hint(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
         let fid = self.own_by_hint(uid, place).await?;
-        self.shared().nodes.know(uid, place.node, Arc::clone(&fid), place.path_hint.clone(), false);
+        self.shared().nodes.note_known(uid, place.node, Arc::clone(&fid), place.path_hint.clone(), false);
         Ok(fid)
     }
 
     /// Resolves again, after the remembered fid led nowhere or to another node.
-    pub async fn reach_anew(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
+    pub async fn resolve_again(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
         self.shared().nodes.forget(uid, place.node);
-        self.reach_by_hint(uid, place).await
+        self.resolve_by_hint(uid, place).await
     }
 
-    /// As [`CallContext::reach_by_hint`], for a fid that only the caller has.
+    /// As [`CallContext::resolve_by_hint`], for a fid that only the caller has.
     async fn own_by_hint(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
         let (dir, name) = place.path_hint.as_ref().ok_or(Errno::STALE)?;
         let dir = if self.is_root(*dir) {
@@ -170,15 +172,15 @@ impl CallContext {
     }
 
     /// Sends a message about a node. If its remembered fid leads nowhere any more, the node is resolved again, once.
-    pub async fn ask_of(
+    pub async fn request_of(
         &self,
         uid: u32,
         place: &NodeRef,
         message: impl Fn(u32) -> Tmessage + Send,
     ) -> Result<(Rmessage, Arc<Fid>), Errno> {
-        let mut reached = self.reach(uid, place).await?;
+        let mut reached = self.resolve(uid, place).await?;
         loop {
-            let answer = self.ask(message(reached.fid.number())).await;
+            let answer = self.request(message(reached.fid.number())).await;
             let elsewhere = match &answer {
                 Err(Errno::NOENT | Errno::STALE | Errno::BADF) => true,
                 Ok(Rmessage::Getattr { attributes }) => {
@@ -192,13 +194,13 @@ impl CallContext {
                 _ if !reached.remembered => return Err(Errno::STALE),
                 _ => {}
             }
-            reached = Reached { fid: self.reach_anew(uid, place).await?, remembered: false };
+            reached = ResolvedFid { fid: self.resolve_again(uid, place).await?, remembered: false };
         }
     }
 
     /// Attributes of the node that a fid stands for.
     pub async fn attributes(&self, fid: &Fid) -> Result<(NodeId, Attr), Errno> {
-        let Rmessage::Getattr { attributes } = self.ask(getattr(fid.number())).await? else {
+        let Rmessage::Getattr { attributes } = self.request(getattr(fid.number())).await? else {
             return Err(Errno::PROTO);
         };
         self.note(&attributes)
@@ -214,7 +216,7 @@ impl CallContext {
     }
 
     /// Attributes that were requested besides another message, if the server sent them.
-    pub fn told(&self, answer: Result<Rmessage, Errno>) -> Option<(NodeId, Attr)> {
+    pub fn attributes_if_sent(&self, answer: Result<Rmessage, Errno>) -> Option<(NodeId, Attr)> {
         match answer {
             Ok(Rmessage::Getattr { attributes }) => self.note(&attributes).ok(),
             _ => None,
@@ -223,7 +225,7 @@ impl CallContext {
 
     /// Notes attributes from a reply.
     fn note(&self, attributes: &crate::Attributes) -> Result<(NodeId, Attr), Errno> {
-        let attr = super::answers::attr(attributes)?;
+        let attr = super::reply::attr(attributes)?;
         let mut shared = self.shared();
         let node = shared.nodes.node(attributes.qid);
         if attr.is_dir() != (node.generation == DIRECTORY) {
@@ -251,7 +253,7 @@ impl CallContext {
     /// Attributes of a node. Some servers return none for an unlinked open file: then they are the last known ones,
     /// with later local changes.
     pub async fn attributes_of(&self, uid: u32, place: &NodeRef) -> Result<(NodeId, Attr), Errno> {
-        let answer = self.ask_of(uid, place, getattr).await;
+        let answer = self.request_of(uid, place, getattr).await;
         if answer.as_ref().err() == Some(&Errno::STALE) {
             let open = self.shared().files.any_moved(uid, place.node);
             if let Some(fid) = open
@@ -259,7 +261,7 @@ impl CallContext {
             {
                 return Ok((place.node, attr));
             }
-            if let Some(attr) = self.left_open(uid, place.node) {
+            if let Some(attr) = self.unlinked_attr(uid, place.node) {
                 return Ok((place.node, attr));
             }
         }
@@ -269,7 +271,7 @@ impl CallContext {
     }
 
     /// The attributes of an open file for which the server returns none.
-    pub fn left_open(&self, uid: u32, node: NodeId) -> Option<Attr> {
+    pub fn unlinked_attr(&self, uid: u32, node: NodeId) -> Option<Attr> {
         let shared = self.shared();
         shared.files.any_moved(uid, node)?;
         let attr = shared.nodes.attr(node)?;

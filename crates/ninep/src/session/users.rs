@@ -46,8 +46,10 @@ impl CallContext {
         };
         let fid = Fid::new(self);
         let message = Tmessage::Attach { fid: fid.number(), auth: NO_FID, user, tree, uid };
-        let Rmessage::Attach { qid } = self.ask_for(message, &fid).await? else { return Err(Errno::PROTO) };
-        fid.stands();
+        let Rmessage::Attach { qid } = self.request_fid(message, &fid).await? else {
+            return Err(Errno::PROTO);
+        };
+        fid.mark_live();
         self.shared().users.attached(uid, Arc::clone(&fid));
         Ok((fid, qid))
     }

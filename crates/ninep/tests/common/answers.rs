@@ -218,7 +218,7 @@ impl TreeServer {
     fn call_list(&mut self, dir: NodeRef) -> Result<(Reply, ()), Errno> {
         let request = nigh_types::Request {
             credentials: nigh_types::Credentials::default(),
-            name: None,
+            mutation_id: None,
             call: Call::List { dir },
         };
         let mut all = nigh_types::Entries::default();
@@ -231,7 +231,7 @@ impl TreeServer {
 
     fn read_xattr(&mut self, fid: u32, new: u32, name: &[u8]) -> Answered {
         let stands = self.stands(fid)?.clone();
-        let node = NodeRef::bare(stands.node);
+        let node = NodeRef::without_hint(stands.node);
         let value = if name.is_empty() {
             let (Reply::Xattrs(set), _) = self.call(Call::Xattrs { node })? else { return Err(Errno::IO) };
             set.items.iter().flat_map(|(name, _)| name.iter().copied().chain([0])).collect()
@@ -249,7 +249,8 @@ impl TreeServer {
 
     fn lock(&mut self, fid: u32, kind: u8) -> Answered {
         let node = self.stands(fid)?.node;
-        let (place, owner, flock, start, end) = (NodeRef::bare(node), u64::from(fid), true, 0, u64::MAX);
+        let (place, owner, flock, start, end) =
+            (NodeRef::without_hint(node), u64::from(fid), true, 0, u64::MAX);
         let call = match kind {
             2 => Call::Unlock { node: place, owner, flock, start, end },
             _ => {

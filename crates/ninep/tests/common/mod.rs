@@ -4,9 +4,9 @@
 
 mod answers;
 
-use nigh_ninep::{Few, Qid, Rmessage, Tmessage, flags};
+use nigh_ninep::{Qid, Rmessage, ShortSequence, Tmessage, flags};
 use nigh_remote::locks::Locks;
-use nigh_remote::model_fs::Tree;
+use nigh_remote::model_fs::ModelFs;
 use nigh_types::{
     Access, Call, Credentials, Errno, Handle, MutationId, Name, NodeId, NodeRef, Reply, Request, Response,
     Time,
@@ -31,7 +31,7 @@ pub enum Opened {
 
 /// The server, and its statistics.
 pub struct TreeServer {
-    pub tree: Tree,
+    pub tree: ModelFs,
     pub fids: BTreeMap<u32, Stands>,
     /// Messages by their type.
     pub seen: BTreeMap<&'static str, u64>,
@@ -48,7 +48,7 @@ pub struct TreeServer {
 pub type Answered = Result<Rmessage, Errno>;
 
 impl TreeServer {
-    pub fn new(tree: Tree) -> TreeServer {
+    pub fn new(tree: ModelFs) -> TreeServer {
         TreeServer {
             tree,
             fids: BTreeMap::new(),
@@ -79,7 +79,7 @@ impl TreeServer {
         self.sequence += 1;
         let name = MutationId { client: 1, incarnation: 1, sequence: self.sequence };
         let name = call.is_mutation().then_some(name);
-        let request = Request { credentials: Credentials::default(), name, call };
+        let request = Request { credentials: Credentials::default(), mutation_id: name, call };
         let response = self.tree.execute(self.now, &request).pop().ok_or(Errno::IO)?;
         response.result.clone().map(|reply| (reply, response))
     }
@@ -89,7 +89,7 @@ impl TreeServer {
     }
 
     fn place(&self, fid: u32) -> Result<NodeRef, Errno> {
-        Ok(NodeRef::bare(self.stands(fid)?.node))
+        Ok(NodeRef::without_hint(self.stands(fid)?.node))
     }
 
     fn qid(&self, node: NodeId) -> Qid {
@@ -116,7 +116,7 @@ impl TreeServer {
         }
     }
 
-    fn walk(&mut self, fid: u32, new: u32, names: &Few<Vec<u8>>) -> Answered {
+    fn walk(&mut self, fid: u32, new: u32, names: &ShortSequence<Vec<u8>>) -> Answered {
         let from = self.stands(fid)?.clone();
         self.check(from.open.is_none(), "nothing is walked from an open fid")?;
         let (mut at, mut home, mut qids) = (from.node, from.home, Vec::new());
@@ -137,7 +137,7 @@ impl TreeServer {
             }
             self.put(new, Stands { node: at, home, open: None })?;
         }
-        Ok(Rmessage::Walk { qids: Few(qids) })
+        Ok(Rmessage::Walk { qids: ShortSequence(qids) })
     }
 
     fn open(&mut self, fid: u32, how: u32) -> Answered {
@@ -146,7 +146,8 @@ impl TreeServer {
         let open = if attr.is_dir() {
             Opened::Directory
         } else {
-            let (reply, _) = self.call(Call::Open { node: NodeRef::bare(node), access: access(how) })?;
+            let (reply, _) =
+                self.call(Call::Open { node: NodeRef::without_hint(node), access: access(how) })?;
             let Reply::Opened { handle, .. } = reply else { return Err(Errno::IO) };
             Opened::File { handle, append: how & flags::APPEND != 0 }
         };
@@ -180,7 +181,7 @@ impl TreeServer {
         match stands.open.clone() {
             Some(Opened::File { handle, .. }) => self.tree.release(&[handle]),
             Some(Opened::NewXattr { name, size, flags, value }) => {
-                let node = NodeRef::bare(stands.node);
+                let node = NodeRef::without_hint(stands.node);
                 let call = match size {
                     0 => Call::RemoveXattr { node, name },
                     _ if size != value.len() as u64 => return Err(Errno::INVAL),
@@ -201,14 +202,14 @@ impl TreeServer {
     }
 
     fn unlink(&mut self, dir: NodeId, name: Name, is_dir: bool) -> Result<(), Errno> {
-        let dir = NodeRef::bare(dir);
+        let dir = NodeRef::without_hint(dir);
         let call = if is_dir { Call::Rmdir { dir, name } } else { Call::Unlink { dir, name, keep: None } };
         self.call(call).map(drop)
     }
 
     fn rename(&mut self, (from, name): (NodeId, Name), to: NodeId, new_name: &[u8]) -> Result<(), Errno> {
         let new_name = Name::new(new_name).map_err(|_| Errno::INVAL)?;
-        let (from, to) = (NodeRef::bare(from), NodeRef::bare(to));
+        let (from, to) = (NodeRef::without_hint(from), NodeRef::without_hint(to));
         let call = Call::Rename {
             from,
             name,

@@ -4,7 +4,7 @@
 
 use crate::common::TreeServer;
 use nigh_ninep::{Config, FrameReader, Rmessage, Session, Times, Tmessage};
-use nigh_remote::model_fs::Tree;
+use nigh_remote::model_fs::ModelFs;
 use nigh_remote::{Event, Output, Remote, ResumableRemote};
 use nigh_types::{
     Access, Call, CallId, CookieKey, Credentials, Errno, Handle, MutationId, Name, NodeId, NodeRef, Reply,
@@ -50,7 +50,7 @@ impl Stage {
             events: VecDeque::new(),
             now,
             calls: 0,
-            server: TreeServer::new(Tree::default()),
+            server: TreeServer::new(ModelFs::default()),
         };
         stage.drain();
         stage
@@ -108,7 +108,7 @@ impl Stage {
         let name = MutationId { client: 1, incarnation: 1, sequence: self.calls };
         let name = call.is_mutation().then_some(name);
         let credentials = Credentials { uid, gid: uid, groups: Vec::new(), privileges: None };
-        self.session.handle_call(self.now, id, Request { credentials, name, call });
+        self.session.handle_call(self.now, id, Request { credentials, mutation_id: name, call });
         self.drain();
         id
     }
@@ -134,7 +134,7 @@ impl Stage {
     }
 
     pub fn root(&self) -> NodeRef {
-        NodeRef::bare(self.node(self.server.tree.root(), 2))
+        NodeRef::without_hint(self.node(self.server.tree.root(), 2))
     }
 
     /// The session's node id.
@@ -173,7 +173,7 @@ impl Stage {
     pub fn reconnect(&mut self) {
         self.session.handle_disconnect(self.now, "cut");
         self.drain();
-        assert!(matches!(self.events.pop_front(), Some(Event::Lapsed { .. })));
+        assert!(matches!(self.events.pop_front(), Some(Event::Expired { .. })));
         assert!(self.session.wants_connection().is_some());
         self.asked.clear();
         self.frames = FrameReader::new(1 << 20);

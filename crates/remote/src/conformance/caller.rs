@@ -1,7 +1,7 @@
 //! Makes calls for the cases, and checks the rules that hold for every response.
 
 use super::Harness;
-use crate::{Event, Remote, Session};
+use crate::{Event, Remote, SessionParams};
 use nigh_types::{
     Access, Attr, Call, CallId, Entry, Errno, Handle, Kind, LeaseScope, MutationId, Name, NodeId, NodeRef,
     Reply, Request, Response, SetAttr, Timestamp, WriteFlags,
@@ -12,7 +12,7 @@ pub(super) const READ_WRITE: Access =
     Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
 
 /// A listed entry.
-pub(super) struct Listee {
+pub(super) struct ListedEntry {
     pub id: NodeId,
     /// Set if the remote sends attributes in listings.
     pub attr: Option<Attr>,
@@ -22,7 +22,7 @@ pub(super) struct Listee {
 pub(super) struct Caller<'a> {
     harness: &'a mut dyn Harness,
     remote: Box<dyn Remote>,
-    pub(super) session: Session,
+    pub(super) session: SessionParams,
     next_call: u64,
     sequence: u64,
     responses: BTreeMap<CallId, Vec<Response>>,
@@ -57,7 +57,7 @@ impl<'a> Caller<'a> {
     }
 
     pub(super) fn root(&self) -> NodeRef {
-        NodeRef::bare(self.session.root)
+        NodeRef::without_hint(self.session.root)
     }
 
     /// Sends a call without waiting.
@@ -69,7 +69,7 @@ impl<'a> Caller<'a> {
             MutationId { client: 7, incarnation: 7, sequence: self.sequence - 1 }
         });
         self.calls.insert(id, call.clone());
-        let request = Request { credentials: self.harness.credentials(), name, call };
+        let request = Request { credentials: self.harness.credentials(), mutation_id: name, call };
         self.remote.handle_call(self.harness.now(), id, request);
         id
     }
@@ -123,7 +123,7 @@ impl<'a> Caller<'a> {
             Event::UpdatePrepare(hold) => self.remote.handle_acknowledge(self.harness.now(), hold.id),
             Event::UpdateCommit(_) => {}
             Event::Attached(_) => panic!("attached twice"),
-            Event::Lost { why } | Event::Lapsed { why } => panic!("the session was lost: {why}"),
+            Event::Lost { why } | Event::Expired { why } => panic!("the session was lost: {why}"),
             Event::Restored { .. } => panic!("restored, and was not away"),
         }
     }
@@ -262,18 +262,18 @@ impl<'a> Caller<'a> {
 
     /// A whole listing, checked to be in cookie order.
     #[track_caller]
-    pub(super) fn list(&mut self, dir: &NodeRef) -> Vec<(Name, Listee)> {
+    pub(super) fn list(&mut self, dir: &NodeRef) -> Vec<(Name, ListedEntry)> {
         let id = self.start(Call::List { dir: dir.clone() });
         let responses = self.finish(id);
         self.listed(responses)
     }
 
     #[track_caller]
-    pub(super) fn listed(&self, responses: Vec<Response>) -> Vec<(Name, Listee)> {
-        let mut all: Vec<(Name, Listee)> = Vec::new();
+    pub(super) fn listed(&self, responses: Vec<Response>) -> Vec<(Name, ListedEntry)> {
+        let mut all: Vec<(Name, ListedEntry)> = Vec::new();
         let cookie = |name: &Name| self.session.cookie_key.cookie(name.as_bytes());
         for response in responses {
-            let part: Vec<(Name, Listee)> = match response.result {
+            let part: Vec<(Name, ListedEntry)> = match response.result {
                 Ok(Reply::Listed(part)) => part.entries.into_iter().map(with_attributes).collect(),
                 Ok(Reply::Names(part)) => part.into_iter().map(bare).collect(),
                 other => panic!("not listed: {other:?}"),
@@ -295,12 +295,12 @@ impl<'a> Caller<'a> {
     }
 }
 
-fn with_attributes((name, entry): (Name, Entry)) -> (Name, Listee) {
-    (name, Listee { id: entry.id, attr: Some(entry.attr), no_xattrs: entry.no_xattrs })
+fn with_attributes((name, entry): (Name, Entry)) -> (Name, ListedEntry) {
+    (name, ListedEntry { id: entry.id, attr: Some(entry.attr), no_xattrs: entry.no_xattrs })
 }
 
-fn bare((name, id, _): (Name, NodeId, Option<Kind>)) -> (Name, Listee) {
-    (name, Listee { id, attr: None, no_xattrs: false })
+fn bare((name, id, _): (Name, NodeId, Option<Kind>)) -> (Name, ListedEntry) {
+    (name, ListedEntry { id, attr: None, no_xattrs: false })
 }
 
 /// A call that creates a file.
@@ -340,7 +340,7 @@ fn check_grants(call: &Call, responses: &[Response]) {
             Ok(Reply::Attr(id, attr)) => {
                 known.insert(*id, Some(*attr));
             }
-            Ok(Reply::Found { node, attr, home }) => {
+            Ok(Reply::Found { node, attr, parent_entry: home }) => {
                 known.insert(*node, Some(*attr));
                 known.extend(home.iter().map(|(dir, _)| (*dir, None)));
             }

@@ -83,7 +83,7 @@ fn stale_flush(c: &mut Caller<'_>) {
     let then = DataVersion::of(&c.getattr(&place));
     let write = |offset, data: &[u8], flush, stamp| {
         let flags = WriteFlags {
-            flush,
+            write_back: flush,
             since: Some(WriteBackPrecondition { stamp, under: None }),
             ..WriteFlags::default()
         };
@@ -205,7 +205,7 @@ fn keep(c: &mut Caller<'_>) {
     let root = c.root();
     let place = c.file(&root, b"f", b"pinned");
     let call = Call::Unlink { dir: root.clone(), name: name(b"f"), keep: Some(place.node) };
-    let Reply::Removed { node, kept: Some(handle) } = c.ok(call) else { panic!("not kept") };
+    let Reply::Removed { node, pinned: Some(handle) } = c.ok(call) else { panic!("not kept") };
     assert_eq!(node, place.node);
     assert_eq!(c.read(&place, Some(handle), 0, 100), b"pinned");
     c.write(&place, handle, 0, b"P");
@@ -304,7 +304,7 @@ fn tmpfile(c: &mut Caller<'_>) {
     let (entry, handle) = c.made(call);
     let handle = handle.expect("it comes open");
     assert_eq!((entry.attr.nlink, entry.attr.mode), (0, 0o100_600));
-    let nameless = nigh_types::NodeRef::bare(entry.id);
+    let nameless = nigh_types::NodeRef::without_hint(entry.id);
     c.write(&nameless, handle, 0, b"named now");
     assert_eq!(c.names(&root), []);
     let (linked, _) = c.made(Call::Link { node: nameless, dir: root.clone(), name: name(b"n") });

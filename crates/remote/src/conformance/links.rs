@@ -48,7 +48,7 @@ fn unlink_one(c: &mut Caller<'_>) {
     let place = c.file(&root, b"a", b"x");
     c.made(link(&place, &root, b"b"));
     let response = c.call(unlink(&root, b"a"));
-    assert_eq!(response.result, Ok(Reply::Removed { node: place.node, kept: None }));
+    assert_eq!(response.result, Ok(Reply::Removed { node: place.node, pinned: None }));
     let told =
         response.after.iter().find(|(id, _)| *id == place.node).expect("an unlinked file with links left");
     assert_eq!(told.1.nlink, 1);

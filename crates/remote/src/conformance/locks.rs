@@ -57,7 +57,7 @@ fn done(c: &mut Caller<'_>, call: Call) {
 
 fn in_the_way(c: &mut Caller<'_>, node: &NodeRef, owner: u64, kind: LockKind, at: u64) -> Option<LockInfo> {
     match c.ok(Call::GetLock { node: node.clone(), owner, flock: false, kind, start: at, end: at }) {
-        Reply::Locked(info) => info,
+        Reply::LockConflict(info) => info,
         other => panic!("not about locks: {other:?}"),
     }
 }
@@ -107,7 +107,7 @@ fn getlock(c: &mut Caller<'_>) {
     assert_eq!(in_the_way(c, &file, 2, WRITE, 25), None, "one's own");
     assert_eq!(in_the_way(c, &file, 3, WRITE, 30), None);
     let both = Call::GetLock { node: file, owner: 3, flock: false, kind: WRITE, start: 0, end: u64::MAX };
-    assert_eq!(c.ok(both), Reply::Locked(info(READ, 10, 19, 1)));
+    assert_eq!(c.ok(both), Reply::LockConflict(info(READ, 10, 19, 1)));
 }
 
 fn spaces(c: &mut Caller<'_>) {

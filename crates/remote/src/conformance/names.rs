@@ -133,7 +133,7 @@ fn special(c: &mut Caller<'_>) {
 fn unlink_removes(c: &mut Caller<'_>) {
     let root = c.root();
     let place = c.file(&root, b"f", b"x");
-    assert_eq!(c.ok(unlink(&root, b"f")), Reply::Removed { node: place.node, kept: None });
+    assert_eq!(c.ok(unlink(&root, b"f")), Reply::Removed { node: place.node, pinned: None });
     assert_eq!(c.lookup(&root, b"f"), None);
     assert_eq!(c.errno(unlink(&root, b"f")), Errno::NOENT);
     assert_eq!(c.errno(Call::GetAttr { node: place }), Errno::STALE);
@@ -153,7 +153,7 @@ fn rmdir(c: &mut Caller<'_>) {
     let call = |leaf| Call::Rmdir { dir: root.clone(), name: name(leaf) };
     assert_eq!(c.errno(call(b"d")), Errno::NOTEMPTY);
     c.ok(unlink(&dir, b"f"));
-    assert_eq!(c.ok(call(b"d")), Reply::Removed { node: dir.node, kept: None });
+    assert_eq!(c.ok(call(b"d")), Reply::Removed { node: dir.node, pinned: None });
     assert_eq!(c.errno(call(b"d")), Errno::NOENT);
     c.file(&root, b"f", b"");
     assert_eq!(c.errno(call(b"f")), Errno::NOTDIR);

@@ -38,7 +38,7 @@ fn renamed(moved: &NodeRef, replaced: Option<&NodeRef>) -> Reply {
     Reply::Renamed {
         moved: moved.node,
         replaced: replaced.map(|place| place.node),
-        kept: None,
+        pinned: None,
         whiteout: None,
     }
 }
@@ -77,7 +77,7 @@ fn keeps_replaced(c: &mut Caller<'_>) {
     let root = c.root();
     let (_, b) = (c.file(&root, b"a", b"new"), c.file(&root, b"b", b"old"));
     let call = with(rename(&root, b"a", &root, b"b"), false, false, Some(b.node));
-    let Reply::Renamed { kept: Some(handle), .. } = c.ok(call) else { panic!("not kept") };
+    let Reply::Renamed { pinned: Some(handle), .. } = c.ok(call) else { panic!("not kept") };
     assert_eq!(c.read(&b, Some(handle), 0, 10), b"old");
 }
 
@@ -89,7 +89,7 @@ fn keeps_only_files(c: &mut Caller<'_>) {
     assert_eq!(c.ok(call), renamed(&a, Some(&link)));
     let link = c.symlink(&root, b"other", b"there");
     let call = Call::Unlink { dir: root.clone(), name: name(b"other"), keep: Some(link.node) };
-    assert_eq!(c.ok(call), Reply::Removed { node: link.node, kept: None });
+    assert_eq!(c.ok(call), Reply::Removed { node: link.node, pinned: None });
     let dir = c.mkdir(&root, b"d");
     let call = Call::Unlink { dir: root.clone(), name: name(b"d"), keep: Some(dir.node) };
     assert_eq!(c.errno(call), Errno::ISDIR);
@@ -171,7 +171,7 @@ fn whiteout(c: &mut Caller<'_>) {
     };
     assert_eq!(c.errno(call(true)), Errno::EXIST);
     let response = c.call(call(false));
-    let Ok(Reply::Renamed { moved, replaced, kept: None, whiteout: Some(left) }) = response.result else {
+    let Ok(Reply::Renamed { moved, replaced, pinned: None, whiteout: Some(left) }) = response.result else {
         panic!("{response:?}")
     };
     assert_eq!((moved, replaced), (a.node, Some(b.node)));

@@ -1,9 +1,9 @@
 //! Server side of the fake: sessions, plans, recalls.
 
-use super::ahead::Walk;
-use super::disconnect::Absence;
+use super::disconnect::Disconnection;
 use super::pending::Pending;
-use super::{Event, Fate, Output, Reason, Session, Tree, TreeConfig, Which};
+use super::prefetch::PrefetchJob;
+use super::{CallFilter, CallPlan, Event, ModelFs, ModelFsConfig, Output, Reason, SessionParams};
 use crate::locks::{Answered, Locks};
 use nigh_types::{
     Call, CallId, Errno, Grant, GrantId, Handle, LeaseScope, MutationId, NodeId, Recall, RecallId, Reply,
@@ -12,7 +12,7 @@ use nigh_types::{
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub(super) struct Core {
-    pub(super) tree: Tree,
+    pub(super) tree: ModelFs,
     pub(super) pending: Vec<Pending>,
     pub(super) locks: Locks,
     now: Time,
@@ -36,7 +36,7 @@ pub(super) struct Granted {
 /// One session, as the server sees it.
 #[derive(Default)]
 pub(super) struct Client {
-    pub(super) plans: Vec<(Which, Fate)>,
+    pub(super) plans: Vec<(CallFilter, CallPlan)>,
     pub(super) calls: BTreeMap<&'static str, u64>,
     pub(super) acknowledged: BTreeSet<RecallId>,
     pub(super) cancelled: Vec<CallId>,
@@ -45,8 +45,8 @@ pub(super) struct Client {
     /// Sent and undelivered, by time of delivery and order of sending.
     pub(super) events: BTreeMap<(Time, u64), Event>,
     /// Calls in transit to the server.
-    pub(super) arriving: BTreeMap<(Time, u64), (CallId, Request, Fate)>,
-    pub(super) held: BTreeMap<CallId, (Request, Fate)>,
+    pub(super) arriving: BTreeMap<(Time, u64), (CallId, Request, CallPlan)>,
+    pub(super) held: BTreeMap<CallId, (Request, CallPlan)>,
     pub(super) held_replies: BTreeMap<CallId, VecDeque<Response>>,
     /// A later grant replaces an earlier one, as on a server.
     pub(super) grants: BTreeMap<(NodeId, LeaseScope), Granted>,
@@ -54,12 +54,12 @@ pub(super) struct Client {
     returned: BTreeMap<(NodeId, LeaseScope), GrantId>,
     pub(super) recalls: BTreeMap<RecallId, Recall>,
     /// Whether it takes updates instead of recalls; below, its unacknowledged ones.
-    pub(super) takes_pushes: bool,
-    pub(super) holds: BTreeSet<RecallId>,
+    pub(super) takes_updates: bool,
+    pub(super) prepared: BTreeSet<RecallId>,
     /// Calls whose last response is undelivered.
     pub(super) outstanding: BTreeMap<CallId, Request>,
-    pub(super) absence: Absence,
-    pub(super) walks: BTreeMap<CallId, Walk>,
+    pub(super) disconnection: Disconnection,
+    pub(super) prefetches: BTreeMap<CallId, PrefetchJob>,
 }
 
 impl Client {
@@ -71,26 +71,26 @@ impl Client {
         self.grants.get(&(node, covers)).is_some_and(|granted| now < granted.until)
     }
 
-    pub(super) fn fate(&self, call: CallId, request: &Request) -> Fate {
-        let rank = |which: &Which| match which {
-            Which::Every => Some(0),
-            Which::Type(name) => (*name == request.call.type_name()).then_some(1),
-            Which::Call(id) => (*id == call).then_some(2),
+    pub(super) fn plan_for(&self, call: CallId, request: &Request) -> CallPlan {
+        let rank = |which: &CallFilter| match which {
+            CallFilter::Every => Some(0),
+            CallFilter::Type(name) => (*name == request.call.type_name()).then_some(1),
+            CallFilter::Call(id) => (*id == call).then_some(2),
         };
         let fitting = self.plans.iter().filter_map(|(which, fate)| Some((rank(which)?, *fate)));
         fitting.max_by_key(|(rank, _)| *rank).map(|(_, fate)| fate).unwrap_or_default()
     }
 
     fn next_due(&self) -> Option<Time> {
-        let event = self.events.keys().next().filter(|_| !self.absence.is_away);
+        let event = self.events.keys().next().filter(|_| !self.disconnection.is_disconnected);
         event.into_iter().chain(self.arriving.keys().next()).map(|(due, _)| *due).min()
     }
 }
 
 impl Core {
-    pub(super) fn new(config: TreeConfig) -> Core {
+    pub(super) fn new(config: ModelFsConfig) -> Core {
         Core {
-            tree: Tree::new(config),
+            tree: ModelFs::new(config),
             pending: Vec::new(),
             locks: Locks::default(),
             now: Time(0),
@@ -123,9 +123,14 @@ impl Core {
         id
     }
 
-    pub(super) fn session(&self) -> Session {
+    pub(super) fn session(&self) -> SessionParams {
         let term = self.tree.config().term;
-        Session { walks_ahead: true, tells_dirents: true, finds_numbers: true, ..self.tree.session(term) }
+        SessionParams {
+            supports_prefetch: true,
+            supports_list_names: true,
+            supports_lookup_number: true,
+            ..self.tree.session(term)
+        }
     }
 
     /// Advances the time and delivers calls.
@@ -157,7 +162,7 @@ impl Core {
         }
         let session = self.client_mut(client);
         *session.calls.entry(request.call.type_name()).or_default() += 1;
-        if request.call.is_answered() {
+        if request.call.has_reply() {
             session.outstanding.insert(call, request.clone());
         }
         self.put_in_turn(client, call, request);
@@ -166,7 +171,7 @@ impl Core {
     /// Sends a call.
     pub(super) fn put(&mut self, client: u64, call: CallId, request: Request) {
         let now = self.now;
-        let fate = self.client(client).fate(call, &request);
+        let fate = self.client(client).plan_for(call, &request);
         let key = self.later(fate.arrives_after);
         self.client_mut(client).arriving.insert(key, (call, request, fate));
         self.advance(now);
@@ -186,7 +191,7 @@ impl Core {
         let before = session.arriving.len() + session.held.len();
         session.arriving.retain(|_, (arriving, ..)| *arriving != call);
         session.held.remove(&call);
-        let walked = session.walks.remove(&call).is_some();
+        let walked = session.prefetches.remove(&call).is_some();
         let stopped = walked || session.arriving.len() + session.held.len() < before;
         let waiting = self.pending.len();
         self.drop_pending(|pending| (pending.client, pending.call) == (client, call));
@@ -203,12 +208,12 @@ impl Core {
         if session.lost {
             return;
         }
-        if session.holds.remove(&recall) {
+        if session.prepared.remove(&recall) {
             session.acknowledged.insert(recall);
             return self.settle(&[recall]);
         }
         let Some(recalled) = session.recalls.remove(&recall) else {
-            if session.absence.recalls.contains(&recall) {
+            if session.disconnection.recalls.contains(&recall) {
                 return;
             }
             panic!("recall {} was acknowledged but is not outstanding", recall.0);
@@ -241,14 +246,14 @@ impl Core {
         if session.lost {
             return;
         }
-        let owed: Vec<RecallId> = session.recalls.keys().chain(&session.holds).copied().collect();
+        let owed: Vec<RecallId> = session.recalls.keys().chain(&session.prepared).copied().collect();
         let handles: Vec<Handle> = session.handles.iter().copied().collect();
         *session = Client {
             plans: std::mem::take(&mut session.plans),
             calls: std::mem::take(&mut session.calls),
             acknowledged: std::mem::take(&mut session.acknowledged),
             cancelled: std::mem::take(&mut session.cancelled),
-            takes_pushes: session.takes_pushes,
+            takes_updates: session.takes_updates,
             lost: true,
             ..Client::default()
         };
@@ -272,7 +277,7 @@ impl Core {
         }
     }
 
-    pub(super) fn release_part(&mut self, client: u64, call: CallId) {
+    pub(super) fn release_chunk(&mut self, client: u64, call: CallId) {
         let replies = self.client_mut(client).held_replies.get_mut(&call);
         let response = replies.and_then(VecDeque::pop_front).expect("an answer to the call is held");
         if response.last {
@@ -284,10 +289,10 @@ impl Core {
     pub(super) fn poll(&mut self, client: u64) -> Output {
         let now = self.now;
         let session = self.client_mut(client);
-        if let Some(event) = session.absence.said.pop_front() {
+        if let Some(event) = session.disconnection.client_events.pop_front() {
             return Output::Event(event);
         }
-        let here = !session.absence.is_away;
+        let here = !session.disconnection.is_disconnected;
         let first = session.events.first_entry().filter(|first| here && first.key().0 <= now);
         if let Some(mut event) = first.map(|first| first.remove()) {
             if let Event::Response { call, response } = &mut event {
@@ -317,7 +322,7 @@ impl Core {
         self.client_mut(client).events.insert(key, event);
     }
 
-    fn arrive(&mut self, client: u64, call: CallId, request: Request, fate: Fate) {
+    fn arrive(&mut self, client: u64, call: CallId, request: Request, fate: CallPlan) {
         if let Some(errno) = fate.refuse {
             let response = Response::plain(Err(errno));
             self.send(client, fate.answered_after, Event::Response { call, response });
@@ -328,8 +333,8 @@ impl Core {
         }
     }
 
-    pub(super) fn execute(&mut self, client: u64, call: CallId, request: &Request, fate: Fate) {
-        if let Some(responses) = self.recollect(client, request) {
+    pub(super) fn execute(&mut self, client: u64, call: CallId, request: &Request, fate: CallPlan) {
+        if let Some(responses) = self.remembered_reply(client, request) {
             return self.reply(client, call, responses, fate);
         }
         if let Call::Release { handles } = &request.call {
@@ -342,28 +347,29 @@ impl Core {
             return self.execute_lock(client, call, &request.call, fate);
         }
         if matches!(request.call, Call::Prefetch { .. }) {
-            return self.walk_ahead(client, call, request.clone(), fate);
+            return self.prefetch(client, call, request.clone(), fate);
         }
         if matches!(request.call, Call::PrefetchCredit { .. }) {
             return self.steer(client, &request.call);
         }
-        self.vouch(client, request);
-        let mut responses = self.execute_noting(request);
+        self.note_unbroken_grant(client, request);
+        let mut responses = self.execute_and_log(request);
         for response in &mut responses {
             self.register(client, response, fate);
         }
-        if let Some(name) = request.name.filter(|_| responses.iter().all(|response| response.result.is_ok()))
+        if let Some(name) =
+            request.mutation_id.filter(|_| responses.iter().all(|response| response.result.is_ok()))
         {
             self.remembered.insert(name, responses.clone());
         }
         self.reply(client, call, responses, fate);
     }
 
-    fn execute_noting(&mut self, request: &Request) -> Vec<Response> {
+    fn execute_and_log(&mut self, request: &Request) -> Vec<Response> {
         let Call::Write { node, .. } = &request.call else { return self.tree.execute(self.now, request) };
         let before = self.tree.attr(node.node);
         let responses = self.tree.execute(self.now, request);
-        if let Some(name) = request.name.filter(|_| self.tree.attr(node.node) != before) {
+        if let Some(name) = request.mutation_id.filter(|_| self.tree.attr(node.node) != before) {
             self.written.push((name.client, node.node.ino));
         }
         responses
@@ -371,21 +377,21 @@ impl Core {
 
     /// If the writer has held the affected facts without a break since it had the pages, no other client has changed
     /// them.
-    fn vouch(&mut self, client: u64, request: &Request) {
+    fn note_unbroken_grant(&mut self, client: u64, request: &Request) {
         let Call::Write { node, flags: WriteFlags { since: Some(since), .. }, .. } = &request.call else {
             return;
         };
-        let Some((name, (grant, covers))) = request.name.zip(since.under) else { return };
+        let Some((name, (grant, covers))) = request.mutation_id.zip(since.under) else { return };
         let unbroken = |change: &crate::model_fs::Change| {
             let held = self.client(client).grants.get(&(change.node, change.covers));
             change.covers == covers && held.is_some_and(|held| self.now < held.until && held.first <= grant)
         };
         if self.tree.affected(&request.call).iter().any(unbroken) {
-            self.tree.vouch(name.client, node.node, since.stamp);
+            self.tree.record_own_version(name.client, node.node, since.stamp);
         }
     }
 
-    fn execute_lock(&mut self, client: u64, call: CallId, what: &Call, fate: Fate) {
+    fn execute_lock(&mut self, client: u64, call: CallId, what: &Call, fate: CallPlan) {
         let (Call::Lock { node, .. } | Call::Unlock { node, .. } | Call::GetLock { node, .. }) = what else {
             return;
         };
@@ -414,7 +420,7 @@ impl Core {
         }
     }
 
-    fn reply(&mut self, client: u64, call: CallId, responses: Vec<Response>, fate: Fate) {
+    fn reply(&mut self, client: u64, call: CallId, responses: Vec<Response>, fate: CallPlan) {
         if fate.drop_reply {
             return;
         }
@@ -425,19 +431,19 @@ impl Core {
         let mut delay = fate.answered_after;
         for response in responses {
             self.send(client, delay, Event::Response { call, response });
-            delay = Span(delay.0.saturating_add(fate.part_pause.0));
+            delay = Span(delay.0.saturating_add(fate.chunk_pause.0));
         }
     }
 
     /// Records the grants of a response, and removes those of recalled facts.
-    pub(super) fn register(&mut self, client: u64, response: &mut Response, fate: Fate) {
+    pub(super) fn register(&mut self, client: u64, response: &mut Response, fate: CallPlan) {
         let changing = |node: NodeId, covers: LeaseScope| {
             let mut changes = self.pending.iter().flat_map(|pending| &pending.changes);
             let mut recalls = self.clients[&client].recalls.values();
             changes.any(|change| (change.node, change.covers) == (node, covers))
                 || recalls.any(|recall| (recall.node, recall.covers) == (node, covers))
         };
-        let away = self.clients[&client].absence.is_away;
+        let away = self.clients[&client].disconnection.is_disconnected;
         response.grants.retain(|grant| !away && !fate.ungranted && !changing(grant.node, grant.covers));
         let now = self.now;
         let session = self.client_mut(client);
@@ -459,7 +465,7 @@ fn handle(reply: &Reply) -> Option<Handle> {
     match reply {
         Reply::Opened { handle, .. } => Some(*handle),
         Reply::Created { handle, .. } => *handle,
-        Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } => *kept,
+        Reply::Removed { pinned: kept, .. } | Reply::Renamed { pinned: kept, .. } => *kept,
         _ => None,
     }
 }

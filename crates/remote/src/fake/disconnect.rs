@@ -7,16 +7,16 @@ use std::collections::{BTreeSet, VecDeque};
 
 /// State of a disconnected session.
 #[derive(Default)]
-pub(super) struct Absence {
-    pub(super) is_away: bool,
+pub(super) struct Disconnection {
+    pub(super) is_disconnected: bool,
     /// Events of the client's own end; they come before all others.
-    pub(super) said: VecDeque<Event>,
+    pub(super) client_events: VecDeque<Event>,
     /// Calls made while disconnected, or during reclaim.
     pub(super) unsent: Vec<(CallId, Request)>,
     /// Calls cancelled while disconnected.
     cancelled: BTreeSet<CallId>,
     /// Calls to send again after the reclaim; `None`: no reclaim is running.
-    again: Option<Vec<CallId>>,
+    to_resend: Option<Vec<CallId>>,
     /// Recalls of an ended term, which the server no longer waits for.
     pub(super) recalls: BTreeSet<RecallId>,
 }
@@ -25,20 +25,20 @@ impl Core {
     /// The term has expired at both ends: the client's grants have ended, and others no longer wait for the client.
     pub(super) fn lapse(&mut self, client: u64, why: &str) {
         let session = self.client_mut(client);
-        if session.absence.is_away {
+        if session.disconnection.is_disconnected {
             return;
         }
-        session.absence.is_away = true;
-        session.absence.said.push_back(Event::Lapsed { why: why.to_owned() });
+        session.disconnection.is_disconnected = true;
+        session.disconnection.client_events.push_back(Event::Expired { why: why.to_owned() });
         session.grants.clear();
         let owed = std::mem::take(&mut session.recalls).into_keys();
-        let owed: Vec<RecallId> = owed.chain(std::mem::take(&mut session.holds)).collect();
-        session.absence.recalls.extend(&owed);
+        let owed: Vec<RecallId> = owed.chain(std::mem::take(&mut session.prepared)).collect();
+        session.disconnection.recalls.extend(&owed);
         self.settle(&owed);
     }
 
     pub(super) fn free_locks(&mut self, client: u64) {
-        assert!(self.client(client).absence.is_away, "who is here keeps its locks");
+        assert!(self.client(client).disconnection.is_disconnected, "who is here keeps its locks");
         let answered = self.locks.forget(client);
         self.lock_answers(answered);
     }
@@ -46,9 +46,9 @@ impl Core {
     /// The client reconnects; with `kept` the server has kept its open files and locks.
     pub(super) fn restore(&mut self, client: u64, kept: bool) {
         let event = Event::Restored { session: self.session(), kept };
-        let absence = &mut self.client_mut(client).absence;
-        assert!(std::mem::take(&mut absence.is_away), "it is away");
-        absence.said.push_back(event);
+        let absence = &mut self.client_mut(client).disconnection;
+        assert!(std::mem::take(&mut absence.is_disconnected), "it is away");
+        absence.client_events.push_back(event);
         if kept {
             return self.put_unsent(client);
         }
@@ -59,18 +59,18 @@ impl Core {
 
     /// Stops all traffic for a while; no term expires.
     pub(super) fn cut(&mut self, client: u64) {
-        self.client_mut(client).absence.is_away = true;
+        self.client_mut(client).disconnection.is_disconnected = true;
     }
 
     pub(super) fn mend(&mut self, client: u64) {
-        let is_away = &mut self.client_mut(client).absence.is_away;
+        let is_away = &mut self.client_mut(client).disconnection.is_disconnected;
         assert!(std::mem::take(is_away), "it is cut off");
         self.put_unsent(client);
     }
 
     /// Delivers what waited for the connection.
     fn put_unsent(&mut self, client: u64) {
-        let absence = &mut self.client_mut(client).absence;
+        let absence = &mut self.client_mut(client).disconnection;
         let (unsent, cancelled) =
             (std::mem::take(&mut absence.unsent), std::mem::take(&mut absence.cancelled));
         for (call, request) in unsent {
@@ -85,9 +85,9 @@ impl Core {
 
     /// Sends a call, now or later.
     pub(super) fn put_in_turn(&mut self, client: u64, call: CallId, request: Request) {
-        let absence = &mut self.client_mut(client).absence;
-        let at_once = request.call.serves_claiming();
-        if absence.is_away || absence.again.is_some() && !at_once {
+        let absence = &mut self.client_mut(client).disconnection;
+        let at_once = request.call.is_allowed_during_reclaim();
+        if absence.is_disconnected || absence.to_resend.is_some() && !at_once {
             absence.unsent.push((call, request));
         } else {
             self.put(client, call, request);
@@ -101,14 +101,14 @@ impl Core {
         session.arriving.clear();
         session.held.clear();
         session.held_replies.clear();
-        session.outstanding.retain(|_, request| !request.call.is_claim());
-        session.walks.clear();
+        session.outstanding.retain(|_, request| !request.call.is_reclaim());
+        session.prefetches.clear();
         let again: Vec<CallId> = session.outstanding.keys().copied().collect();
         let cancelled: BTreeSet<CallId> = cancelled.iter().chain(&session.cancelled).copied().collect();
-        session.absence.again = Some(again);
+        session.disconnection.to_resend = Some(again);
         let handles: Vec<_> = std::mem::take(&mut session.handles).into_iter().collect();
         self.tree.release(&handles);
-        self.tree.forget_walks();
+        self.tree.forget_paths();
         self.drop_pending(|pending| pending.client == client);
         let answered = self.locks.forget(client);
         self.lock_answers(answered);
@@ -119,14 +119,14 @@ impl Core {
 
     /// Open files and locks are reclaimed: outstanding calls are sent again.
     pub(super) fn reclaimed(&mut self, client: u64) {
-        let absence = &mut self.client_mut(client).absence;
-        assert!(!absence.is_away, "whoever is away has not reclaimed");
-        let Some(again) = absence.again.take() else { return };
+        let absence = &mut self.client_mut(client).disconnection;
+        assert!(!absence.is_disconnected, "whoever is away has not reclaimed");
+        let Some(again) = absence.to_resend.take() else { return };
         let unsent = std::mem::take(&mut absence.unsent);
-        self.locks.claimed(client);
+        self.locks.end_reclaim(client);
         for call in again {
             if let Some(request) = self.client(client).outstanding.get(&call).cloned() {
-                if let Some(response) = super::ahead::forgotten(&request) {
+                if let Some(response) = super::prefetch::reply_after_loss(&request) {
                     self.send(client, Span::ZERO, Event::Response { call, response });
                     continue;
                 }
@@ -140,12 +140,12 @@ impl Core {
 
     /// Cancels a call that is not in transit; returns false if it is.
     pub(super) fn cancel_while_away(&mut self, client: u64, call: CallId) -> bool {
-        let absence = &mut self.client_mut(client).absence;
-        if absence.is_away {
+        let absence = &mut self.client_mut(client).disconnection;
+        if absence.is_disconnected {
             absence.cancelled.insert(call);
             return true;
         }
-        let Some(again) = &mut absence.again else { return false };
+        let Some(again) = &mut absence.to_resend else { return false };
         let before = again.len() + absence.unsent.len();
         again.retain(|waiting| *waiting != call);
         absence.unsent.retain(|(waiting, _)| *waiting != call);
@@ -159,30 +159,30 @@ impl Core {
 
     /// The remembered reply to a retransmitted mutation. `None`: it was not done, or the file that it opened is
     /// deleted.
-    pub(super) fn recollect(&mut self, client: u64, request: &Request) -> Option<Vec<Response>> {
-        let mut responses = self.remembered.get(&request.name?)?.clone();
+    pub(super) fn remembered_reply(&mut self, client: u64, request: &Request) -> Option<Vec<Response>> {
+        let mut responses = self.remembered.get(&request.mutation_id?)?.clone();
         for response in &mut responses {
             response.grants.clear();
             let Ok(reply) = &mut response.result else { continue };
             let (node, handle) = match (&*reply, &request.call) {
                 (Reply::Created { entry, handle: Some(handle), .. }, _) => (entry.id, *handle),
                 (Reply::Opened { handle, .. }, Call::Open { node, .. }) => (node.node, *handle),
-                (Reply::Removed { node, kept: Some(handle) }, _) => (*node, *handle),
-                (Reply::Renamed { replaced: Some(node), kept: Some(handle), .. }, _) => (*node, *handle),
+                (Reply::Removed { node, pinned: Some(handle) }, _) => (*node, *handle),
+                (Reply::Renamed { replaced: Some(node), pinned: Some(handle), .. }, _) => (*node, *handle),
                 _ => continue,
             };
-            if self.has_again(client, node, handle) {
+            if self.restore_handle(client, node, handle) {
                 continue;
             }
             match reply {
-                Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } => *kept = None,
+                Reply::Removed { pinned: kept, .. } | Reply::Renamed { pinned: kept, .. } => *kept = None,
                 _ => return None,
             }
         }
         Some(responses)
     }
 
-    fn has_again(&mut self, client: u64, node: NodeId, handle: nigh_types::Handle) -> bool {
+    fn restore_handle(&mut self, client: u64, node: NodeId, handle: nigh_types::Handle) -> bool {
         let pinned = self.tree.pin_again(node, handle);
         if pinned {
             self.client_mut(client).handles.insert(handle);

@@ -1,7 +1,7 @@
 //! Mutations that wait until other clients have returned or suspended the affected facts.
 
 use super::core::Core;
-use super::{Event, Fate};
+use super::{CallPlan, Event};
 use crate::model_fs::Change;
 use nigh_types::{
     CallId, GrantId, LeaseScope, Name, NodeId, Recall, RecallId, Request, Span, UpdateCommit, UpdatePrepare,
@@ -14,7 +14,7 @@ pub(super) struct Pending {
     pub(super) client: u64,
     pub(super) call: CallId,
     request: Request,
-    fate: Fate,
+    fate: CallPlan,
     pub(super) changes: Vec<Change>,
     owed: BTreeSet<RecallId>,
     /// Prepared updates of other clients, committed when the mutation is over.
@@ -24,7 +24,7 @@ pub(super) struct Pending {
 impl Core {
     /// Executes a call once no other client holds the affected facts. It never waits for the client's own
     /// acknowledgements (invariant 6).
-    pub(super) fn submit(&mut self, client: u64, call: CallId, request: Request, fate: Fate) {
+    pub(super) fn submit(&mut self, client: u64, call: CallId, request: Request, fate: CallPlan) {
         let (changes, owed, held) = (Vec::new(), BTreeSet::new(), Vec::new());
         self.proceed(Pending { client, call, request, fate, changes, owed, held });
     }
@@ -34,7 +34,7 @@ impl Core {
         pending.changes = if recalls { self.tree.affected(&pending.request.call) } else { Vec::new() };
         let others: Vec<u64> = self.client_ids().filter(|other| *other != pending.client).collect();
         for other in others {
-            self.ask(other, &mut pending);
+            self.recall_or_prepare(other, &mut pending);
         }
         if pending.owed.is_empty() {
             let Pending { client, call, request, fate, held, .. } = pending;
@@ -46,7 +46,7 @@ impl Core {
     }
 
     /// Recalls the affected facts from another client, or prepares an update if the client takes updates.
-    fn ask(&mut self, other: u64, pending: &mut Pending) {
+    fn recall_or_prepare(&mut self, other: u64, pending: &mut Pending) {
         let mut facts = Vec::new();
         for Change { node, covers, names } in &pending.changes {
             let (node, covers) = (*node, *covers);
@@ -54,7 +54,7 @@ impl Core {
                 continue;
             }
             let whole = covers == LeaseScope::Data || covers == LeaseScope::Directory && names.is_empty();
-            if whole || !self.client(other).takes_pushes {
+            if whole || !self.client(other).takes_updates {
                 pending.owed.insert(self.recall(other, node, covers, names.clone()));
                 continue;
             }
@@ -75,14 +75,14 @@ impl Core {
         if !facts.is_empty() {
             let hold = UpdatePrepare { id: self.next_recall(), facts };
             pending.owed.insert(hold.id);
-            self.hold(other, &hold);
+            self.prepare(other, &hold);
             pending.held.push((other, hold));
         }
     }
 
-    fn hold(&mut self, client: u64, hold: &UpdatePrepare) {
+    fn prepare(&mut self, client: u64, hold: &UpdatePrepare) {
         let session = self.client_mut(client);
-        session.holds.insert(hold.id);
+        session.prepared.insert(hold.id);
         for held in &hold.facts {
             if let Some(granted) = session.grants.get_mut(&(held.node, held.covers)) {
                 // Another client changes the fact: the grant is no longer unbroken.

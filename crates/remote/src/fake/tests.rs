@@ -8,7 +8,7 @@ const T0: Time = Time(1_000_000_000);
 
 fn request(call: Call, sequence: u64) -> Request {
     let name = call.is_mutation().then_some(MutationId { client: 1, incarnation: 1, sequence });
-    Request { credentials: Credentials::default(), name, call }
+    Request { credentials: Credentials::default(), mutation_id: name, call }
 }
 
 fn name(text: &str) -> Name {
@@ -49,16 +49,16 @@ fn two(server: &FakeServer) -> (Fake, Fake) {
 }
 
 fn lookup(dir: NodeId, leaf: &str) -> Request {
-    request(Call::Lookup { dir: NodeRef::bare(dir), name: name(leaf) }, 0)
+    request(Call::Lookup { dir: NodeRef::without_hint(dir), name: name(leaf) }, 0)
 }
 
 fn mkdir(dir: NodeId, leaf: &str) -> Request {
-    request(Call::Mkdir { dir: NodeRef::bare(dir), name: name(leaf), mode: 0o755, umask: 0 }, 1)
+    request(Call::Mkdir { dir: NodeRef::without_hint(dir), name: name(leaf), mode: 0o755, umask: 0 }, 1)
 }
 
 #[test]
 fn mutation_waits_for_acknowledgements_of_other_clients_only() {
-    let server = FakeServer::new(TreeConfig::default());
+    let server = FakeServer::new(ModelFsConfig::default());
     let root = server.edit(|tree| tree.root());
     let (mut a, mut b) = two(&server);
     for fake in [&mut a, &mut b] {
@@ -86,13 +86,13 @@ fn mutation_waits_for_acknowledgements_of_other_clients_only() {
 
 #[test]
 fn recall_overtakes_a_held_or_delayed_reply() {
-    let server = FakeServer::new(TreeConfig::default());
+    let server = FakeServer::new(ModelFsConfig::default());
     let root = server.edit(|tree| tree.root());
     let (mut a, _) = two(&server);
     let control = a.control();
-    control.plan(Which::Type("lookup"), Fate { hold_reply: true, ..Fate::default() });
-    let late = Fate { answered_after: Span::from_millis(5), ..Fate::default() };
-    control.plan(Which::Call(CallId(2)), late);
+    control.plan(CallFilter::Type("lookup"), CallPlan { hold_reply: true, ..CallPlan::default() });
+    let late = CallPlan { answered_after: Span::from_millis(5), ..CallPlan::default() };
+    control.plan(CallFilter::Call(CallId(2)), late);
     a.handle_call(T0, CallId(1), lookup(root, "x"));
     a.handle_call(T0, CallId(2), lookup(root, "y"));
     server.edit(|tree| tree.plant_dir(T0, "x"));
@@ -114,14 +114,14 @@ fn recall_overtakes_a_held_or_delayed_reply() {
 
 #[test]
 fn listing_comes_in_chunks_with_configured_pauses() {
-    let server = FakeServer::new(TreeConfig { part_entries: 2, ..TreeConfig::default() });
+    let server = FakeServer::new(ModelFsConfig { chunk_entries: 2, ..ModelFsConfig::default() });
     let root = server.edit(|tree| tree.root());
     for i in 0..5 {
         server.edit(|tree| tree.plant_file(T0, &format!("f{i}"), b""));
     }
     let (mut a, _) = two(&server);
-    a.control().plan(Which::Type("list"), Fate { part_pause: Span(10), ..Fate::default() });
-    a.handle_call(T0, CallId(1), request(Call::List { dir: NodeRef::bare(root) }, 0));
+    a.control().plan(CallFilter::Type("list"), CallPlan { chunk_pause: Span(10), ..CallPlan::default() });
+    a.handle_call(T0, CallId(1), request(Call::List { dir: NodeRef::without_hint(root) }, 0));
     let mut now = T0;
     for last in [false, false, true] {
         let events = drain(&mut a);
@@ -131,10 +131,10 @@ fn listing_comes_in_chunks_with_configured_pauses() {
         now = now.after(Span(10));
         a.handle_timeout(now);
     }
-    a.control().plan(Which::Type("list"), Fate { hold_reply: true, ..Fate::default() });
-    a.handle_call(now, CallId(2), request(Call::List { dir: NodeRef::bare(root) }, 0));
+    a.control().plan(CallFilter::Type("list"), CallPlan { hold_reply: true, ..CallPlan::default() });
+    a.handle_call(now, CallId(2), request(Call::List { dir: NodeRef::without_hint(root) }, 0));
     for last in [false, false, true] {
-        a.control().release_part(CallId(2));
+        a.control().release_chunk(CallId(2));
         assert_eq!(response(&drain(&mut a)).1.last, last);
     }
     assert_eq!(a.control().held(), []);
@@ -142,13 +142,13 @@ fn listing_comes_in_chunks_with_configured_pauses() {
 
 #[test]
 fn lost_session_frees_its_handles_and_unblocks_waiting_mutations() {
-    let server = FakeServer::new(TreeConfig::default());
+    let server = FakeServer::new(ModelFsConfig::default());
     let root = server.edit(|tree| tree.root());
     let file = server.edit(|tree| tree.plant_file(T0, "f", b"x"));
     let (mut a, mut b) = two(&server);
     let access =
         Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
-    b.handle_call(T0, CallId(1), request(Call::Open { node: NodeRef::bare(file), access }, 0));
+    b.handle_call(T0, CallId(1), request(Call::Open { node: NodeRef::without_hint(file), access }, 0));
     b.handle_call(T0, CallId(2), lookup(root, "x"));
     drain(&mut b);
     assert_eq!(b.control().open_handles(), 1);
@@ -163,14 +163,17 @@ fn lost_session_frees_its_handles_and_unblocks_waiting_mutations() {
 
 #[test]
 fn call_plans_hold_drop_refuse_and_count_calls() {
-    let server = FakeServer::new(TreeConfig { term: Term::Limited(Span(7)), ..TreeConfig::default() });
+    let server = FakeServer::new(ModelFsConfig { term: Term::Limited(Span(7)), ..ModelFsConfig::default() });
     let root = server.edit(|tree| tree.root());
     let (mut a, _) = two(&server);
     let control = a.control();
-    control.plan(Which::Every, Fate { ungranted: true, ..Fate::default() });
-    control.plan(Which::Call(CallId(1)), Fate { hold_call: true, ..Fate::default() });
-    control.plan(Which::Call(CallId(2)), Fate { drop_reply: true, ungranted: true, ..Fate::default() });
-    control.plan(Which::Call(CallId(3)), Fate { refuse: Some(Errno::IO), ..Fate::default() });
+    control.plan(CallFilter::Every, CallPlan { ungranted: true, ..CallPlan::default() });
+    control.plan(CallFilter::Call(CallId(1)), CallPlan { hold_call: true, ..CallPlan::default() });
+    control.plan(
+        CallFilter::Call(CallId(2)),
+        CallPlan { drop_reply: true, ungranted: true, ..CallPlan::default() },
+    );
+    control.plan(CallFilter::Call(CallId(3)), CallPlan { refuse: Some(Errno::IO), ..CallPlan::default() });
     a.handle_call(T0, CallId(1), mkdir(root, "x"));
     a.handle_call(T0, CallId(2), lookup(root, "x"));
     a.handle_call(T0, CallId(3), lookup(root, "x"));
@@ -194,15 +197,15 @@ fn call_plans_hold_drop_refuse_and_count_calls() {
 
 /// The suite over fakes with a given tree, slow or not.
 struct Fakes {
-    config: TreeConfig,
-    fate: Fate,
+    config: ModelFsConfig,
+    fate: CallPlan,
     now: Time,
 }
 
 impl Harness for Fakes {
     fn attach(&mut self) -> Box<dyn Remote> {
         let fake = FakeServer::new(self.config.clone()).connect(self.now);
-        fake.control().plan(Which::Every, self.fate);
+        fake.control().plan(CallFilter::Every, self.fate);
         Box::new(fake)
     }
 
@@ -228,14 +231,15 @@ impl Harness for Fakes {
 
 #[test]
 fn fake_passes_the_conformance_suite() {
-    assert_conforms(&mut Fakes { config: TreeConfig::default(), fate: Fate::default(), now: T0 });
+    assert_conforms(&mut Fakes { config: ModelFsConfig::default(), fate: CallPlan::default(), now: T0 });
 }
 
 #[test]
 fn slow_fake_with_inode_reuse_and_required_hints_passes_the_suite() {
     let config =
-        TreeConfig { part_entries: 3, reuse_inos: true, by_hint_only: true, ..TreeConfig::default() };
+        ModelFsConfig { chunk_entries: 3, reuse_inos: true, by_hint_only: true, ..ModelFsConfig::default() };
     let slow = Span::from_millis(3);
-    let fate = Fate { arrives_after: slow, answered_after: slow, part_pause: slow, ..Fate::default() };
+    let fate =
+        CallPlan { arrives_after: slow, answered_after: slow, chunk_pause: slow, ..CallPlan::default() };
     assert_conforms(&mut Fakes { config, fate, now: T0 });
 }

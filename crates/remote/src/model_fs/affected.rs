@@ -1,6 +1,6 @@
 //! Facts that a call would invalidate.
 
-use super::Tree;
+use super::ModelFs;
 use nigh_types::{Access, Call, LeaseScope, Name, NodeId, NodeRef};
 
 /// Facts under `(node, covers)` that a call changes; with names, only the facts of these names.
@@ -11,7 +11,7 @@ pub struct Change {
     pub names: Vec<Name>,
 }
 
-impl Tree {
+impl ModelFs {
     /// The facts that `call` would change if executed now. The tree's server recalls the grants that cover them before
     /// it executes the call.
     #[must_use]
@@ -53,7 +53,7 @@ impl Tree {
 }
 
 struct Changes<'a> {
-    tree: &'a Tree,
+    tree: &'a ModelFs,
     list: Vec<Change>,
 }
 

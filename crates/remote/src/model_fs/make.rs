@@ -2,7 +2,7 @@
 
 use super::content::Content;
 use super::node::{Body, Directory, Node};
-use super::{Outcome, Tree};
+use super::{ModelFs, Outcome};
 use nigh_types::{
     Access, Attr, Credentials, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply, Timestamp,
 };
@@ -25,7 +25,7 @@ pub(super) struct Plan<'a> {
     pub(super) target: &'a [u8],
 }
 
-impl Tree {
+impl ModelFs {
     /// Creates a new inode under a new name.
     pub(super) fn make(&mut self, dir: &NodeRef, name: &Name, plan: &Plan<'_>) -> Result<Outcome, Errno> {
         let dir = self.reach_dir(dir)?;
@@ -115,12 +115,12 @@ impl Tree {
     }
 
     pub(super) fn new_inode(&mut self, dir: u64, plan: &Plan<'_>) -> u64 {
-        let ino = self.spare.pop().unwrap_or_else(|| {
+        let ino = self.free_inos.pop().unwrap_or_else(|| {
             self.next_ino += 1;
             self.next_ino - 1
         });
         self.generation += 1;
-        let generation = if self.config.tells_births { self.generation << 32 } else { 1 };
+        let generation = if self.config.distinct_generations { self.generation << 32 } else { 1 };
         let id = NodeId { ino, generation };
         let parent = &self.nodes[&dir].attr;
         let inherits = parent.mode & SETGID != 0;

@@ -3,7 +3,7 @@
 use super::make::Plan;
 use super::node::Body;
 use super::rename::{Ends, How};
-use super::{Outcome, Tree};
+use super::{ModelFs, Outcome};
 use nigh_types::{
     Access, Call, DataVersion, Errno, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, Reply, Request,
     SetAttr, SetTime, Timestamp, WriteBackPrecondition, WriteFlags,
@@ -15,10 +15,10 @@ const KEEP_SIZE: u32 = 1;
 const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 16;
 
-impl Tree {
+impl ModelFs {
     /// Executes a mutation, and records a file's new data as the client's change.
     pub(super) fn mutate(&mut self, now: Timestamp, request: &Request) -> Result<Outcome, Errno> {
-        let client = request.name.map_or(0, |name| name.client);
+        let client = request.mutation_id.map_or(0, |name| name.client);
         let of = match &request.call {
             Call::Write { node, .. }
             | Call::Open { node, .. }
@@ -71,7 +71,7 @@ impl Tree {
             }
             Call::Write { node, handle, offset, data, flags } => {
                 let ino = self.reach_file(node, *handle)?;
-                let client = request.name.map_or(0, |name| name.client);
+                let client = request.mutation_id.map_or(0, |name| name.client);
                 self.write_since(now, (client, ino), *offset, data, *flags)
                     .map(|outcome| self.covered(outcome, ino, node))
             }
@@ -122,9 +122,9 @@ impl Tree {
         if self.nodes[&ino].attr.is_dir() {
             return Err(Errno::ISDIR);
         }
-        let kept = self.is_kept(ino, keep).then(|| self.open(ino));
+        let kept = self.is_to_pin(ino, keep).then(|| self.open(ino));
         self.remove_name(now, dir, name, ino);
-        Ok(self.removed(dir, ino, Reply::Removed { node, kept }))
+        Ok(self.removed(dir, ino, Reply::Removed { node, pinned: kept }))
     }
 
     fn rmdir(&mut self, now: Timestamp, dir: &NodeRef, name: &Name) -> Result<Outcome, Errno> {
@@ -140,7 +140,7 @@ impl Tree {
         }
         self.remove_name(now, dir, name, ino);
         self.node_mut(ino).attr.nlink = 0;
-        Ok(self.removed(dir, ino, Reply::Removed { node, kept: None }))
+        Ok(self.removed(dir, ino, Reply::Removed { node, pinned: None }))
     }
 
     fn removed(&self, dir: u64, ino: u64, reply: Reply) -> Outcome {
@@ -222,7 +222,7 @@ impl Tree {
         let present = DataVersion::of(&self.nodes[&ino].attr);
         let own = self.followed.get(&(client, ino)).filter(|states| states.last() == Some(&present));
         let as_then = present == then || own.is_some_and(|states| states.contains(&then));
-        if flags.flush && !as_then {
+        if flags.write_back && !as_then {
             let Body::File(content) = &self.nodes[&ino].body else { return Err(Errno::INVAL) };
             let count = data.len() as u64;
             let is_within = offset.checked_add(count).is_some_and(|end| end <= present.size);

@@ -1,9 +1,9 @@
 //! Changes outside every protocol: a test's preparation, and changes by the host on its own disk.
 
-use super::Tree;
+use super::ModelFs;
 use nigh_types::{Access, Call, Credentials, Errno, Name, NodeId, NodeRef, Reply, Request, Time, WriteFlags};
 
-impl Tree {
+impl ModelFs {
     /// The inode number that a name of a directory leads to.
     #[must_use]
     pub fn child_of(&self, dir: u64, name: &Name) -> Option<u64> {
@@ -31,7 +31,8 @@ impl Tree {
             let name = planted_name(part);
             at = match self.child(at.ino, &name) {
                 Some(ino) => self.nodes[&ino].id,
-                None => self.plant(now, Call::Mkdir { dir: NodeRef::bare(at), name, mode: 0o755, umask: 0 }),
+                None => self
+                    .plant(now, Call::Mkdir { dir: NodeRef::without_hint(at), name, mode: 0o755, umask: 0 }),
             };
         }
         at
@@ -47,9 +48,9 @@ impl Tree {
             Access { read: false, write: true, truncate: true, direct: false, sync: false, append: false };
         let call = Call::Create { dir, name, mode: 0o644, umask: 0, exclusive: false, access };
         let node = self.plant(now, call);
-        let (place, data, flags) = (NodeRef::bare(node), data.to_vec(), WriteFlags::default());
+        let (place, data, flags) = (NodeRef::without_hint(node), data.to_vec(), WriteFlags::default());
         let write = Call::Write { node: place, handle: None, offset: 0, data, flags };
-        self.beside(now, write).expect("a planted file takes data");
+        self.execute_as_host(now, write).expect("a planted file takes data");
         node
     }
 
@@ -57,9 +58,9 @@ impl Tree {
     ///
     /// # Errors
     /// Those of the call.
-    pub fn beside(&mut self, now: Time, call: Call) -> Result<Reply, Errno> {
+    pub fn execute_as_host(&mut self, now: Time, call: Call) -> Result<Reply, Errno> {
         let by_hint_only = std::mem::replace(&mut self.config.by_hint_only, false);
-        let request = Request { credentials: Credentials::default(), name: None, call };
+        let request = Request { credentials: Credentials::default(), mutation_id: None, call };
         let response = self.execute(now, &request).into_iter().last();
         self.config.by_hint_only = by_hint_only;
         response.map_or(Ok(Reply::Done), |response| response.result)
@@ -67,11 +68,11 @@ impl Tree {
 
     fn plant_parent(&mut self, now: Time, path: &str) -> (NodeRef, Name) {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-        (NodeRef::bare(self.plant_dir(now, dir)), planted_name(name))
+        (NodeRef::without_hint(self.plant_dir(now, dir)), planted_name(name))
     }
 
     fn plant(&mut self, now: Time, call: Call) -> NodeId {
-        match self.beside(now, call) {
+        match self.execute_as_host(now, call) {
             Ok(Reply::Created { entry, handle, .. }) => {
                 self.release(handle.as_slice());
                 entry.id

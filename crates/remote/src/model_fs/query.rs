@@ -1,13 +1,13 @@
 //! Calls without effects.
 
 use super::node::Body;
-use super::{Outcome, Tree};
+use super::{ModelFs, Outcome};
 use nigh_types::{
     Access, Call, Cookie, Dirent, Entries, Errno, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, Reply,
     Response, Space,
 };
 
-impl Tree {
+impl ModelFs {
     /// Executes a call without effects; `None`: the call is a mutation.
     pub(super) fn query(&mut self, call: &Call) -> Option<Result<Outcome, Errno>> {
         Some(match call {
@@ -47,7 +47,7 @@ impl Tree {
         if self.nodes[&at].id != node {
             return Err(Errno::STALE);
         }
-        self.walked.insert(at);
+        self.resolved.insert(at);
         Ok(Outcome::plain(Reply::Done))
     }
 
@@ -64,7 +64,7 @@ impl Tree {
         }
         let granted = vec![self.covering(ino, home.as_ref().map(|(dir, _)| dir.ino))];
         Ok(Outcome {
-            reply: Reply::Found { node: node.id, attr: node.attr, home },
+            reply: Reply::Found { node: node.id, attr: node.attr, parent_entry: home },
             touched: Vec::new(),
             granted,
         })
@@ -234,11 +234,11 @@ impl Tree {
         let Body::Directory(directory) = &self.nodes[&dir].body else { return vec![Vec::new()] };
         let mut parts: Vec<Vec<(Name, u64)>> = vec![Vec::new()];
         let mut last: Option<Cookie> = None;
-        let mut room = self.config.part_entries.max(1);
+        let mut room = self.config.chunk_entries.max(1);
         for ((cookie, name), ino) in &directory.entries {
             if room == 0 && last != Some(*cookie) {
                 parts.push(Vec::new());
-                room = self.config.part_entries.max(1);
+                room = self.config.chunk_entries.max(1);
             }
             parts.last_mut().expect("there is a part").push((name.clone(), *ino));
             room = room.saturating_sub(1);

@@ -1,7 +1,7 @@
 //! Renames.
 
 use super::make::Plan;
-use super::{Outcome, Tree};
+use super::{ModelFs, Outcome};
 use nigh_types::{Errno, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
 
 /// Both ends of a rename.
@@ -20,7 +20,7 @@ pub(super) struct How {
     pub(super) whiteout: bool,
 }
 
-impl Tree {
+impl ModelFs {
     /// `left`: the inode to create as a whiteout.
     pub(super) fn rename(
         &mut self,
@@ -47,7 +47,7 @@ impl Tree {
                 return Err(if exchange { Errno::INVAL } else { Errno::NOTEMPTY });
             }
             Some(there) if there == moved => {
-                let kept = (self.is_kept(there, keep) && !exchange).then(|| self.open(there));
+                let kept = (self.is_to_pin(there, keep) && !exchange).then(|| self.open(there));
                 return Ok(self.renamed((from, to), moved, (Some(there), kept), None));
             }
             Some(there) if !exchange => self.check_replaced(moved, there)?,
@@ -56,7 +56,7 @@ impl Tree {
         self.remove_name(now, from, ends.name, moved);
         if let Some(there) = there {
             self.remove_name(now, to, ends.new_name, there);
-            self.bury(there, exchange);
+            self.clear_replaced_dir(there, exchange);
         }
         self.add_name(now, to, ends.new_name, moved);
         if let (Some(there), true) = (there, exchange) {
@@ -64,19 +64,19 @@ impl Tree {
         }
         let left = whiteout.then(|| self.new_inode(from, left));
         left.into_iter().for_each(|left| self.add_name(now, from, ends.name, left));
-        let kept = there.filter(|&there| self.is_kept(there, keep) && !exchange);
+        let kept = there.filter(|&there| self.is_to_pin(there, keep) && !exchange);
         let kept = kept.map(|there| self.open(there));
         Ok(self.renamed((from, to), moved, (there, kept), left))
     }
 
     /// Whether an inode is the file that the caller asked to pin.
-    pub(super) fn is_kept(&self, ino: u64, keep: Option<NodeId>) -> bool {
+    pub(super) fn is_to_pin(&self, ino: u64, keep: Option<NodeId>) -> bool {
         let node = &self.nodes[&ino];
         keep == Some(node.id) && node.attr.kind() == Kind::File
     }
 
     /// A replaced empty directory loses its own `.` with its name.
-    fn bury(&mut self, ino: u64, exchange: bool) {
+    fn clear_replaced_dir(&mut self, ino: u64, exchange: bool) {
         let node = self.node_mut(ino);
         if node.attr.is_dir() && !exchange {
             node.attr.nlink = 0;
@@ -101,7 +101,7 @@ impl Tree {
             self.covering(moved, Some(to)),
         ];
         let (replaced, whiteout) = (there.map(id), left.map(id));
-        let reply = Reply::Renamed { moved: id(moved), replaced, kept, whiteout };
+        let reply = Reply::Renamed { moved: id(moved), replaced, pinned: kept, whiteout };
         Outcome { reply, touched, granted }
     }
 

@@ -9,10 +9,10 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-fn execute(tree: &mut Tree, call: Call) -> Response {
+fn execute(tree: &mut ModelFs, call: Call) -> Response {
     let request = Request {
         credentials: Credentials { uid: 3, gid: 4, groups: vec![], privileges: None },
-        name: None,
+        mutation_id: None,
         call,
     };
     tree.execute(T0, &request).remove(0)
@@ -24,18 +24,18 @@ fn facts(response: &Response) -> Vec<(NodeId, LeaseScope)> {
 
 #[test]
 fn tree_replies_carry_grants_of_the_documented_scopes() {
-    let mut tree = Tree::default();
+    let mut tree = ModelFs::default();
     let (root, dir) = (tree.root(), tree.plant_dir(T0, "d"));
     let file = tree.plant_file(T0, "d/f", b"x");
     let in_dir = NodeRef { node: file, path_hint: Some((dir, name("f"))) };
-    let lookup = |dir, leaf| Call::Lookup { dir: NodeRef::bare(dir), name: name(leaf) };
+    let lookup = |dir, leaf| Call::Lookup { dir: NodeRef::without_hint(dir), name: name(leaf) };
     let found = execute(&mut tree, lookup(root, "d"));
     assert_eq!(facts(&found), [(root, LeaseScope::Directory), (dir, LeaseScope::Attributes)]);
     assert_eq!(facts(&execute(&mut tree, lookup(dir, "f"))), [(dir, LeaseScope::Directory)]);
     assert_eq!(facts(&execute(&mut tree, lookup(dir, "none"))), [(dir, LeaseScope::Directory)]);
     let getattr = Call::GetAttr { node: in_dir.clone() };
     assert_eq!(facts(&execute(&mut tree, getattr.clone())), [(dir, LeaseScope::Directory)]);
-    let link = Call::Link { node: in_dir.clone(), dir: NodeRef::bare(root), name: name("g") };
+    let link = Call::Link { node: in_dir.clone(), dir: NodeRef::without_hint(root), name: name("g") };
     assert_eq!(
         facts(&execute(&mut tree, link)),
         [(root, LeaseScope::Directory), (file, LeaseScope::Attributes)]
@@ -45,7 +45,7 @@ fn tree_replies_carry_grants_of_the_documented_scopes() {
         Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
     let opened = execute(&mut tree, Call::Open { node: in_dir, access });
     assert_eq!(facts(&opened), [(file, LeaseScope::Data), (file, LeaseScope::Attributes)]);
-    let listed = execute(&mut tree, Call::List { dir: NodeRef::bare(root) });
+    let listed = execute(&mut tree, Call::List { dir: NodeRef::without_hint(root) });
     let mut granted = facts(&listed);
     assert_eq!(granted.remove(0), (root, LeaseScope::Directory));
     granted.sort();
@@ -60,11 +60,11 @@ fn tree_replies_carry_grants_of_the_documented_scopes() {
 /// `affected` covers every fact that the call then changes.
 #[test]
 fn affected_facts_include_every_fact_that_the_call_changes() {
-    let mut tree = Tree::default();
+    let mut tree = ModelFs::default();
     let root = tree.root();
     let (dir, file) = (tree.plant_dir(T0, "d"), tree.plant_file(T0, "f", b"x"));
     let place = NodeRef { node: file, path_hint: Some((root, name("f"))) };
-    let link = Call::Link { node: place.clone(), dir: NodeRef::bare(dir), name: name("g") };
+    let link = Call::Link { node: place.clone(), dir: NodeRef::without_hint(dir), name: name("g") };
     let said = tree.affected(&link);
     let change = |node, covers, names: &[&str]| {
         let names = names.iter().map(|leaf| name(leaf)).collect();
@@ -92,16 +92,16 @@ fn affected_facts_include_every_fact_that_the_call_changes() {
         change(file, LeaseScope::Data, &[]),
     ];
     assert_eq!(tree.affected(&write), expected);
-    assert_eq!(tree.affected(&Call::GetAttr { node: NodeRef::bare(file) }), []);
+    assert_eq!(tree.affected(&Call::GetAttr { node: NodeRef::without_hint(file) }), []);
 }
 
 #[test]
 fn inode_numbers_are_reused_only_if_configured_and_with_a_new_generation() {
     for reuse_inos in [false, true] {
-        let mut tree = Tree::new(TreeConfig { reuse_inos, ..TreeConfig::default() });
+        let mut tree = ModelFs::new(ModelFsConfig { reuse_inos, ..ModelFsConfig::default() });
         let first = tree.plant_file(T0, "a", b"");
-        let unlink = Call::Unlink { dir: NodeRef::bare(tree.root()), name: name("a"), keep: None };
-        assert!(tree.beside(T0, unlink).is_ok());
+        let unlink = Call::Unlink { dir: NodeRef::without_hint(tree.root()), name: name("a"), keep: None };
+        assert!(tree.execute_as_host(T0, unlink).is_ok());
         let second = tree.plant_file(T0, "b", b"");
         assert_eq!(first.ino == second.ino, reuse_inos);
         assert_ne!(first.generation, second.generation);
@@ -114,11 +114,11 @@ fn inode_numbers_are_reused_only_if_configured_and_with_a_new_generation() {
 
 #[test]
 fn new_inode_gets_owner_of_its_creator_and_setgid_of_its_parent() {
-    let mut tree = Tree::default();
+    let mut tree = ModelFs::default();
     let dir = tree.plant_dir(T0, "d");
     let set = SetAttr { mode: Some(0o2775), gid: Some(9), ..SetAttr::default() };
-    execute(&mut tree, Call::SetAttr { node: NodeRef::bare(dir), handle: None, set });
-    let mkdir = Call::Mkdir { dir: NodeRef::bare(dir), name: name("e"), mode: 0o777, umask: 0o77 };
+    execute(&mut tree, Call::SetAttr { node: NodeRef::without_hint(dir), handle: None, set });
+    let mkdir = Call::Mkdir { dir: NodeRef::without_hint(dir), name: name("e"), mode: 0o777, umask: 0o77 };
     let Ok(Reply::Created { entry, .. }) = execute(&mut tree, mkdir).result else { panic!("not made") };
     assert_eq!((entry.attr.uid, entry.attr.gid, entry.attr.mode), (3, 9, 0o042_700));
     assert_eq!(entry.attr.mtime, Timestamp { secs: 1_700_000_005, nanos: 0 });
@@ -127,8 +127,8 @@ fn new_inode_gets_owner_of_its_creator_and_setgid_of_its_parent() {
 
 #[test]
 fn writers_lose_setuid_as_on_linux() {
-    let mut tree = Tree::default();
-    let file = NodeRef::bare(tree.plant_file(T0, "f", b"x"));
+    let mut tree = ModelFs::default();
+    let file = NodeRef::without_hint(tree.plant_file(T0, "f", b"x"));
     let flags = WriteFlags { kill_suidgid: true, ..WriteFlags::default() };
     for (mode, left) in [(0o6755, 0o755), (0o6745, 0o2745)] {
         let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
@@ -141,16 +141,16 @@ fn writers_lose_setuid_as_on_linux() {
 
 #[test]
 fn stale_hint_is_repaired_by_sending_the_path() {
-    let mut tree = Tree::new(TreeConfig { by_hint_only: true, ..TreeConfig::default() });
+    let mut tree = ModelFs::new(ModelFsConfig { by_hint_only: true, ..ModelFsConfig::default() });
     let (root, file) = (tree.root(), tree.plant_file(T0, "a", b"x"));
     let hinted = |leaf| NodeRef { node: file, path_hint: Some((root, name(leaf))) };
-    let getattr = |tree: &mut Tree, node| execute(tree, Call::GetAttr { node }).result.map(|_| ());
+    let getattr = |tree: &mut ModelFs, node| execute(tree, Call::GetAttr { node }).result.map(|_| ());
     assert_eq!(getattr(&mut tree, hinted("a")), Ok(()));
-    for place in [hinted("b"), NodeRef::bare(file)] {
+    for place in [hinted("b"), NodeRef::without_hint(file)] {
         assert_eq!(getattr(&mut tree, place), Err(Errno::STALE));
     }
     let walk = |leaf| Call::ResolvePath { node: file, names: vec![name(leaf)] };
     assert_eq!(execute(&mut tree, walk("b")).result, Err(Errno::STALE));
     assert_eq!(execute(&mut tree, walk("a")).result, Ok(Reply::Done));
-    assert_eq!(getattr(&mut tree, NodeRef::bare(file)), Ok(()));
+    assert_eq!(getattr(&mut tree, NodeRef::without_hint(file)), Ok(()));
 }

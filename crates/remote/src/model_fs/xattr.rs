@@ -1,6 +1,6 @@
 //! Extended attributes.
 
-use super::{Outcome, Tree};
+use super::{ModelFs, Outcome};
 use nigh_types::{Errno, Kind, NodeRef, Reply, Timestamp, XattrSet};
 
 /// Linux `XATTR_SIZE_MAX`.
@@ -22,7 +22,7 @@ fn absent(name: &[u8]) -> Errno {
     }
 }
 
-impl Tree {
+impl ModelFs {
     pub(super) fn xattrs(&self, place: &NodeRef) -> Result<Outcome, Errno> {
         let ino = self.reach(place)?;
         let items = self.nodes[&ino].xattrs.iter().map(|(name, value)| {

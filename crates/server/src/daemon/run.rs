@@ -8,7 +8,7 @@ use crate::guests::{self, Arrivals, Guests};
 use crate::listen::Serving;
 use crate::listeners::Listeners;
 use crate::server::{Server, ServerOptions};
-use crate::server_dirs::Places;
+use crate::server_dirs::ServerDirs;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
 use std::fs::File;
@@ -35,15 +35,15 @@ pub fn run_user_server(serving: &Serving) -> io::Result<()> {
         })?,
         Err(_) => IDLE,
     };
-    run_until_idle(&Places::of_user()?, serving, idle)
+    run_until_idle(&ServerDirs::of_user()?, serving, idle)
 }
 
 /// Like [`run_user_server`], with other directories and another idle time.
-pub fn run_server_at(places: &Places, idle: Duration) -> io::Result<()> {
+pub fn run_server_at(places: &ServerDirs, idle: Duration) -> io::Result<()> {
     run_until_idle(places, &Serving::default(), idle)
 }
 
-fn run_until_idle(places: &Places, serving: &Serving, idle: Duration) -> io::Result<()> {
+fn run_until_idle(places: &ServerDirs, serving: &Serving, idle: Duration) -> io::Result<()> {
     let signals = Signals::register()?;
     places.make_runtime()?;
     match only_server(places, serving)? {
@@ -59,7 +59,7 @@ fn run_until_idle(places: &Places, serving: &Serving, idle: Duration) -> io::Res
 ///
 /// # Errors
 /// Fails also if the other server refuses, and for sockets of a service manager, which cannot be passed on.
-pub fn serve(places: &Places, serving: &Serving) -> io::Result<()> {
+pub fn serve(places: &ServerDirs, serving: &Serving) -> io::Result<()> {
     let signals = Signals::register()?;
     places.make_runtime()?;
     places.check_state()?;
@@ -83,7 +83,7 @@ pub fn serve(places: &Places, serving: &Serving) -> io::Result<()> {
 }
 
 /// Lets the running server serve until a signal (returns true), or until that server ends.
-fn be_guest(places: &Places, serving: &Serving, signals: &Signals) -> io::Result<bool> {
+fn be_guest(places: &ServerDirs, serving: &Serving, signals: &Signals) -> io::Result<bool> {
     let Some(mut stream) = super::running(places)? else { return Ok(false) };
     let names = match guests::join(&mut stream, control::SERVE, serving) {
         // The server was about to end.
@@ -123,7 +123,7 @@ fn be_guest(places: &Places, serving: &Serving, signals: &Signals) -> io::Result
 
 /// Runs a server. `only` is held until everything is done.
 fn run(
-    places: &Places,
+    places: &ServerDirs,
     serving: &Serving,
     idle: Option<Duration>,
     signals: &Signals,
@@ -151,7 +151,7 @@ fn run(
 /// Accepts connections until the server is to stop. If it stops for lack of sessions, returns the lock that keeps
 /// others from connecting.
 fn accept_until_done(
-    places: &Places,
+    places: &ServerDirs,
     (listeners, guests): (&Listeners, &mut Guests),
     signals: &Signals,
     server: &Arc<Server>,
@@ -230,7 +230,7 @@ fn status_line(server: &Server) -> String {
 
 /// Takes the lock of the single server. Returns `None` if another server holds it and answers. Waits for a server
 /// that is about to end.
-fn only_server(places: &Places, serving: &Serving) -> io::Result<Option<File>> {
+fn only_server(places: &ServerDirs, serving: &Serving) -> io::Result<Option<File>> {
     let path = places.runtime.join("server.lock");
     let give_up = Instant::now() + LOCK_PATIENCE;
     // The service manager itself listens on the socket for the server that this process is to become.

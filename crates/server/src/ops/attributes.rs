@@ -1,6 +1,6 @@
 //! Changes of attributes.
 
-use super::own::OwnChange;
+use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::impersonate::SetIdBits;
@@ -19,7 +19,7 @@ pub(crate) fn setattr(
     handle: Option<Handle>,
     set: &SetAttr,
 ) -> Result<Outcome> {
-    let node = cx.reach().node(place, cx.files)?;
+    let node = cx.resolver().node(place, cx.files)?;
     let set_so_far = apply(cx, &node, (place, handle), set);
     if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
         cx.rights_changed(&node);
@@ -34,10 +34,10 @@ fn apply(
     (place, handle): (&NodeRef, Option<Handle>),
     set: &SetAttr,
 ) -> Result<()> {
-    let open = cx.files.find_told(handle, place.node)?;
+    let open = cx.files.find_optional(handle, place.node)?;
     {
         let data = set.size.is_some() || set.mtime.is_some();
-        let _change = data.then(|| OwnChange::begin(cx, place.node, &node.fd)).transpose()?;
+        let _change = data.then(|| TrackedWrite::begin(cx, place.node, &node.fd)).transpose()?;
         let killed = set.size.is_some() && set.kill_suidgid;
         let bits = if killed { SetIdBits::Dropped } else { SetIdBits::AsForCaller };
         let _acting = cx.act_changing(node, set, bits)?;
@@ -73,7 +73,7 @@ pub(crate) fn setxattr(
     flags: u32,
     kill_sgid: bool,
 ) -> Result<Outcome> {
-    let node = cx.reach().node(place, cx.files)?;
+    let node = cx.resolver().node(place, cx.files)?;
     let set_so_far = apply_xattr(cx, &node, (name, value), flags, kill_sgid);
     if name == ACCESS_ACL {
         cx.rights_changed(&node);
@@ -103,7 +103,7 @@ fn apply_xattr(
 }
 
 pub(crate) fn removexattr(cx: Context<'_>, place: &NodeRef, name: &[u8]) -> Result<Outcome> {
-    let node = cx.reach().node(place, cx.files)?;
+    let node = cx.resolver().node(place, cx.files)?;
     if name == CAPABILITY {
         remove_capability(cx, &node)?;
     } else {

@@ -1,8 +1,8 @@
 //! Calls on file data.
 
 use super::open::{DataFile, for_reading, for_writing};
-use super::own::OwnChange;
 use super::write_back::{self, WriteBack};
+use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::export::with_space;
@@ -29,7 +29,7 @@ pub(crate) fn read(
     let file = for_reading(cx, place, handle)?;
     // Read before the data: after a concurrent change the attributes are recognisably older.
     let after = vec![now(cx, place.node, &file)?];
-    let grants = Vec::from_iter(cx.stake.ask(place.node, file.object(), LeaseScope::Data));
+    let grants = Vec::from_iter(cx.stake.request_grant(place.node, file.object(), LeaseScope::Data));
     let wanted = usize::try_from(length.min(MAX_READ)).unwrap_or(0);
     let mut data = Vec::with_capacity(wanted);
     while data.len() < wanted {
@@ -72,14 +72,14 @@ pub(crate) fn write(
     flags: WriteFlags,
 ) -> Result<Outcome> {
     let file = for_writing(cx, place, handle, flags.append)?;
-    let change = OwnChange::begin(cx, place.node, file.fd())?;
-    let back = match flags.flush {
+    let change = TrackedWrite::begin(cx, place.node, file.fd())?;
+    let back = match flags.write_back {
         false => None,
         true => match WriteBack::begin(cx, &change, (place.node, &file), flags.since, (offset, data))? {
             Some(back) => Some(back),
             None => {
                 drop(change);
-                return write_back::too_late(cx, place.node, &file, offset, data);
+                return write_back::after_conflict(cx, place.node, &file, offset, data);
             }
         },
     };
@@ -88,7 +88,7 @@ pub(crate) fn write(
         how |= ReadWriteFlags::DSYNC;
     }
     let acting = cx.act_on_data(match flags {
-        WriteFlags { flush: true, .. } => SetIdBits::Kept,
+        WriteFlags { write_back: true, .. } => SetIdBits::Kept,
         WriteFlags { kill_suidgid: true, .. } => SetIdBits::Dropped,
         _ => SetIdBits::AsForCaller,
     })?;
@@ -111,7 +111,7 @@ pub(crate) fn write(
         (offset, wrote?)
     };
     drop(acting);
-    if !flags.flush {
+    if !flags.write_back {
         cx.stake.changed((offset, count));
     }
     // After `written` another session may change the file.
@@ -131,7 +131,7 @@ pub(crate) fn fallocate(
 ) -> Result<Outcome> {
     let file = for_writing(cx, place, handle, true)?;
     {
-        let _change = OwnChange::begin(cx, place.node, file.fd())?;
+        let _change = TrackedWrite::begin(cx, place.node, file.fd())?;
         let _acting = cx.act_on_data(SetIdBits::AsForCaller)?;
         rustix::fs::fallocate(file.fd(), FallocateFlags::from_bits_retain(mode), offset, length)?;
     }
@@ -151,7 +151,7 @@ pub(crate) fn copy(cx: Context<'_>, from: End<'_>, to: End<'_>, length: u64) -> 
     let source = for_reading(cx, from.place, from.handle)?;
     let target = for_writing(cx, to.place, to.handle, false)?;
     let length = length.min(MAX_COPY);
-    let change = OwnChange::begin(cx, to.place.node, target.fd())?;
+    let change = TrackedWrite::begin(cx, to.place.node, target.fd())?;
     let acting = cx.act_on_data(SetIdBits::AsForCaller)?;
     let (mut read_at, mut write_at) = (from.offset, to.offset);
     let mut left = length;
@@ -195,7 +195,7 @@ pub(crate) fn fsync(
         let file = cx.files.find(handle, place.node)?;
         sync(&file.fd, data_only)?;
     } else {
-        let node = cx.reach().node(place, cx.files)?;
+        let node = cx.resolver().node(place, cx.files)?;
         if matches!(node.stat.attr.kind(), Kind::File | Kind::Directory) {
             let open = {
                 let _acting = cx.act_unless_vouched()?;
@@ -210,7 +210,7 @@ pub(crate) fn fsync(
     if let Some((parent, _)) = &place.path_hint
         && !data_only
     {
-        match cx.reach().directory(&NodeRef::bare(*parent), cx.files) {
+        match cx.resolver().directory(&NodeRef::without_hint(*parent), cx.files) {
             // A caller that may not search the directory has no name there to sync.
             Ok(dir)
                 if cx.act_unless_vouched().and_then(|_acting| cx.search_unless_vouched(&dir.fd)).is_err() => {
@@ -235,7 +235,7 @@ fn sync(fd: &std::os::fd::OwnedFd, data_only: bool) -> Result<()> {
 }
 
 fn now(cx: Context<'_>, node: NodeId, file: &DataFile) -> Result<(NodeId, Attr)> {
-    Ok((node, cx.seen(file.object(), file.fd())?))
+    Ok((node, cx.visible_attr(file.object(), file.fd())?))
 }
 
 fn write_at(cx: Context<'_>, file: &DataFile, offset: u64, data: &[u8], how: ReadWriteFlags) -> Result<u64> {

@@ -2,8 +2,8 @@
 
 use super::{Context, has_no_xattrs};
 use crate::error::{Fault, Result};
-use crate::impersonate::Inside;
-use crate::node_resolver::{Node, hides, open_beneath, reopen, without_atime};
+use crate::impersonate::WorkingDirGuard;
+use crate::node_resolver::{Node, is_reserved, open_beneath, reopen, without_atime};
 use crate::session_reaper::{Charge, MemoryAccount};
 use crate::stat;
 use nigh_native::lease::Object;
@@ -53,7 +53,7 @@ pub(crate) fn list(
     let mut grants = Vec::new();
     let mut listing = match begun {
         // The directory may have been moved out of the export meanwhile.
-        Some(listing) if !listing.is_within(cx) => return Err(Fault::STALE),
+        Some(listing) if !listing.is_confined(cx) => return Err(Fault::STALE),
         Some(listing) => listing,
         None => Box::new(begin(cx, place, &mut grants)?),
     };
@@ -63,10 +63,10 @@ pub(crate) fn list(
         let mut after = Vec::new();
         if last {
             cx.watch(listing.dir.object, &listing.dir.fd);
-            grants.extend(cx.stake.ask(listing.dir.id, listing.dir.object, LeaseScope::Attributes));
+            grants.extend(cx.stake.request_grant(listing.dir.id, listing.dir.object, LeaseScope::Attributes));
             after.push(cx.attr_now(&listing.dir)?);
         }
-        cx.reach().ids.settle()?;
+        cx.resolver().ids.settle()?;
         let (result, grants) = (Ok(Reply::Listed(part)), std::mem::take(&mut grants));
         let room = sink(Response { result, after, grants, last });
         if last {
@@ -86,7 +86,7 @@ pub(super) fn begin(cx: Context<'_>, place: &NodeRef, grants: &mut Vec<Grant>) -
 }
 
 fn open(cx: Context<'_>, place: &NodeRef) -> Result<(Node, OwnedFd)> {
-    let dir = cx.reach().directory(place, cx.files)?;
+    let dir = cx.resolver().directory(place, cx.files)?;
     let open = {
         let _acting = cx.act_on(&dir)?;
         // Search permission, because attributes come with the names.
@@ -102,8 +102,8 @@ impl Listing {
     }
 
     /// Whether the next name has another cookie: names with equal cookies go into one part.
-    fn group_ends(&self, row: &Row) -> bool {
-        self.names.rows.get(self.at).is_none_or(|next| next.cookie != row.cookie)
+    fn group_ends(&self, row: &NameEntry) -> bool {
+        self.names.entries.get(self.at).is_none_or(|next| next.cookie != row.cookie)
     }
 
     /// Charges the memory of a listing that waits for its client.
@@ -113,16 +113,16 @@ impl Listing {
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.at == self.names.rows.len()
+        self.at == self.names.entries.len()
     }
 
     /// Whether the directory still lies in the export.
-    pub(super) fn is_within(&self, cx: Context<'_>) -> bool {
-        cx.reach().contains(&self.dir.fd)
+    pub(super) fn is_confined(&self, cx: Context<'_>) -> bool {
+        cx.resolver().is_confined(&self.dir.fd)
     }
 
     pub(super) fn count_names(&self) -> u64 {
-        self.names.rows.len() as u64
+        self.names.entries.len() as u64
     }
 
     pub(super) fn part_bytes(&self) -> usize {
@@ -138,11 +138,11 @@ impl Listing {
     }
 
     /// Collects subdirectories from now on.
-    pub(super) fn note_below(&mut self) {
+    pub(super) fn collect_subdirs(&mut self) {
         self.below = Some(Vec::new());
     }
 
-    pub(super) fn take_below(&mut self) -> Vec<NodeRef> {
+    pub(super) fn take_subdirs(&mut self) -> Vec<NodeRef> {
         self.below.take().unwrap_or_default()
     }
 
@@ -153,9 +153,9 @@ impl Listing {
         if self.is_done() {
             return Ok(part);
         }
-        let _inside = Inside::enter(&self.dir.fd)?;
+        let _inside = WorkingDirGuard::enter(&self.dir.fd)?;
         let mut bytes = 0;
-        while let Some(row) = self.names.rows.get(self.at) {
+        while let Some(row) = self.names.entries.get(self.at) {
             self.at += 1;
             match look(cx, &self.dir, self.names.name(row), grants) {
                 Ok(Some((name, entry, mount))) => {
@@ -197,17 +197,20 @@ fn look(
         Err(Fault(Errno::NOENT)) => return Ok(None),
         other => other?,
     };
-    let id = match cx.reach().id_of(&dir.fd, name, &stat) {
+    let id = match cx.resolver().id_of(&dir.fd, name, &stat) {
         Err(Fault(Errno::NOENT)) => return Ok(None),
         other => other?,
     };
-    let object = cx.reach().ids.object(&stat);
+    let object = cx.resolver().ids.object(&stat);
     if !stat.attr.covered_by_parent() {
         cx.export.watch_with(cx.files, object, || open_beneath(&dir.fd, name));
     }
-    let own =
-        if stat.attr.covered_by_parent() { None } else { cx.stake.ask(id, object, LeaseScope::Attributes) };
-    if own.is_some() || cx.show(object, dir.object) {
+    let own = if stat.attr.covered_by_parent() {
+        None
+    } else {
+        cx.stake.request_grant(id, object, LeaseScope::Attributes)
+    };
+    if own.is_some() || cx.note_shown(object, dir.object) {
         match stat::of_name(&dir.fd, name) {
             Ok(again) if again.is_same(&stat) => {
                 stat = again;
@@ -228,24 +231,24 @@ fn look(
     };
     let no_xattrs = has_no_xattrs(|buffer| rustix::fs::llistxattr(name, buffer));
     if stat.attr.is_dir() {
-        cx.reach().note_place(id, dir.id, &checked);
+        cx.resolver().remember_parent(id, dir.id, &checked);
     }
     cx.note_parent(id, &stat, dir);
     let again = || match stat::of_name(&dir.fd, name) {
         Ok(again) if again.is_same(&stat) => Ok(again.attr),
         _ => Ok(stat.attr),
     };
-    let attr = cx.shown(object, stat.attr, again)?;
+    let attr = cx.correct_nlink(object, stat.attr, again)?;
     Ok(Some((checked, Entry { id, attr, target, no_xattrs }, stat.mount)))
 }
 
 /// The names of a directory, sorted by cookie: 32 bytes each, plus the name.
 struct Names {
-    rows: Vec<Row>,
+    entries: Vec<NameEntry>,
     text: Vec<u8>,
 }
 
-struct Row {
+struct NameEntry {
     cookie: Cookie,
     start: u64,
     ino: u64,
@@ -255,10 +258,10 @@ struct Row {
 
 impl Names {
     fn read(dir: &OwnedFd, cx: Context<'_>) -> Result<Names> {
-        let key = cx.reach().ids.cookie_key();
+        let key = cx.resolver().ids.cookie_key();
         let mut buffer = vec![MaybeUninit::uninit(); 256 << 10];
         let mut entries = RawDir::new(dir, &mut buffer);
-        let mut names = Names { rows: Vec::new(), text: Vec::new() };
+        let mut names = Names { entries: Vec::new(), text: Vec::new() };
         while let Some(entry) = entries.next() {
             let entry = match entry {
                 Ok(entry) => entry,
@@ -268,26 +271,26 @@ impl Names {
             };
             let name = entry.file_name().to_bytes();
             let Ok(length) = u8::try_from(name.len()) else { continue };
-            if name == b"." || name == b".." || hides(name) {
+            if name == b"." || name == b".." || is_reserved(name) {
                 continue;
             }
             let (cookie, ino, kind) = (key.cookie(name), entry.ino(), kind(entry.file_type()));
-            names.rows.push(Row { cookie, start: names.text.len() as u64, ino, kind, length });
+            names.entries.push(NameEntry { cookie, start: names.text.len() as u64, ino, kind, length });
             names.text.extend_from_slice(name);
         }
         let text = &names.text;
-        names.rows.sort_unstable_by(|a, b| {
+        names.entries.sort_unstable_by(|a, b| {
             a.cookie.cmp(&b.cookie).then_with(|| slice(text, a).cmp(slice(text, b)))
         });
-        names.rows.dedup_by(|a, b| a.cookie == b.cookie && slice(text, a) == slice(text, b));
+        names.entries.dedup_by(|a, b| a.cookie == b.cookie && slice(text, a) == slice(text, b));
         Ok(names)
     }
 
     fn bytes(&self) -> u64 {
-        (self.rows.capacity() * size_of::<Row>() + self.text.capacity()) as u64
+        (self.entries.capacity() * size_of::<NameEntry>() + self.text.capacity()) as u64
     }
 
-    fn name(&self, row: &Row) -> &[u8] {
+    fn name(&self, row: &NameEntry) -> &[u8] {
         slice(&self.text, row)
     }
 }
@@ -296,7 +299,7 @@ fn kind(d_type: FileType) -> Option<Kind> {
     Kind::of_mode(d_type.as_raw_mode()).ok()
 }
 
-fn slice<'a>(text: &'a [u8], row: &Row) -> &'a [u8] {
+fn slice<'a>(text: &'a [u8], row: &NameEntry) -> &'a [u8] {
     let start = usize::try_from(row.start).unwrap_or(usize::MAX);
     &text[start..start + usize::from(row.length)]
 }

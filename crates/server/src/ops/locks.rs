@@ -4,7 +4,7 @@ use super::open::only_files;
 use crate::error::Result;
 use crate::export::Export;
 use crate::files::SessionFiles;
-use crate::impersonate::{Acting, SetIdBits};
+use crate::impersonate::{Impersonation, SetIdBits};
 use crate::node_resolver::{Node, reopen};
 use nigh_native::lease::Object;
 use nigh_types::{Call, Credentials, LockKind, NodeId, NodeRef};
@@ -19,9 +19,9 @@ pub(crate) fn find(
     who: &Credentials,
     (call, place): (&Call, &NodeRef),
 ) -> Result<(NodeId, Object)> {
-    let node = export.reach().node(place, files)?;
+    let node = export.resolver().node(place, files)?;
     only_files(&node)?;
-    if export.acts() && !files.is_vouched() {
+    if export.impersonates() && !files.is_vouched() {
         let wants = Wants::of(call);
         if !files.has_open(node.id, |file| wants.are_met(file.readable, file.writable)) {
             try_open(&node, who, wants)?;
@@ -58,7 +58,7 @@ impl Wants {
 }
 
 fn try_open(node: &Node, who: &Credentials, wants: Wants) -> Result<()> {
-    let _acting = Acting::begin(true, who, CapabilitySet::empty(), SetIdBits::AsForCaller)?;
+    let _acting = Impersonation::begin(true, who, CapabilitySet::empty(), SetIdBits::AsForCaller)?;
     let opened = match wants {
         Wants::Reading => reopen(node, OFlags::RDONLY),
         Wants::Writing => reopen(node, OFlags::WRONLY),

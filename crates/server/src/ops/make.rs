@@ -1,10 +1,10 @@
 //! Creation of inodes and names.
 
-use super::open::{buffered, flags_of, keep, open_as_caller};
+use super::open::{buffered, flags_of, insert_open, open_as_caller};
 use super::{Context, Outcome, entry_of};
 use crate::error::{Fault, Result};
 use crate::impersonate::use_umask;
-use crate::node_resolver::{Node, hides, proc_path, reopen};
+use crate::node_resolver::{Node, is_reserved, proc_path, reopen};
 use nigh_types::{Access, Errno, Handle, Kind, LeaseScope, Name, NodeRef, Reply};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
 use std::mem::MaybeUninit;
@@ -50,7 +50,7 @@ pub(crate) fn create(
 }
 
 fn open_existing(cx: Context<'_>, dir: &Node, name: &Name, access: Access) -> Result<Outcome> {
-    let node = cx.reach().child(dir, name)?;
+    let node = cx.resolver().child(dir, name)?;
     match node.stat.attr.kind() {
         Kind::File => {}
         Kind::Directory => return Err(Fault(Errno::ISDIR)),
@@ -58,8 +58,8 @@ fn open_existing(cx: Context<'_>, dir: &Node, name: &Name, access: Access) -> Re
         _ => return Err(Fault::STALE),
     }
     let fd = open_as_caller(cx, &node, access)?;
-    cx.reach().note_handle(&node);
-    let handle = keep(cx, &node, fd, access, cx.count(node.object))?;
+    cx.resolver().note_handle(&node);
+    let handle = insert_open(cx, &node, fd, access, cx.count(node.object))?;
     made(cx, dir, node, Some(handle), true)
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn tmpfile(
     umask: u32,
     access: Access,
 ) -> Result<Outcome> {
-    let dir = cx.reach().directory(dir, cx.files)?;
+    let dir = cx.resolver().directory(dir, cx.files)?;
     cx.files.has_room()?;
     let flags = flags_of(access) | OFlags::TMPFILE | OFlags::CLOEXEC;
     let fd = {
@@ -78,8 +78,8 @@ pub(crate) fn tmpfile(
         use_umask(umask)?;
         rustix::fs::openat(&dir.fd, c".", flags, permissions(mode))?
     };
-    let node = cx.reach().opened(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?)?;
-    let handle = keep(cx, &node, buffered(fd, access)?, access, cx.count(node.object))?;
+    let node = cx.resolver().identify(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?)?;
+    let handle = insert_open(cx, &node, buffered(fd, access)?, access, cx.count(node.object))?;
     cx.stake.done();
     let mut grants = Vec::new();
     let node = cx.grant_child(&mut grants, node)?;
@@ -114,7 +114,7 @@ pub(crate) fn symlink(cx: Context<'_>, dir: &NodeRef, name: &Name, target: &[u8]
 
 pub(crate) fn link(cx: Context<'_>, place: &NodeRef, dir: &NodeRef, name: &Name) -> Result<Outcome> {
     let dir = parent(cx, dir, name)?;
-    let node = cx.reach().node(place, cx.files)?;
+    let node = cx.resolver().node(place, cx.files)?;
     if node.stat.attr.is_dir() {
         return Err(Fault(Errno::PERM));
     }
@@ -128,7 +128,7 @@ pub(crate) fn link(cx: Context<'_>, place: &NodeRef, dir: &NodeRef, name: &Name)
         let _acting = cx.act_in(&[&dir], &[&node])?;
         rustix::fs::linkat(CWD, path, &dir.fd, name.as_bytes(), AtFlags::SYMLINK_FOLLOW)?;
     }
-    cx.files.holding().leases.homes.named(node.object, dir.object);
+    cx.files.leases().table.homes.note_name_in(node.object, dir.object);
     made(cx, &dir, node, None, false)
 }
 
@@ -145,14 +145,14 @@ fn make(
         use_umask(new.umask)?;
         how(&dir.fd, new.name.as_bytes())?;
     }
-    let node = cx.reach().child(&dir, new.name)?;
+    let node = cx.resolver().child(&dir, new.name)?;
     made(cx, &dir, node, None, false)
 }
 
 fn opened(cx: Context<'_>, dir: &Node, fd: OwnedFd, access: Access) -> Result<Outcome> {
-    let node = cx.reach().opened(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?)?;
-    cx.reach().note_handle(&node);
-    let handle = keep(cx, &node, fd, access, cx.count(node.object))?;
+    let node = cx.resolver().identify(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?)?;
+    cx.resolver().note_handle(&node);
+    let handle = insert_open(cx, &node, fd, access, cx.count(node.object))?;
     made(cx, dir, node, Some(handle), false)
 }
 
@@ -173,8 +173,10 @@ fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed
     if node.stat.attr.is_dir() {
         // The creator may cache the directory as empty, unless another process has created an entry already.
         cx.watch(node.object, &node.fd);
-        let one_spelling = cx.reach().spellings.is_one_each(node.directory());
-        let names = one_spelling.then(|| cx.stake.ask(node.id, node.object, LeaseScope::Directory)).flatten();
+        let one_spelling = cx.resolver().case_folding.is_case_sensitive(node.directory());
+        let names = one_spelling
+            .then(|| cx.stake.request_grant(node.id, node.object, LeaseScope::Directory))
+            .flatten();
         grants.extend(names.filter(|_| is_empty(&node)));
     }
     let reply = Reply::Created { entry: entry_of(cx, &node)?, handle, existed };
@@ -196,8 +198,8 @@ fn is_empty(dir: &Node) -> bool {
 
 /// Resolves the directory in which a name is to be changed.
 pub(super) fn parent(cx: Context<'_>, dir: &NodeRef, name: &Name) -> Result<Node> {
-    let dir = cx.reach().directory(dir, cx.files)?;
-    if hides(name.as_bytes()) {
+    let dir = cx.resolver().directory(dir, cx.files)?;
+    if is_reserved(name.as_bytes()) {
         return Err(Fault(Errno::PERM));
     }
     if !cx.is_vouched() {

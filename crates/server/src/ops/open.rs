@@ -1,6 +1,6 @@
 //! Opening of files, and selection of the descriptor for a call on file data.
 
-use super::own::OwnChange;
+use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::files::OpenFile;
@@ -22,19 +22,19 @@ pub(crate) fn open(cx: Context<'_>, place: &NodeRef, access: Access) -> Result<O
 }
 
 fn open_once(cx: Context<'_>, place: &NodeRef, access: Access) -> Result<Outcome> {
-    let node = cx.reach().node(place, cx.files)?;
+    let node = cx.resolver().node(place, cx.files)?;
     only_files(&node)?;
     cx.files.has_room()?;
     // Counted before its name is checked again: a later removal of the name sees the file as open.
     let counted = cx.count(node.object);
-    cx.wait_while_leaving(node.object);
+    cx.wait_for_unlink(node.object);
     let mut grants = Vec::new();
     if !access.truncate && !grant_open(cx, &mut grants, &node) {
         return Err(Fault::STALE);
     }
     let fd = open_as_caller(cx, &node, access)?;
-    cx.reach().note_handle(&node);
-    let handle = keep(cx, &node, fd, access, counted)?;
+    cx.resolver().note_handle(&node);
+    let handle = insert_open(cx, &node, fd, access, counted)?;
     if access.truncate {
         cx.stake.done();
         cx.grant_attr(&mut grants, &node);
@@ -47,17 +47,17 @@ fn open_once(cx: Context<'_>, place: &NodeRef, access: Access) -> Result<Outcome
 /// Reopens a file that the client had open under `handle` before its session was discarded, with the caller's rights
 /// as any open.
 pub(crate) fn reopen_as(cx: Context<'_>, place: &NodeRef, handle: Handle, access: Access) -> Result<Outcome> {
-    let node = cx.reach().node(place, cx.files)?;
+    let node = cx.resolver().node(place, cx.files)?;
     only_files(&node)?;
     let counted = cx.count(node.object);
-    cx.wait_while_leaving(node.object);
+    cx.wait_for_unlink(node.object);
     let mut grants = Vec::new();
     if !grant_open(cx, &mut grants, &node) {
         return Err(Fault::STALE);
     }
     let fd = open_as_caller(cx, &node, access)?;
-    cx.reach().note_handle(&node);
-    cx.files.insert_again(handle, open_file(&node, fd, access, counted))?;
+    cx.resolver().note_handle(&node);
+    cx.files.insert_reopened(handle, open_file(&node, fd, access, counted))?;
     adopt(cx, &node);
     let (_, attr) = cx.attr_now(&node)?;
     Ok(Outcome { reply: Reply::Opened { handle, attr }, after: Vec::new(), grants })
@@ -77,7 +77,7 @@ pub(crate) fn open_as_caller(cx: Context<'_>, node: &Node, access: Access) -> Re
         flags |= OFlags::TRUNC;
     }
     let fd = {
-        let _change = access.truncate.then(|| OwnChange::begin(cx, node.id, &node.fd)).transpose()?;
+        let _change = access.truncate.then(|| TrackedWrite::begin(cx, node.id, &node.fd)).transpose()?;
         let _acting = cx.act_on(node)?;
         match reopen(node, flags) {
             // A file with the append-only flag (`chattr +a`) can be opened for writing only with `O_APPEND`.
@@ -92,7 +92,7 @@ pub(crate) fn open_as_caller(cx: Context<'_>, node: &Node, access: Access) -> Re
 }
 
 /// Puts an open file into the session's table.
-pub(crate) fn keep(
+pub(crate) fn insert_open(
     cx: Context<'_>,
     node: &Node,
     fd: OwnedFd,
@@ -114,24 +114,24 @@ fn open_file(node: &Node, fd: OwnedFd, access: Access, counted: OpenRef) -> Open
 
 /// Hands an orphan of an earlier server to the session that opened it.
 fn adopt(cx: Context<'_>, node: &Node) {
-    if let Some(orphan) = cx.reach().orphans.adopt(node.id) {
-        cx.files.holding().leases.homes.set_aside(node.object, orphan);
+    if let Some(orphan) = cx.resolver().orphans.adopt(node.id) {
+        cx.files.leases().table.homes.set_orphan(node.object, orphan);
     }
 }
 
 /// Opens a file, under a client-assigned handle, that the client's kernel opened without the server. On failure
 /// nothing is kept; the client's later calls resolve the file by its node id.
-pub(crate) fn keep_for(cx: Context<'_>, place: &NodeRef, names: &[Name], handle: Handle) -> Result<()> {
-    let node = match cx.reach().node(place, cx.files) {
+pub(crate) fn pin_open(cx: Context<'_>, place: &NodeRef, names: &[Name], handle: Handle) -> Result<()> {
+    let node = match cx.resolver().node(place, cx.files) {
         Err(Fault::STALE) if !names.is_empty() => {
-            cx.reach().walk(place.node, names)?;
-            cx.reach().node(place, cx.files)?
+            cx.resolver().walk(place.node, names)?;
+            cx.resolver().node(place, cx.files)?
         }
         found => found?,
     };
     only_files(&node)?;
     let counted = cx.count(node.object);
-    cx.wait_while_leaving(node.object);
+    cx.wait_for_unlink(node.object);
     let fd = {
         let _acting = cx.act_unless_vouched()?;
         without_atime(reopen(&node, OFlags::RDONLY)?)
@@ -155,7 +155,7 @@ pub(crate) fn pin(cx: Context<'_>, node: &Node) -> Result<Handle> {
             Ok(fd) => {
                 let access =
                     Access { read, write, truncate: false, direct: false, sync: false, append: false };
-                return keep(cx, node, fd, access, cx.count(node.object));
+                return insert_open(cx, node, fd, access, cx.count(node.object));
             }
             Err(fault) => refused = fault,
         }
@@ -190,21 +190,21 @@ pub(crate) fn flags_of(access: Access) -> OFlags {
 /// A descriptor for file data.
 pub(crate) enum DataFile {
     Open(Arc<OpenFile>),
-    Passing(Object, Arc<OwnedFd>),
+    Temporary(Object, Arc<OwnedFd>),
 }
 
 impl DataFile {
     pub(crate) fn fd(&self) -> &OwnedFd {
         match self {
             DataFile::Open(file) => &file.fd,
-            DataFile::Passing(_, fd) => fd,
+            DataFile::Temporary(_, fd) => fd,
         }
     }
 
     pub(crate) fn object(&self) -> Object {
         match self {
             DataFile::Open(file) => file.object,
-            DataFile::Passing(object, _) => *object,
+            DataFile::Temporary(object, _) => *object,
         }
     }
 
@@ -212,7 +212,7 @@ impl DataFile {
     pub(crate) fn lock_position(&self) -> Option<parking_lot::MutexGuard<'_, ()>> {
         match self {
             DataFile::Open(file) => Some(file.position.lock()),
-            DataFile::Passing(..) => None,
+            DataFile::Temporary(..) => None,
         }
     }
 }
@@ -221,25 +221,25 @@ impl DataFile {
 /// rights, because the caller's kernel checked the open. Without a vouching kernel it uses the caller's rights, each
 /// time.
 pub(crate) fn for_reading(cx: Context<'_>, place: &NodeRef, handle: Option<Handle>) -> Result<DataFile> {
-    if let Some(file) = cx.files.find_told(handle, place.node)? {
+    if let Some(file) = cx.files.find_optional(handle, place.node)? {
         return if file.readable { Ok(DataFile::Open(file)) } else { Err(Fault(Errno::BADF)) };
     }
     if let Some(file) = cx.files.of_node(place.node).filter(|f| f.readable) {
         return Ok(DataFile::Open(file));
     }
     if cx.is_vouched()
-        && let Some((object, fd)) = cx.export.readers.find(place.node)
+        && let Some((object, fd)) = cx.export.read_fds.find(place.node)
     {
-        return Ok(DataFile::Passing(object, fd));
+        return Ok(DataFile::Temporary(object, fd));
     }
-    let node = cx.reach().node(place, cx.files)?;
+    let node = cx.resolver().node(place, cx.files)?;
     only_files(&node)?;
     let opened = cx.act_unless_vouched().and_then(|_acting| reopen(&node, OFlags::RDONLY))?;
     let fd = Arc::new(without_atime(opened));
-    if cx.is_vouched() && cx.reach().may_hold(&node) {
-        cx.export.readers.note((node.id, node.object), &fd);
+    if cx.is_vouched() && cx.resolver().may_cache_fd(&node) {
+        cx.export.read_fds.note((node.id, node.object), &fd);
     }
-    Ok(DataFile::Passing(node.object, fd))
+    Ok(DataFile::Temporary(node.object, fd))
 }
 
 /// Returns a descriptor for writing. One opened without a handle is not cached, because a file open for writing
@@ -251,7 +251,7 @@ pub(crate) fn for_writing(
     handle: Option<Handle>,
     append: bool,
 ) -> Result<DataFile> {
-    if let Some(file) = cx.files.find_told(handle, place.node)? {
+    if let Some(file) = cx.files.find_optional(handle, place.node)? {
         return match (file.writable, append || !file.append_only) {
             (true, true) => Ok(DataFile::Open(file)),
             // fcntl(2) cleared `O_APPEND` on the client; here the kernel would refuse that.
@@ -263,13 +263,13 @@ pub(crate) fn for_writing(
     if let Some(file) = cx.files.of_node(place.node).filter(fits) {
         return Ok(DataFile::Open(file));
     }
-    let node = cx.reach().node(place, cx.files)?;
+    let node = cx.resolver().node(place, cx.files)?;
     only_files(&node)?;
     let opened = cx.act_unless_vouched().and_then(|_acting| match reopen(&node, OFlags::WRONLY) {
         Err(Fault(Errno::PERM)) if append => reopen(&node, OFlags::WRONLY | OFlags::APPEND),
         opened => opened,
     })?;
-    Ok(DataFile::Passing(node.object, Arc::new(opened)))
+    Ok(DataFile::Temporary(node.object, Arc::new(opened)))
 }
 
 pub(crate) fn only_files(node: &Node) -> Result<()> {

@@ -12,9 +12,9 @@ use std::time::Instant;
 
 pub(crate) fn unlink(cx: Context<'_>, dir: &NodeRef, name: &Name, keep: Option<NodeId>) -> Result<Outcome> {
     let dir = parent(cx, dir, name)?;
-    let victim = cx.reach().child(&dir, name)?;
+    let victim = cx.resolver().child(&dir, name)?;
     // Before the file is pinned: a pin for an open that may follow does not count as open.
-    let aside = Aside::begin(cx, &dir, &victim);
+    let aside = UnlinkPreparation::begin(cx, &dir, &victim);
     let kept = pin_if_kept(cx, &victim, keep)?;
     let removed = {
         let _acting = cx.act_in(&[&dir], &[&victim])?;
@@ -25,20 +25,20 @@ pub(crate) fn unlink(cx: Context<'_>, dir: &NodeRef, name: &Name, keep: Option<N
         return Err(errno.into());
     }
     let made = aside.done();
-    let mut after = vec![cx.attr_now(&dir)?, gone(cx, &victim)?];
+    let mut after = vec![cx.attr_now(&dir)?, after_unlink(cx, &victim)?];
     after.extend(made);
-    Ok(Outcome { reply: Reply::Removed { node: victim.id, kept }, after, grants: Vec::new() })
+    Ok(Outcome { reply: Reply::Removed { node: victim.id, pinned: kept }, after, grants: Vec::new() })
 }
 
 pub(crate) fn rmdir(cx: Context<'_>, dir: &NodeRef, name: &Name) -> Result<Outcome> {
     let dir = parent(cx, dir, name)?;
-    let victim = cx.reach().child(&dir, name)?;
+    let victim = cx.resolver().child(&dir, name)?;
     {
         let _acting = cx.act_in(&[&dir], &[&victim])?;
         rustix::fs::unlinkat(&dir.fd, name.as_bytes(), AtFlags::REMOVEDIR)?;
     }
-    let after = vec![cx.attr_now(&dir)?, gone(cx, &victim)?];
-    Ok(Outcome { reply: Reply::Removed { node: victim.id, kept: None }, after, grants: Vec::new() })
+    let after = vec![cx.attr_now(&dir)?, after_unlink(cx, &victim)?];
+    Ok(Outcome { reply: Reply::Removed { node: victim.id, pinned: None }, after, grants: Vec::new() })
 }
 
 /// Pins `victim` for a client that has it open. If the name leads to another inode, the client's open file keeps its
@@ -64,74 +64,78 @@ pub(super) fn unpin(cx: Context<'_>, kept: Option<Handle>) {
 
 /// Removal of a name, prepared for the case that it is the last one of an open file: the file is first linked into
 /// the orphan folder. If that fails, the file lives as long as the open descriptors. Dropping this before
-/// [`Aside::done`] means that the name was not removed.
-pub(super) struct Aside<'a> {
+/// [`UnlinkPreparation::done`] means that the name was not removed.
+pub(super) struct UnlinkPreparation<'a> {
     leaving: UnlinkGuard<'a>,
-    is_aside: bool,
+    has_orphan_link: bool,
     /// The directory in which the orphan folder was made.
-    made: Option<(NodeId, Attr)>,
+    made_folder_in: Option<(NodeId, Attr)>,
 }
 
-impl<'a> Aside<'a> {
+impl<'a> UnlinkPreparation<'a> {
     /// The caller holds the inode lock of `victim` exclusively.
-    pub(super) fn begin(cx: Context<'a>, dir: &Node, victim: &Node) -> Aside<'a> {
-        let homes = &cx.files.holding().leases.homes;
-        let mut aside = Aside { leaving: homes.leaves(victim.object), is_aside: false, made: None };
+    pub(super) fn begin(cx: Context<'a>, dir: &Node, victim: &Node) -> UnlinkPreparation<'a> {
+        let homes = &cx.files.leases().table.homes;
+        let mut aside = UnlinkPreparation {
+            leaving: homes.begin_unlink(victim.object),
+            has_orphan_link: false,
+            made_folder_in: None,
+        };
         let attr = victim.stat.attr;
         if attr.nlink == 2 && !attr.is_dir() {
             // Before nlink falls to 1: calls that return the file under its directory's lease then record the
             // directory.
-            homes.lost_a_name(victim.object);
+            homes.mark_moved_hardlink(victim.object);
         }
         if !aside.leaving.is_open || attr.kind() != Kind::File || attr.nlink != 1 {
             return aside;
         }
         // Making the folder changes its parent directory, so it is allowed only if the call's change covers that.
-        let (orphans, make) = (&cx.reach().orphans, cx.stake.makes_folder());
-        match orphans.link(cx.reach(), dir, victim, make) {
+        let (orphans, make) = (&cx.resolver().orphans, cx.stake.may_make_orphan_folder());
+        match orphans.link(cx.resolver(), dir, victim, make) {
             Ok(orphan) => {
-                homes.set_aside(victim.object, orphan);
-                aside.is_aside = true;
+                homes.set_orphan(victim.object, orphan);
+                aside.has_orphan_link = true;
             }
             Err(Fault(errno)) => {
                 tracing::debug!(%errno, ino = victim.id.ino, "an open file is kept by its descriptor only");
             }
         }
-        aside.made = if make { orphans.top_of(cx.reach(), dir) } else { None };
+        aside.made_folder_in = if make { orphans.orphan_root_attr(cx.resolver(), dir) } else { None };
         aside
     }
 
     /// Completes the removal. Returns the directory in which the orphan folder was made, with its new attributes.
     pub(super) fn done(mut self) -> Option<(NodeId, Attr)> {
-        self.is_aside = false;
-        self.made.take()
+        self.has_orphan_link = false;
+        self.made_folder_in.take()
     }
 }
 
-impl Drop for Aside<'_> {
+impl Drop for UnlinkPreparation<'_> {
     fn drop(&mut self) {
-        if self.is_aside {
-            self.leaving.take_back();
+        if self.has_orphan_link {
+            self.leaving.cancel();
         }
     }
 }
 
 /// Returns the attributes of an inode that lost a name and is locked exclusively; `nlink` is 0 if it was the last
 /// name.
-pub(super) fn gone(cx: Context<'_>, victim: &Node) -> Result<(NodeId, Attr)> {
+pub(super) fn after_unlink(cx: Context<'_>, victim: &Node) -> Result<(NodeId, Attr)> {
     let (id, mut attr) = cx.attr_now(victim)?;
     if attr.is_dir() {
         attr.nlink = 0; // some filesystems leave it at 1 or 2
-        if cx.files.holding().leases.are_several() && cx.reach().may_hold(victim) {
-            cx.reach().removed.keep(victim, Instant::now());
+        if cx.files.leases().table.has_several_sessions() && cx.resolver().may_cache_fd(victim) {
+            cx.resolver().removed_dirs.keep(victim, Instant::now());
         }
     }
     if attr.nlink == 1 && !attr.is_dir() {
-        cx.files.holding().leases.homes.lost_a_name(victim.object);
+        cx.files.leases().table.homes.mark_moved_hardlink(victim.object);
     }
     if attr.nlink == 0 {
-        cx.reach().forget(id);
-        cx.export.readers.forget(id);
+        cx.resolver().forget(id);
+        cx.export.read_fds.forget(id);
     }
     Ok((id, attr))
 }

@@ -1,7 +1,7 @@
 //! Rename.
 
 use super::make::parent;
-use super::remove::{Aside, gone, pin_if_kept, unpin};
+use super::remove::{UnlinkPreparation, after_unlink, pin_if_kept, unpin};
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use crate::node_resolver::Node;
@@ -32,12 +32,12 @@ pub(crate) fn rename(
 ) -> Result<Outcome> {
     let from = parent(cx, names.from, names.name)?;
     let to = parent(cx, names.to, names.new_name)?;
-    let moved = cx.reach().child(&from, names.name)?;
+    let moved = cx.resolver().child(&from, names.name)?;
     if cx.stake.again && flags.contains(RenameFlags::WHITEOUT) && is_whiteout(&moved) {
         // The rename was applied before: the whiteout would replace the moved file at the new name.
         return Err(Fault(Errno::NOENT));
     }
-    let replaced = match cx.reach().child(&to, names.new_name) {
+    let replaced = match cx.resolver().child(&to, names.new_name) {
         Ok(node) => Some(node),
         Err(Fault(Errno::NOENT)) => None,
         Err(fault) => return Err(fault),
@@ -46,7 +46,7 @@ pub(crate) fn rename(
     let no_replace = flags.contains(RenameFlags::NOREPLACE);
     // Before the file is pinned: a pin for an open that may follow does not count as open.
     let aside = replaced.as_ref().filter(|node| !exchange && !no_replace && node.id != moved.id);
-    let aside = aside.map(|node| Aside::begin(cx, &to, node));
+    let aside = aside.map(|node| UnlinkPreparation::begin(cx, &to, node));
     let kept = match &replaced {
         Some(node) => pin_if_kept(cx, node, keep)?,
         None => None,
@@ -60,10 +60,10 @@ pub(crate) fn rename(
         unpin(cx, kept);
         return Err(errno.into());
     }
-    let made = aside.and_then(Aside::done);
-    let homes = &cx.files.holding().leases.homes;
-    if moved.stat.attr.nlink > 1 || homes.is_stray(moved.object) {
-        homes.named(moved.object, to.object);
+    let made = aside.and_then(UnlinkPreparation::done);
+    let homes = &cx.files.leases().table.homes;
+    if moved.stat.attr.nlink > 1 || homes.is_moved_hardlink(moved.object) {
+        homes.note_name_in(moved.object, to.object);
     }
     let mut after = vec![cx.attr_now(&from)?];
     if to.id != from.id {
@@ -72,13 +72,13 @@ pub(crate) fn rename(
     note_moved(cx, &moved, &to, names.new_name);
     if let Some(other) = replaced.as_ref().filter(|node| node.id != moved.id) {
         if exchange {
-            if other.stat.attr.nlink > 1 || homes.is_stray(other.object) {
-                homes.named(other.object, from.object);
+            if other.stat.attr.nlink > 1 || homes.is_moved_hardlink(other.object) {
+                homes.note_name_in(other.object, from.object);
             }
             note_moved(cx, other, &from, names.name);
             after.push(cx.attr_now(other)?);
         } else {
-            after.push(gone(cx, other)?);
+            after.push(after_unlink(cx, other)?);
         }
     }
     after.push(cx.attr_now(&moved)?);
@@ -89,7 +89,7 @@ pub(crate) fn rename(
     let whiteout = left.map(|(id, _)| id);
     after.extend(left);
     Ok(Outcome {
-        reply: Reply::Renamed { moved: moved.id, replaced, kept, whiteout },
+        reply: Reply::Renamed { moved: moved.id, replaced, pinned: kept, whiteout },
         after,
         grants: Vec::new(),
     })
@@ -104,14 +104,14 @@ fn is_whiteout(node: &Node) -> bool {
 /// Records the new name of an inode.
 fn note_moved(cx: Context<'_>, node: &Node, dir: &Node, name: &Name) {
     if node.stat.attr.is_dir() {
-        cx.reach().note_place(node.id, dir.id, name);
+        cx.resolver().remember_parent(node.id, dir.id, name);
     }
     cx.note_parent(node.id, &node.stat, dir);
 }
 
 /// Returns the whiteout left at the old name. It may be gone already; the client looks it up if it is missing here.
 fn whiteout(cx: Context<'_>, dir: &Node, name: &Name) -> Option<(NodeId, Attr)> {
-    let left = cx.reach().child(dir, name).ok()?;
+    let left = cx.resolver().child(dir, name).ok()?;
     cx.note_parent(left.id, &left.stat, dir);
     cx.attr_now(&left).ok()
 }

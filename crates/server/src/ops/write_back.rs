@@ -1,7 +1,7 @@
 //! Write-back of shared mappings (docs/decisions/0008, rule 12, and 0028).
 
 use super::open::DataFile;
-use super::own::OwnChange;
+use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
 use nigh_native::lease::{MergeBase, WroteBack};
@@ -21,15 +21,15 @@ impl WriteBack {
     /// merged.
     pub(super) fn begin(
         cx: Context<'_>,
-        change: &OwnChange<'_>,
+        change: &TrackedWrite<'_>,
         (node, file): (NodeId, &DataFile),
         since: Option<WriteBackPrecondition>,
         (offset, pages): (u64, &[u8]),
     ) -> Result<Option<WriteBack>> {
         let range = (offset, pages.len() as u64);
         let Some(base) = base(cx, change, since, range)? else { return Ok(None) };
-        let needed = !base.is_empty() || cx.stake.overtakes();
-        let before = if needed { present(cx, node, file, range)? } else { None };
+        let needed = !base.is_empty() || cx.stake.may_need_merge();
+        let before = if needed { current_data(cx, node, file, range)? } else { None };
         // A kernel writes no page beyond its known end of the file.
         let before = before.map(|mut before| {
             before.resize(pages.len(), 0);
@@ -67,24 +67,24 @@ impl WriteBack {
 /// Returns how to merge the pages. The change has begun, so no other session changes the file now.
 fn base(
     cx: Context<'_>,
-    change: &OwnChange<'_>,
+    change: &TrackedWrite<'_>,
     since: Option<WriteBackPrecondition>,
     range: (u64, u64),
 ) -> Result<Option<MergeBase>> {
     let Some(since) = since else { return Ok(Some(MergeBase::default())) };
     if let Some(base) = since.under.and_then(|under| cx.stake.merge_base(under, range)) {
         if base.is_unchanged() {
-            change.is_known_since(since.stamp);
+            change.note_vouched_since(since.stamp);
         }
         return Ok(Some(base));
     }
-    Ok(change.has_followed(since.stamp)?.then(MergeBase::default))
+    Ok(change.is_unchanged_by_others(since.stamp)?.then(MergeBase::default))
 }
 
 /// Handles write-back to a file that another client has changed. If the file holds these bytes already, they may come
 /// from an earlier attempt whose reply was lost, and the call succeeds. The reply carries no attributes: the writer
 /// must not take the other change for its own.
-pub(super) fn too_late(
+pub(super) fn after_conflict(
     cx: Context<'_>,
     node: NodeId,
     file: &DataFile,
@@ -93,7 +93,7 @@ pub(super) fn too_late(
 ) -> Result<Outcome> {
     // No data is changed.
     cx.stake.wrote_back(WroteBack { offset, before: Some(&[]), pages: &[], written: &[] });
-    if present(cx, node, file, (offset, pages.len() as u64))?.is_none_or(|there| there != pages) {
+    if current_data(cx, node, file, (offset, pages.len() as u64))?.is_none_or(|there| there != pages) {
         return Err(Fault(Errno::CANCELED));
     }
     let grants = Vec::from_iter(cx.stake.written(node, file.object()));
@@ -103,7 +103,7 @@ pub(super) fn too_late(
 
 /// Reads the file's present data in a range (offset, length), up to its end. `None` if the client has the file open
 /// only for writing. (A kernel writes back through any writable descriptor.)
-fn present(
+fn current_data(
     cx: Context<'_>,
     node: NodeId,
     file: &DataFile,

@@ -1,5 +1,5 @@
 use super::*;
-use nigh_link::tcp::{Door, Target, Trust};
+use nigh_link::tcp::{Acceptor, Target, Trust};
 use nigh_native::Message;
 use std::io::Read;
 use std::net::TcpListener;
@@ -23,13 +23,13 @@ fn pair(outbox: &Arc<Outbox>) -> (JoinHandle<()>, UnixStream) {
 /// Both ends of a link over TCP with TLS.
 fn tls_pair() -> (Link, Link) {
     let dir = tempfile::tempdir().unwrap();
-    let door = Door::with_tls(&dir.path().join("server"), None).unwrap();
+    let door = Acceptor::with_tls(&dir.path().join("server"), None).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (host, port) = ("127.0.0.1".into(), listener.local_addr().unwrap().port());
     let target = Target { host, port, trust: Trust::Known(dir.path().join("known")), token: None };
     let theirs = std::thread::spawn(move || target.connect().unwrap());
     let (stream, _) = listener.accept().unwrap();
-    let ours = door.admit(stream).unwrap();
+    let ours = door.accept(stream).unwrap();
     (ours, theirs.join().unwrap())
 }
 
@@ -147,7 +147,7 @@ fn urgent_frame_does_not_split_partly_sent_tls_frame() {
     outbox.send();
     let begun = {
         let queue = outbox.queue.lock();
-        assert_eq!(queue.begun, Some(0), "nothing of it is reported");
+        assert_eq!(queue.partly_sent, Some(0), "nothing of it is reported");
         frames.len() - queue.frames.len()
     };
     let pong = Arc::new(Message::Pong(1, 6).encode());
@@ -217,7 +217,7 @@ fn ending_link_closes_once_all_is_confirmed_or_after_timeout() {
     outbox.send();
     let begun = Instant::now();
     writer.join().unwrap();
-    assert!(begun.elapsed() < Outbox::FAREWELL);
+    assert!(begun.elapsed() < Outbox::DRAIN_TIME);
     let (writer, _theirs) = pair(&outbox);
     outbox.add([], 1, 1);
     writer.join().unwrap();
@@ -225,16 +225,16 @@ fn ending_link_closes_once_all_is_confirmed_or_after_timeout() {
 
 #[test]
 fn queue_limit_follows_throughput_of_slow_link() {
-    let mut pace = Pace::default();
-    assert_eq!(pace.calm(), Outbox::CALM, "nothing is known yet");
+    let mut pace = Throughput::default();
+    assert_eq!(pace.queue_limit(), Outbox::QUEUE_LIMIT, "nothing is known yet");
     for _ in 0..20 {
         pace.note(100_000, Duration::from_millis(100));
     }
-    assert!((900_000..1_100_000).contains(&pace.calm()), "{}", pace.calm());
+    assert!((900_000..1_100_000).contains(&pace.queue_limit()), "{}", pace.queue_limit());
     (0..50).for_each(|_| pace.note(1_000, Duration::from_millis(500)));
-    assert_eq!(pace.calm(), Outbox::CALM_LEAST);
+    assert_eq!(pace.queue_limit(), Outbox::QUEUE_LIMIT_LEAST);
     (0..50).for_each(|_| pace.note(50 << 20, Duration::from_millis(500)));
-    assert_eq!(pace.calm(), Outbox::CALM);
+    assert_eq!(pace.queue_limit(), Outbox::QUEUE_LIMIT);
 }
 
 /// The polling thread of idle connections may be the one that adds frames.
@@ -248,9 +248,9 @@ fn adding_thread_sends_limited_bytes_and_writer_sends_the_rest() {
     let frames = (100..106).map(|n| Arc::new(vec![n; 64 << 10]));
     outbox.add(frames.clone(), 0, 0);
     outbox.send();
-    assert_eq!(outbox.bytes().1, Outbox::IN_PASSING, "though there is room for all");
+    assert_eq!(outbox.bytes().1, Outbox::ADDER_BATCH, "though there is room for all");
     outbox.send();
-    assert_eq!(outbox.bytes().1, Outbox::IN_PASSING);
+    assert_eq!(outbox.bytes().1, Outbox::ADDER_BATCH);
     let reader = read_all(theirs);
     let writer = Arc::clone(&outbox);
     let writer = std::thread::spawn(move || writer.write(number));

@@ -6,30 +6,30 @@ use std::collections::VecDeque;
 use std::hash::Hash;
 
 /// Queue key of an item: the origin, and the session number (0 for the server itself).
-pub(crate) type Share = (Origin, u64);
+pub(crate) type QueueKey = (Origin, u64);
 
 /// Fair queue of items of many sessions. Before an item of one origin, at most one item of each other origin is
 /// served, however many are queued. Sessions within an origin are treated alike.
 pub(crate) struct FairQueue<T> {
     /// The only item. With one client that waits for each reply, the queue needs nothing else.
-    only: Option<(Share, T)>,
-    origins: Turns<Origin, Turns<u64, VecDeque<T>>>,
+    only: Option<(QueueKey, T)>,
+    origins: RoundRobin<Origin, RoundRobin<u64, VecDeque<T>>>,
     len: usize,
 }
 
 /// Non-empty queues that are served in turn.
-struct Turns<K, Q> {
+struct RoundRobin<K, Q> {
     queues: FxHashMap<K, Q>,
     order: VecDeque<K>,
 }
 
-impl<K, Q> Default for Turns<K, Q> {
-    fn default() -> Turns<K, Q> {
-        Turns { queues: FxHashMap::default(), order: VecDeque::new() }
+impl<K, Q> Default for RoundRobin<K, Q> {
+    fn default() -> RoundRobin<K, Q> {
+        RoundRobin { queues: FxHashMap::default(), order: VecDeque::new() }
     }
 }
 
-impl<K: Copy + Eq + Hash, Q: Default> Turns<K, Q> {
+impl<K: Copy + Eq + Hash, Q: Default> RoundRobin<K, Q> {
     fn queue(&mut self, key: K) -> &mut Q {
         let order = &mut self.order;
         self.queues.entry(key).or_insert_with(|| {
@@ -59,7 +59,7 @@ impl<K: Copy + Eq + Hash, Q: Default> Turns<K, Q> {
 
 impl<T> Default for FairQueue<T> {
     fn default() -> FairQueue<T> {
-        FairQueue { only: None, origins: Turns::default(), len: 0 }
+        FairQueue { only: None, origins: RoundRobin::default(), len: 0 }
     }
 }
 
@@ -68,7 +68,7 @@ impl<T> FairQueue<T> {
         self.len == 0
     }
 
-    pub(crate) fn push(&mut self, share: Share, item: T) {
+    pub(crate) fn push(&mut self, share: QueueKey, item: T) {
         self.len += 1;
         if self.len == 1 {
             self.only = Some((share, item));
@@ -80,7 +80,7 @@ impl<T> FairQueue<T> {
         self.put(share, item);
     }
 
-    fn put(&mut self, (origin, session): Share, item: T) {
+    fn put(&mut self, (origin, session): QueueKey, item: T) {
         self.origins.queue(origin).queue(session).push_back(item);
     }
 
@@ -112,14 +112,14 @@ impl<T> FairQueue<T> {
     }
 
     /// Counts a session's items that satisfy `is_such`.
-    pub(crate) fn count(&self, share: Share, is_such: impl Fn(&T) -> bool) -> usize {
+    pub(crate) fn count(&self, share: QueueKey, is_such: impl Fn(&T) -> bool) -> usize {
         let only = self.only.iter().filter(|(of, _)| *of == share).map(|(_, item)| item);
         let queue = self.origins.queues.get(&share.0).and_then(|sessions| sessions.queues.get(&share.1));
         only.chain(queue.into_iter().flatten()).filter(|item| is_such(item)).count()
     }
 
     /// Removes and returns a session's items that satisfy `is_such`.
-    pub(crate) fn take(&mut self, share: Share, is_such: impl Fn(&T) -> bool) -> VecDeque<T> {
+    pub(crate) fn take(&mut self, share: QueueKey, is_such: impl Fn(&T) -> bool) -> VecDeque<T> {
         let mut taken = VecDeque::new();
         if self.only.as_ref().is_some_and(|(of, item)| *of == share && is_such(item)) {
             taken.extend(self.only.take().map(|(_, item)| item));

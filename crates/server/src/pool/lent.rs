@@ -27,7 +27,7 @@ pub(super) const MOST: usize = 256;
 
 /// What a call accesses first, as far as that is known without an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct CallTarget {
     /// Memory address of the export; 0 if there is none.
     export: usize,
     node: NodeId,
@@ -35,8 +35,8 @@ pub(super) struct Place {
     names: u64,
 }
 
-impl Place {
-    pub(super) fn of(export: usize, call: &Call) -> Option<Place> {
+impl CallTarget {
+    pub(super) fn of(export: usize, call: &Call) -> Option<CallTarget> {
         let (node, name) = match call {
             Call::Lookup { dir, name }
             | Call::Create { dir, name, .. }
@@ -50,7 +50,7 @@ impl Place {
             Call::ResolvePath { node, names } => (*node, names.first()),
             Call::Tmpfile { dir, .. } => (dir.node, None),
             Call::List { dir } | Call::ListNames { dir, .. } => {
-                return Some(Place { export, node: dir.node, names: 1 });
+                return Some(CallTarget { export, node: dir.node, names: 1 });
             }
             Call::GetAttr { node }
             | Call::ReadLink { node }
@@ -85,7 +85,7 @@ impl Place {
             name.hash(&mut hasher);
             hasher.finish() | 2
         });
-        Some(Place { export, node, names })
+        Some(CallTarget { export, node, names })
     }
 
     fn filesystem(&self) -> (usize, u64) {
@@ -101,7 +101,7 @@ impl Place {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lent {
     pub(super) origin: Origin,
-    pub(super) place: Option<Place>,
+    pub(super) target: Option<CallTarget>,
 }
 
 /// The lent threads.
@@ -118,7 +118,7 @@ impl Loans {
     }
 
     pub(super) fn end(&mut self, lent: Lent) {
-        let is_it = |other: &Lent| other.origin == lent.origin && other.place == lent.place;
+        let is_it = |other: &Lent| other.origin == lent.origin && other.target == lent.target;
         if let Some(at) = self.0.iter().position(is_it) {
             self.0.swap_remove(at);
         }
@@ -126,7 +126,7 @@ impl Loans {
 
     /// Whether enough threads already wait for what this call would wait for. A call whose change `has_begun` is
     /// exempt from the limit on its origin.
-    pub(super) fn are_enough_for(&self, origin: Origin, place: Option<Place>, has_begun: bool) -> bool {
+    pub(super) fn are_enough_for(&self, origin: Origin, place: Option<CallTarget>, has_begun: bool) -> bool {
         if self.0.is_empty() {
             return false;
         }
@@ -137,8 +137,8 @@ impl Loans {
         }
         let Some(place) = place else { return false };
         let of_filesystem = if place.is_below_a_mount() { OF_MOUNT } else { OF_FILESYSTEM };
-        count(&|lent| lent.place == Some(place)) >= OF_PLACE
-            || count(&|lent| lent.place.is_some_and(|other| other.filesystem() == place.filesystem()))
+        count(&|lent| lent.target == Some(place)) >= OF_PLACE
+            || count(&|lent| lent.target.is_some_and(|other| other.filesystem() == place.filesystem()))
                 >= of_filesystem
     }
 }
@@ -148,16 +148,16 @@ mod tests {
     use super::*;
     use nigh_types::Name;
 
-    fn lookup(ino: u64, name: &str) -> Option<Place> {
-        let dir = nigh_types::NodeRef::bare(NodeId { ino, generation: 1 });
-        Place::of(1, &Call::Lookup { dir, name: Name::new(name.as_bytes()).unwrap() })
+    fn lookup(ino: u64, name: &str) -> Option<CallTarget> {
+        let dir = nigh_types::NodeRef::without_hint(NodeId { ino, generation: 1 });
+        CallTarget::of(1, &Call::Lookup { dir, name: Name::new(name.as_bytes()).unwrap() })
     }
 
     #[test]
     fn lent_threads_are_limited_by_name_mount_and_origin() {
         let origin = |uid| Origin { uid: Some(uid), host: None };
         let mut loans = Loans::default();
-        let lend = |loans: &mut Loans, uid, place| loans.add(Lent { origin: origin(uid), place });
+        let lend = |loans: &mut Loans, uid, place| loans.add(Lent { origin: origin(uid), target: place });
         (0..2).for_each(|_| lend(&mut loans, 1, lookup(7, "hung")));
         assert!(loans.are_enough_for(origin(2), lookup(7, "hung"), false));
         assert!(!loans.are_enough_for(origin(2), lookup(7, "other"), false), "it may lead elsewhere");
@@ -169,7 +169,7 @@ mod tests {
         assert!(loans.are_enough_for(origin(1), lookup(99, "x"), false), "sixteen of its origin");
         assert!(!loans.are_enough_for(origin(1), lookup(99, "x"), true), "others wait for its end");
         assert!(!loans.are_enough_for(origin(2), lookup(99, "x"), false));
-        loans.end(Lent { origin: origin(1), place: lookup(100, "x") });
+        loans.end(Lent { origin: origin(1), target: lookup(100, "x") });
         assert!(!loans.are_enough_for(origin(1), lookup(99, "x"), false));
     }
 }

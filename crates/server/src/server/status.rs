@@ -1,10 +1,10 @@
 //! Status of the server, for `nigh status --server`. The keys are a contract (docs/status.md).
 
 use super::Server;
-use crate::leases::Picture;
-use crate::locks::LockPicture;
+use crate::leases::LeaseSnapshot;
+use crate::locks::LockSnapshot;
 use crate::session::{Session, now};
-use crate::session_log::{Limits, client_name};
+use crate::session_log::{LogLimits, client_name};
 use nigh_native::lease::{ChangeId, Holder, HolderReport, LeaseKey};
 use nigh_types::{LeaseScope, Time};
 use serde_json::{Map, Value, json};
@@ -19,8 +19,8 @@ const WAITS_LISTED: usize = 16;
 const CONTENDED_LISTED: usize = 64;
 
 /// Counters of a server's life.
-pub(crate) struct Meter {
-    pub limits: Arc<Limits>,
+pub(crate) struct Counters {
+    pub limits: Arc<LogLimits>,
     started: (SystemTime, Instant),
     listening: OnceLock<Vec<String>>,
     /// Number of ended sessions, and their traffic.
@@ -29,9 +29,9 @@ pub(crate) struct Meter {
     bytes_out: AtomicU64,
 }
 
-impl Default for Meter {
-    fn default() -> Meter {
-        Meter {
+impl Default for Counters {
+    fn default() -> Counters {
+        Counters {
             limits: Arc::default(),
             started: (SystemTime::now(), Instant::now()),
             listening: OnceLock::new(),
@@ -42,7 +42,7 @@ impl Default for Meter {
     }
 }
 
-impl Meter {
+impl Counters {
     pub fn count_ended(&self, (bytes_in, bytes_out): (u64, u64)) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         self.bytes_in.fetch_add(bytes_in, Ordering::Relaxed);
@@ -52,31 +52,31 @@ impl Meter {
 
 /// Data collected for one status. The tables are read one after another, so concurrent changes may appear in only
 /// some of them.
-struct Survey {
+struct StatusData {
     now: Time,
     holders: BTreeMap<Holder, HolderReport>,
     /// Sessions that still owe acknowledgements, by change.
     awaited: BTreeMap<ChangeId, Vec<u64>>,
     since: BTreeMap<ChangeId, Time>,
-    leases: Picture,
-    locks: LockPicture,
+    leases: LeaseSnapshot,
+    locks: LockSnapshot,
 }
 
-impl Survey {
-    fn of(server: &Server) -> Survey {
-        let leases = server.leases.picture();
+impl StatusData {
+    fn of(server: &Server) -> StatusData {
+        let leases = server.leases.snapshot();
         let mut awaited = BTreeMap::<ChangeId, Vec<u64>>::new();
         for holder in &leases.report.holders {
             for change in &holder.awaited_by {
                 awaited.entry(*change).or_default().push(holder.holder.0);
             }
         }
-        Survey {
+        StatusData {
             now: now(),
             holders: leases.report.holders.iter().map(|h| (h.holder, h.clone())).collect(),
             awaited,
             since: leases.report.changes.iter().map(|c| (c.change, c.since)).collect(),
-            locks: server.locks.picture(),
+            locks: server.locks.snapshot(),
             leases,
         }
     }
@@ -86,13 +86,13 @@ impl Survey {
     }
 
     /// Adds the lease table's data on a session.
-    fn held(&self, session: u64, into: &mut Map<String, Value>) {
+    fn lease_fields(&self, session: u64, into: &mut Map<String, Value>) {
         let Some(held) = self.holders.get(&Holder(session)) else { return };
         let since = held.owes_since.map(|at| self.ago_ms(at));
         into.extend([
-            ("heard_ms".into(), json!(self.ago_ms(held.heard))),
+            ("heard_ms".into(), json!(self.ago_ms(held.last_renewed))),
             ("suspect".into(), json!(held.suspect)),
-            ("distrusted_ms".into(), json!(held.doubted_until.map(|at| at.since(self.now).0 / 1_000_000))),
+            ("distrusted_ms".into(), json!(held.penalised_until.map(|at| at.since(self.now).0 / 1_000_000))),
             ("grants".into(), json!({ "read": held.grants, "write": 0 })),
             ("recalls".into(), json!({ "owed": held.owed, "oldest_ms": since })),
         ]);
@@ -117,15 +117,15 @@ impl Survey {
         let waiting = self.locks.waits.iter().filter(|(waiter, _)| *waiter == session.id).count();
         let (bytes_in, bytes_out) = session.outbox.bytes();
         let (unconfirmed, held) = session.kept_bytes();
-        let away = session.away();
-        let since = session.story.since;
+        let away = session.disconnected_since();
+        let since = session.log.since;
         shown.extend([
             ("session".into(), json!(session.id)),
             ("connected".into(), json!(away.is_none())),
             ("away_s".into(), json!(away.map(|since| since.elapsed().as_secs()))),
-            ("dormant".into(), json!(session.standing.is_dormant())),
+            ("dormant".into(), json!(session.phase.is_courtesy())),
             ("peer".into(), json!(session.peer.to_string())),
-            ("transport".into(), json!(session.story.link.to_string())),
+            ("transport".into(), json!(session.log.link.to_string())),
             ("since".into(), json!(unix_s(since))),
             ("lasted_s".into(), json!(since.elapsed().unwrap_or_default().as_secs())),
             (
@@ -150,17 +150,17 @@ impl Survey {
                 ("locks".into(), json!(self.locks.held.get(&session.id).copied().unwrap_or(0))),
             ]);
         }
-        self.held(session.id, &mut shown);
+        self.lease_fields(session.id, &mut shown);
         Value::Object(shown)
     }
 
     /// Describes a discarded session whose lease still runs.
-    fn cut(&self, holder: Holder, client: u64) -> Value {
+    fn detached_session(&self, holder: Holder, client: u64) -> Value {
         let mut shown = Map::new();
         shown.insert("session".into(), json!(holder.0));
         shown.insert("connected".into(), json!(false));
         shown.insert("client".into(), json!(client_name(client)));
-        self.held(holder.0, &mut shown);
+        self.lease_fields(holder.0, &mut shown);
         Value::Object(shown)
     }
 }
@@ -175,17 +175,18 @@ impl Server {
     #[must_use]
     pub fn status(&self) -> Value {
         let sessions = self.all_sessions();
-        let survey = Survey::of(self);
+        let survey = StatusData::of(self);
         let (started, began) = self.meter.started;
         let live = sessions.iter().map(|session| survey.session(session, self.pool.queued(session)));
-        let cut = survey.leases.cut.iter().map(|(holder, client)| survey.cut(*holder, *client));
+        let cut =
+            survey.leases.detached.iter().map(|(holder, client)| survey.detached_session(*holder, *client));
         json!({
             "server": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "uid": rustix::process::geteuid().as_raw(),
             "started": unix_s(started),
             "uptime_s": began.elapsed().as_secs(),
-            "stopping": self.work.is_stopping(),
+            "stopping": self.inflight.is_stopping(),
             "term_ms": self.options.session_term.0 / 1_000_000,
             "listening": self.listening(),
             "exports": self.named_exports(&sessions),
@@ -228,7 +229,7 @@ impl Server {
     fn contended(&self, keys: &[LeaseKey]) -> Vec<Value> {
         let exports: Vec<_> = self.exports.lock().values().filter_map(Weak::upgrade).collect();
         let shown = keys.iter().take(CONTENDED_LISTED).map(|LeaseKey { object, covers }| {
-            let path = exports.iter().find_map(|export| export.reach().path_of(*object));
+            let path = exports.iter().find_map(|export| export.resolver().path_of(*object));
             json!({
                 "inode": object.ino,
                 "covers": match covers { LeaseScope::Directory | LeaseScope::Dentry | LeaseScope::NegativeDentry => "names", LeaseScope::Attributes => "attributes", LeaseScope::Data => "data" },
@@ -238,7 +239,7 @@ impl Server {
         shown.collect()
     }
 
-    fn totals(&self, sessions: &[Arc<Session>], survey: &Survey) -> Value {
+    fn totals(&self, sessions: &[Arc<Session>], survey: &StatusData) -> Value {
         let report = &survey.leases.report;
         let (mut bytes_in, mut bytes_out) =
             (self.meter.bytes_in.load(Ordering::Relaxed), self.meter.bytes_out.load(Ordering::Relaxed));
@@ -251,17 +252,17 @@ impl Server {
         json!({
             "sessions": sessions.len(),
             "sessions_ended": self.meter.sessions.load(Ordering::Relaxed),
-            "calls": { "under_way": self.work.under_way(), "parked": survey.leases.parked.len() },
+            "calls": { "under_way": self.inflight.under_way(), "parked": survey.leases.parked.len() },
             "grants": report.holders.iter().map(|holder| holder.grants).sum::<u64>(),
             "recalls_owed": report.holders.iter().map(|holder| holder.owed).sum::<u64>(),
             "contended": report.contended.len(),
             "granted": counters.granted,
             "recalled": counters.recalled,
-            "held": counters.held,
+            "held": counters.prepared,
             "acknowledged": counters.acknowledged,
             "suspected": counters.suspected,
             "fenced": counters.fenced,
-            "bytes": { "in": bytes_in, "out": bytes_out, "held": self.keeper.held_bytes() },
+            "bytes": { "in": bytes_in, "out": bytes_out, "held": self.reaper.charged_bytes() },
             "descriptors": { "files": self.descriptors.files(), "cached": self.descriptors.cached() },
             "threads": { "lent": lent, "waiting": waiting },
         })

@@ -62,15 +62,15 @@ fn greeted(
 }
 
 fn asking(call: Call) -> Request {
-    Request { credentials: Credentials::default(), name: None, call }
+    Request { credentials: Credentials::default(), mutation_id: None, call }
 }
 
 /// Whether the session gets a lock on a file, which is created if missing.
 fn lock(server: &Server, session: &Session, dir: &Path) -> bool {
     std::fs::write(dir.join("f"), "").unwrap();
-    let reach = session.attached().unwrap().export.reach();
+    let reach = session.attached().unwrap().export.resolver();
     let file = reach.child(reach.root_node(), &Name::new(b"f").unwrap()).unwrap();
-    let (node, owner, flock, kind, wait) = (NodeRef::bare(file.id), 1, false, LockKind::Write, false);
+    let (node, owner, flock, kind, wait) = (NodeRef::without_hint(file.id), 1, false, LockKind::Write, false);
     let (start, end, pid, reclaim) = (0, 9, 1, false);
     let call = Call::Lock { node, owner, flock, kind, start, end, wait, pid, reclaim };
     server.locks.lock(session.id, CallId(1), (file.id, file.object), &call).unwrap().is_ok()
@@ -88,7 +88,7 @@ fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
 fn cancel_after_reply_is_not_recorded() {
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
-    let root = NodeRef::bare(session.attached().unwrap().export.reach().root());
+    let root = NodeRef::without_hint(session.attached().unwrap().export.resolver().root());
     let getattr = asking(Call::GetAttr { node: root });
     let seven = CallId(7);
     server.handle_bytes(&session, LINK, &encode_request(seven, &getattr));
@@ -103,7 +103,7 @@ fn cancel_after_reply_is_not_recorded() {
     });
     server.handle_event(&session, ServerEvent::Cancel(seven));
     assert!(session.is_cancelled(seven));
-    session.answer(seven, Response::plain(Ok(Reply::Done)));
+    session.reply(seven, Response::plain(Ok(Reply::Done)));
     assert!(!session.is_cancelled(seven));
 }
 
@@ -113,7 +113,7 @@ fn slow_close_does_not_block_the_reader_of_the_session() {
     std::fs::write(dir.path().join("f"), "").unwrap();
     let (session, _theirs) = attached(&server, dir.path());
     let Attached { export, files, .. } = session.attached().unwrap();
-    let root = NodeRef::bare(export.reach().root());
+    let root = NodeRef::without_hint(export.resolver().root());
     let execute = |call| {
         let mut result = None;
         export.execute(files, CallId(1), asking(call), &mut |response| result = Some(response.result));
@@ -130,10 +130,10 @@ fn slow_close_does_not_block_the_reader_of_the_session() {
     let (server, session) = (&server, &session);
     std::thread::scope(|scope| {
         // The close updates the open-file table, which is locked here.
-        let slow = files.holding().leases.homes.hold();
+        let slow = files.leases().table.homes.block();
         let (done, is_done) = mpsc::channel();
         scope.spawn(move || {
-            server.request(
+            server.handle_request(
                 session,
                 CallId(0),
                 asking(Call::Release { handles: vec![handle, Handle(99)] }),
@@ -163,13 +163,13 @@ fn new_session_waits_until_calls_of_discarded_session_end() {
     // An intermediate state: the session table has lost the session, while a thread may still take one of its calls
     // from the pool.
     let answers = session.take_replies().unwrap();
-    drop(server.memory.keep(&session, session.attached().unwrap(), answers));
+    drop(server.memory.store(&session, session.attached().unwrap(), answers));
     std::thread::scope(|scope| {
         let (done, is_done) = mpsc::channel();
         let server = &server;
         scope.spawn(move || done.send(server.memory.is_settled((1, 1))).unwrap());
         assert!(is_done.recv_timeout(Duration::from_millis(200)).is_err(), "it may still be at work");
-        session.leave();
+        session.close();
         assert_eq!(is_done.recv_timeout(LONG), Ok(true));
     });
 }
@@ -180,18 +180,18 @@ fn cached_reply_survives_discard_of_the_session_that_requests_it() {
     let name = MutationId { client: 1, incarnation: 1, sequence: 7 };
     let (first, _theirs) = attached(&server, dir.path());
     let Attached { export, files, .. } = first.attached().unwrap();
-    let root = NodeRef::bare(export.reach().root());
+    let root = NodeRef::without_hint(export.resolver().root());
     let done = Response::plain(Ok(Reply::Done));
     first.take_replies().unwrap().note(name.sequence, done.clone(), files);
-    server.forget(&first, End::Forgotten);
+    server.discard(&first, End::Discarded);
     let (second, _theirs) = back(&server, dir.path());
     // Another thread is discarding the session, unknown to the reader.
     second.take_replies().unwrap();
     let call = Call::Mkdir { dir: root, name: Name::new(b"once").unwrap(), mode: 0o700, umask: 0 };
-    server.request(&second, CallId(9), Request { name: Some(name), ..asking(call) }, true);
-    server.forget(&second, End::Forgotten);
+    server.handle_request(&second, CallId(9), Request { mutation_id: Some(name), ..asking(call) }, true);
+    server.discard(&second, End::Discarded);
     let (third, _theirs) = back(&server, dir.path());
-    assert_eq!(server.memory.recall(&third, name), Some(done));
+    assert_eq!(server.memory.find_reply(&third, name), Some(done));
     assert!(!dir.path().join("once").exists());
 }
 
@@ -199,11 +199,11 @@ fn cached_reply_survives_discard_of_the_session_that_requests_it() {
 fn client_that_lost_its_locks_is_recorded_as_such_despite_earlier_lockless_session() {
     let (server, state, dir) = world();
     let (first, _theirs) = attached(&server, dir.path());
-    server.forget(&first, End::Cut);
+    server.discard(&first, End::Disconnected);
     let (second, _theirs) = back(&server, dir.path());
-    server.register.claimed(second.id);
+    server.registry.reclaim_done(second.id);
     assert!(lock(&server, &second, dir.path()));
-    server.forget(&second, End::Cut);
+    server.discard(&second, End::Disconnected);
     let lines = std::fs::read_to_string(state.path().join("sessions")).unwrap();
     assert!(lines.contains('?') && !lines.contains('+'), "{lines}");
 }
@@ -215,11 +215,11 @@ fn locks_of_discarded_session_are_released_only_after_the_loss_is_recorded() {
     let (other, _theirs) = greeted(&server, dir.path(), 2, None);
     let lock = |session| lock(&server, session, dir.path());
     assert!(lock(&holder) && !lock(&other));
-    server.register.set_readonly(true);
-    server.forget(&holder, End::Forgotten);
-    server.tend();
+    server.registry.set_readonly(true);
+    server.discard(&holder, End::Discarded);
+    server.reap();
     assert!(!lock(&other), "the next server would give it back");
-    server.register.set_readonly(false);
+    server.registry.set_readonly(false);
     wait("it is free", || lock(&other));
 }
 
@@ -227,7 +227,7 @@ fn locks_of_discarded_session_are_released_only_after_the_loss_is_recorded() {
 fn cancelled_lock_call_held_in_outbox_leaves_no_state() {
     let (server, _state, dir) = world();
     let (session, _theirs) = attached(&server, dir.path());
-    let node = NodeRef::bare(session.attached().unwrap().export.reach().root());
+    let node = NodeRef::without_hint(session.attached().unwrap().export.resolver().root());
     let (owner, flock, kind, start, end) = (1, true, LockKind::Write, 0, u64::MAX);
     let (wait, pid, reclaim) = (true, 1, false);
     let lock = Call::Lock { node: node.clone(), owner, flock, kind, start, end, wait, pid, reclaim };
@@ -235,12 +235,20 @@ fn cancelled_lock_call_held_in_outbox_leaves_no_state() {
     session.with_connection(|connection| {
         connection.handle_input(now(), &encode_request(call, &request)).unwrap();
     });
-    server.locks.expect(session.id, call);
+    server.locks.note_pending(session.id, call);
     assert_eq!(session.note_cancelled(call), Some(true));
     // With this many unconfirmed bytes no call of the session proceeds.
     session.outbox.add([], 0, WINDOW_BYTES + 1);
-    let (taken, change, begun) = (server.work.take().unwrap(), None, None);
-    session.execute(Job { session: Arc::clone(&session), call, request, change, taken, again: false, begun });
+    let (taken, change, begun) = (server.inflight.take().unwrap(), None, None);
+    session.execute(Job {
+        session: Arc::clone(&session),
+        call,
+        request,
+        change,
+        inflight: taken,
+        resent: false,
+        stream: begun,
+    });
     assert!(!session.with_connection(|connection| connection.is_outstanding(call)), "it is answered");
     // The call number is free again: a late cancellation must not affect its next use.
     assert!(!server.locks.cancel(session.id, call));
@@ -256,7 +264,7 @@ fn lease_expiry_does_not_close_the_link_of_a_concurrent_resumption() {
     let (session, _theirs) = attached(&server, dir.path());
     let Attached { export, files, .. } = session.attached().unwrap();
     // An unconfirmed recall keeps the session from being discarded.
-    let (id, node, covers, names) = (RecallId(1), export.reach().root(), LeaseScope::Directory, vec![]);
+    let (id, node, covers, names) = (RecallId(1), export.resolver().root(), LeaseScope::Directory, vec![]);
     session.queue(|connection| connection.recall(Recall { id, node, covers, names }));
     let agreed = export.session(files).unwrap();
     let (begun, done) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -282,10 +290,10 @@ fn lease_expiry_does_not_close_the_link_of_a_concurrent_resumption() {
         for nth in 1..=ROUNDS {
             let (ours, theirs) = UnixStream::pair().unwrap();
             begun.store(nth, Ordering::SeqCst);
-            let resumed = session.go_on(ours.into(), (1 + nth, 0), agreed.clone());
+            let resumed = session.resume(ours.into(), (1 + nth, 0), agreed.clone());
             wait(&done, nth);
             // The later of the two decides.
-            let goes_on = matches!(resumed, Ok(Resumption::Link(_))) && !session.standing.is_dormant();
+            let goes_on = matches!(resumed, Ok(Resumption::Link(_))) && !session.phase.is_courtesy();
             closed += u64::from(goes_on && !stands(theirs));
         }
     });
@@ -306,7 +314,7 @@ fn suspect_session_whose_lease_expires_during_resume_gets_new_lease() {
         // While the table is locked the resumption waits for it. Then the stream is held until the table has
         // answered.
         server.leases.put_answer(session.holder(), Vec::new(), |_, _| {
-            back = Some(scope.spawn(|| session.go_on(ours.into(), (u64::MAX, 0), agreed)));
+            back = Some(scope.spawn(|| session.resume(ours.into(), (u64::MAX, 0), agreed)));
             pause();
             let session = &session;
             scope.spawn(move || {
@@ -318,12 +326,12 @@ fn suspect_session_whose_lease_expires_during_resume_gets_new_lease() {
             is_held.recv_timeout(LONG).unwrap();
         });
         pause();
-        server.leases.leave(&session, *who, true);
-        session.standing.lapse();
+        server.leases.remove_session(&session, *who, true);
+        session.phase.lapse();
         release.send(()).unwrap();
         assert!(matches!(back.unwrap().join().unwrap(), Ok(Resumption::Link(_))));
     });
-    assert!(!session.standing.is_dormant());
+    assert!(!session.phase.is_courtesy());
     let holders = server.leases().holders;
     assert!(holders.iter().any(|holder| holder.holder == session.holder()), "nobody would ever fence it");
 }

@@ -5,18 +5,18 @@ use crate::handle::FileHandle;
 
 /// A parsed event.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Event {
     /// A change. `pid`: the process that made it; 0 if hidden, which it never is from that process itself.
-    Change { pid: i32, mask: u64, spot: Spot },
+    Change { pid: i32, mask: u64, spot: EventLocation },
     /// The kernel's event queue overflowed.
     Overflow,
     /// The record is malformed.
-    Strange,
+    Malformed,
 }
 
 /// Location of a change.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) struct Spot {
+pub(crate) struct EventLocation {
     /// A directory, and a name in it.
     pub(crate) dir: Option<(FileHandle, Box<[u8]>)>,
     /// The changed object itself.
@@ -31,17 +31,17 @@ const INFO: usize = 12;
 const HANDLE: usize = 8;
 
 /// Parses all events of one read.
-pub(crate) fn parse(mut bytes: &[u8], mut heard: impl FnMut(Heard)) {
+pub(crate) fn parse(mut bytes: &[u8], mut heard: impl FnMut(Event)) {
     while !bytes.is_empty() {
         let length = u32_at(bytes, 0).and_then(|length| usize::try_from(length).ok());
         let event = length.filter(|length| *length >= METADATA).and_then(|length| bytes.get(..length));
-        let Some(event) = event else { return heard(Heard::Strange) };
-        heard(one(event).unwrap_or(Heard::Strange));
+        let Some(event) = event else { return heard(Event::Malformed) };
+        heard(one(event).unwrap_or(Event::Malformed));
         bytes = &bytes[event.len()..];
     }
 }
 
-fn one(event: &[u8]) -> Option<Heard> {
+fn one(event: &[u8]) -> Option<Event> {
     if *event.get(4)? != libc::FANOTIFY_METADATA_VERSION {
         return None;
     }
@@ -49,12 +49,12 @@ fn one(event: &[u8]) -> Option<Heard> {
     let mask = u64::from_ne_bytes(array(event, 8)?);
     let pid = i32::from_ne_bytes(array(event, 20)?);
     if mask & libc::FAN_Q_OVERFLOW != 0 {
-        return Some(Heard::Overflow);
+        return Some(Event::Overflow);
     }
     if head < METADATA {
         return None;
     }
-    let mut spot = Spot::default();
+    let mut spot = EventLocation::default();
     let mut rest = event.get(head..)?;
     while !rest.is_empty() {
         let length = usize::from(u16::from_ne_bytes(array(rest, 2)?));
@@ -76,7 +76,7 @@ fn one(event: &[u8]) -> Option<Heard> {
         }
         rest = &rest[length..];
     }
-    (spot != Spot::default()).then_some(Heard::Change { pid, mask, spot })
+    (spot != EventLocation::default()).then_some(Event::Change { pid, mask, spot })
 }
 
 /// Parses the file handle of a record. Returns the remaining bytes as well.
@@ -84,7 +84,7 @@ fn handle(info: &[u8]) -> Option<(FileHandle, &[u8])> {
     let length = usize::try_from(u32_at(info, INFO)?).ok()?;
     let kind = i32::from_ne_bytes(array(info, INFO + 4)?);
     let end = (INFO + HANDLE).checked_add(length)?;
-    Some((FileHandle::told(kind, info.get(INFO + HANDLE..end)?)?, info.get(end..)?))
+    Some((FileHandle::from_kernel(kind, info.get(INFO + HANDLE..end)?)?, info.get(end..)?))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
@@ -126,14 +126,14 @@ mod tests {
         all
     }
 
-    fn read(bytes: &[u8]) -> Vec<Heard> {
+    fn read(bytes: &[u8]) -> Vec<Event> {
         let mut all = Vec::new();
         parse(bytes, |heard| all.push(heard));
         all
     }
 
     fn told(bytes: &[u8]) -> FileHandle {
-        FileHandle::told(1, bytes).unwrap()
+        FileHandle::from_kernel(1, bytes).unwrap()
     }
 
     #[test]
@@ -142,13 +142,16 @@ mod tests {
         let own = event(libc::FAN_DELETE_SELF, 8, &[info(2, b"dirdirdi", b".\0")]);
         let more = event(libc::FAN_ATTRIB, 9, &[info(99, b"later", b"x"), info(1, b"filefile", b"")]);
         let all = read(&[both, own, more].concat());
-        let named = Spot { dir: Some((told(b"dirdirdi"), b"name"[..].into())), own: Some(told(b"filefile")) };
-        assert_eq!(all[0], Heard::Change { pid: 7, mask: libc::FAN_MODIFY, spot: named });
-        let dir = Spot { dir: None, own: Some(told(b"dirdirdi")) };
-        assert_eq!(all[1], Heard::Change { pid: 8, mask: libc::FAN_DELETE_SELF, spot: dir });
-        let file = Spot { dir: None, own: Some(told(b"filefile")) };
-        assert_eq!(all[2], Heard::Change { pid: 9, mask: libc::FAN_ATTRIB, spot: file });
-        assert_eq!(read(&event(libc::FAN_Q_OVERFLOW, 0, &[])), [Heard::Overflow]);
+        let named = EventLocation {
+            dir: Some((told(b"dirdirdi"), b"name"[..].into())),
+            own: Some(told(b"filefile")),
+        };
+        assert_eq!(all[0], Event::Change { pid: 7, mask: libc::FAN_MODIFY, spot: named });
+        let dir = EventLocation { dir: None, own: Some(told(b"dirdirdi")) };
+        assert_eq!(all[1], Event::Change { pid: 8, mask: libc::FAN_DELETE_SELF, spot: dir });
+        let file = EventLocation { dir: None, own: Some(told(b"filefile")) };
+        assert_eq!(all[2], Event::Change { pid: 9, mask: libc::FAN_ATTRIB, spot: file });
+        assert_eq!(read(&event(libc::FAN_Q_OVERFLOW, 0, &[])), [Event::Overflow]);
     }
 
     #[test]
@@ -156,7 +159,7 @@ mod tests {
         let whole = event(libc::FAN_CREATE, 7, &[info(2, b"dirdirdi", b"name\0")]);
         for end in 1..whole.len() {
             let said = read(&whole[..end]);
-            assert_eq!(said.last(), Some(&Heard::Strange), "{end}");
+            assert_eq!(said.last(), Some(&Event::Malformed), "{end}");
         }
         // A wrong byte in header or lengths yields some hint or a loss, never a panic.
         for at in 0..whole.len() {
@@ -166,8 +169,8 @@ mod tests {
                 assert!(!read(&bytes).is_empty());
             }
         }
-        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[])), [Heard::Strange], "nothing says where");
-        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[info(2, b"dirdirdi", b"\0")])), [Heard::Strange]);
-        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[info(1, &[1; 129], b"")])), [Heard::Strange]);
+        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[])), [Event::Malformed], "nothing says where");
+        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[info(2, b"dirdirdi", b"\0")])), [Event::Malformed]);
+        assert_eq!(read(&event(libc::FAN_CREATE, 7, &[info(1, &[1; 129], b"")])), [Event::Malformed]);
     }
 }

@@ -1,12 +1,12 @@
 //! A watched filesystem: its fanotify group, and the resolution of its events.
 
-use super::Alive;
-use super::event::Spot;
+use super::CurrentGroups;
+use super::event::EventLocation;
 use super::fanotify::{self, Scope};
 use super::keys::{Hint, MASK, OWN_DELETE_SELF, is_of_attributes};
 use super::local::{has_fine_times, is_local, kernel_release};
 use crate::error::{Fault, Result};
-use crate::fd_location::{Location, mount_root, told_place};
+use crate::fd_location::{Location, locate_on_mount, mount_root};
 use crate::filesystem::Filesystem;
 use crate::handle::{FileHandle, Opener};
 use crate::leases::Leases;
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How a filesystem is watched.
-pub(crate) enum Way {
+pub(crate) enum MarkStrategy {
     /// One mark on the whole filesystem. Events are resolved by file handle.
     Whole(Whole),
     /// One mark on each granted object.
@@ -56,7 +56,7 @@ pub(crate) struct Group {
     /// Magic number of the filesystem: its device number may be reused.
     kind: u64,
     pub(crate) label: &'static str,
-    pub(crate) way: Way,
+    pub(crate) strategy: MarkStrategy,
     pub(crate) counts: Counts,
     /// Too many events are lost, so every grant has a time limit.
     pub(crate) paused: AtomicBool,
@@ -65,9 +65,9 @@ pub(crate) struct Group {
     /// Directories by handle, from grants and events. `noted` holds the granted ones by object.
     known: Mutex<LruCache<FileHandle, Object>>,
     noted: Mutex<LruCache<Object, ()>>,
-    stamps: Mutex<LruCache<Object, Stamp>>,
+    stamps: Mutex<LruCache<Object, InodeStamp>>,
     leases: Arc<Leases>,
-    alive: Arc<Mutex<Alive>>,
+    current: Arc<Mutex<CurrentGroups>>,
     token: u64,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Counts {
 
 /// State of an object when it was recalled last.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct InodeStamp {
     ctime: Timestamp,
     mtime: Timestamp,
     size: u64,
@@ -106,7 +106,7 @@ impl Group {
         root: &OwnedFd,
         (stat, filesystem): (&Stat, Filesystem),
         whole: bool,
-        (leases, alive, token): (&Arc<Leases>, &Arc<Mutex<Alive>>, u64),
+        (leases, alive, token): (&Arc<Leases>, &Arc<Mutex<CurrentGroups>>, u64),
     ) -> std::result::Result<Group, String> {
         let label = filesystem.label();
         if !is_local(filesystem.kind) {
@@ -119,7 +119,7 @@ impl Group {
         let marked = opener.and_then(|opener| {
             let fd = fanotify::open(true).ok()?;
             fanotify::mark(&fd, Scope::Filesystem, MASK, root).ok()?;
-            Some((fd, Way::Whole(Whole { opener, root: mount_root(root).ok()? })))
+            Some((fd, MarkStrategy::Whole(Whole { opener, root: mount_root(root).ok()? })))
         });
         let (fd, way) = match marked {
             Some(marked) => marked,
@@ -135,7 +135,7 @@ impl Group {
                     }
                     _ => {}
                 }
-                (fd, Way::Objects(Mutex::default()))
+                (fd, MarkStrategy::Objects(Mutex::default()))
             }
         };
         Ok(Group {
@@ -143,7 +143,7 @@ impl Group {
             filesystem: object.filesystem,
             kind: filesystem.kind,
             label,
-            way,
+            strategy: way,
             counts: Counts::default(),
             paused: AtomicBool::new(false),
             begun: AtomicBool::new(false),
@@ -152,7 +152,7 @@ impl Group {
             noted: Mutex::new(LruCache::new(KNOWN)),
             stamps: Mutex::new(LruCache::new(KNOWN)),
             leases: Arc::clone(leases),
-            alive: Arc::clone(alive),
+            current: Arc::clone(alive),
             token,
         })
     }
@@ -166,7 +166,7 @@ impl Group {
 
     /// Marks an object of this filesystem before it is granted. `fd`, `O_PATH` or not, refers to it.
     pub(crate) fn watch(&self, object: Object, fd: impl AsFd) {
-        let Way::Objects(marks) = &self.way else { return };
+        let MarkStrategy::Objects(marks) = &self.strategy else { return };
         if object.filesystem != self.filesystem {
             return;
         }
@@ -187,7 +187,7 @@ impl Group {
                 marks.by_handle.insert(handle.clone(), object);
                 marks.by_object.insert(object, handle);
                 marks.full = None;
-                self.leases.tell(|table, now| table.handle_watched_object(now, object));
+                self.leases.with_table(|table, now| table.handle_watched_object(now, object));
             }
             Err(error) => {
                 self.counts.refused.fetch_add(1, Ordering::Relaxed);
@@ -202,14 +202,14 @@ impl Group {
     /// Notes that an object has no mark, though an earlier inode with its number may have had one.
     fn unmarked(&self, marks: &mut Marks, object: Object) {
         if marks.by_object.remove(&object).is_some() {
-            self.leases.tell(|table, now| table.handle_unwatched_object(now, object));
+            self.leases.with_table(|table, now| table.handle_unwatched_object(now, object));
         }
     }
 
     /// Notes the handle of a directory that is granted. The handle resolves no more once the directory is removed,
     /// but processes in the directory may still see its attributes.
     pub(crate) fn note_directory(&self, object: Object, fd: impl AsFd) {
-        let Way::Whole(_) = &self.way else { return };
+        let MarkStrategy::Whole(_) = &self.strategy else { return };
         if object.filesystem != self.filesystem || self.noted.lock().put(object, ()).is_some() {
             return;
         }
@@ -233,13 +233,15 @@ impl Group {
     /// Grants watched objects without a time limit from now on.
     pub(crate) fn resume(&self) {
         self.paused.store(false, Ordering::Relaxed);
-        match &self.way {
-            Way::Whole(_) => self.leases.tell(|table, now| table.handle_watched(now, self.filesystem)),
-            Way::Objects(marks) => {
+        match &self.strategy {
+            MarkStrategy::Whole(_) => {
+                self.leases.with_table(|table, now| table.handle_watched(now, self.filesystem))
+            }
+            MarkStrategy::Objects(marks) => {
                 let marks = marks.lock();
                 let objects: Vec<Object> = marks.by_object.keys().copied().collect();
                 for some in objects.chunks(AT_ONCE) {
-                    self.leases.tell(|table, now| {
+                    self.leases.with_table(|table, now| {
                         some.iter().for_each(|object| table.handle_watched_object(now, *object));
                     });
                 }
@@ -251,8 +253,8 @@ impl Group {
     pub(crate) fn pause(&self) {
         self.paused.store(true, Ordering::Relaxed);
         // A thread that marks an object concurrently either finishes before this or sees `paused`.
-        let marks = if let Way::Objects(marks) = &self.way { Some(marks.lock()) } else { None };
-        let until = self.leases.tell(|table, now| {
+        let marks = if let MarkStrategy::Objects(marks) = &self.strategy { Some(marks.lock()) } else { None };
+        let until = self.leases.with_table(|table, now| {
             table.handle_unwatched(now, self.filesystem);
             table.latest_grant()
         });
@@ -261,14 +263,14 @@ impl Group {
     }
 
     /// Removes all marks; objects are marked anew with their next grants.
-    pub(crate) fn begin_again(&self) {
-        let Way::Objects(marks) = &self.way else { return };
+    pub(crate) fn remark_all(&self) {
+        let MarkStrategy::Objects(marks) = &self.strategy else { return };
         let mut marks = marks.lock();
         if let Err(error) = fanotify::flush(&self.fd) {
             tracing::warn!(%error, "marks cannot be taken away");
         }
         *marks = Marks::default();
-        let until = self.leases.tell(|table, now| {
+        let until = self.leases.with_table(|table, now| {
             table.handle_unwatched(now, self.filesystem);
             table.latest_grant()
         });
@@ -278,7 +280,7 @@ impl Group {
 
     /// Starts over with marks if the limit was hit and most marked objects are no longer granted.
     pub(crate) fn make_room(&self) {
-        let Way::Objects(marks) = &self.way else { return };
+        let MarkStrategy::Objects(marks) = &self.strategy else { return };
         let marks = marks.lock();
         if marks.full.is_none() {
             return;
@@ -286,10 +288,10 @@ impl Group {
         let objects: Vec<Object> = marks.by_object.keys().copied().collect();
         drop(marks);
         let held = objects.chunks(AT_ONCE).map(|some| {
-            self.leases.tell(|table, _| some.iter().filter(|object| table.is_held(**object)).count())
+            self.leases.with_table(|table, _| some.iter().filter(|object| table.has_holder(**object)).count())
         });
         if held.sum::<usize>() < objects.len() / 2 {
-            self.begin_again();
+            self.remark_all();
         }
     }
 
@@ -300,7 +302,7 @@ impl Group {
             let most = AT_ONCE as u64;
             after = self
                 .leases
-                .tell(|table, now| table.handle_missed(now, self.filesystem, until, (after, most)));
+                .with_table(|table, now| table.handle_missed(now, self.filesystem, until, (after, most)));
             if after.is_none() {
                 return;
             }
@@ -309,22 +311,22 @@ impl Group {
 
     /// Number of marks, for status.
     pub(crate) fn marks(&self) -> u64 {
-        match &self.way {
-            Way::Whole(_) => 1,
-            Way::Objects(marks) => marks.lock().by_object.len() as u64,
+        match &self.strategy {
+            MarkStrategy::Whole(_) => 1,
+            MarkStrategy::Objects(marks) => marks.lock().by_object.len() as u64,
         }
     }
 
     /// Resolves an event. An error means that the event cannot be resolved now and counts as lost.
-    pub(crate) fn resolve(&self, mask: u64, spot: &Spot) -> Result<Hint> {
+    pub(crate) fn resolve(&self, mask: u64, spot: &EventLocation) -> Result<Hint> {
         let dir = match &spot.dir {
             Some((handle, name)) => self.directory(handle)?.map(|dir| (dir, Name::new(name).ok())),
             None => None,
         };
         let mut hint = Hint { mask, dir, ..Hint::default() };
         let Some(own) = &spot.own else { return Ok(hint) };
-        match &self.way {
-            Way::Objects(marks) => {
+        match &self.strategy {
+            MarkStrategy::Objects(marks) => {
                 let mut marks = marks.lock();
                 hint.own = marks.by_handle.get(own).copied();
                 if mask & (libc::FAN_DELETE_SELF | OWN_DELETE_SELF) != 0
@@ -334,7 +336,7 @@ impl Group {
                     self.unmarked(&mut marks, object);
                 }
             }
-            Way::Whole(Whole { opener, root }) => {
+            MarkStrategy::Whole(Whole { opener, root }) => {
                 let Some(fd) = unless_gone(opener.open(own))? else {
                     hint.own = self.known.lock().get(own).copied();
                     return Ok(hint);
@@ -342,11 +344,11 @@ impl Group {
                 let stat = stat::of_fd(&fd)?;
                 let object = stat.object(false);
                 hint.own = Some(object);
-                hint.same = self.is_same(object, &stat);
+                hint.unchanged = self.is_same(object, &stat);
                 // The name by which it was opened may be gone, while another one is its only name.
                 let may_lie_elsewhere = hint.dir.is_none() || stat.attr.nlink == 1;
                 if may_lie_elsewhere && !stat.attr.is_dir() && is_of_attributes(mask) {
-                    hint.home = home(root, &fd, &stat)?;
+                    hint.located_in = locate_dir(root, &fd, &stat)?;
                 }
             }
         }
@@ -354,9 +356,9 @@ impl Group {
     }
 
     fn directory(&self, handle: &FileHandle) -> Result<Option<Object>> {
-        match &self.way {
-            Way::Objects(marks) => Ok(marks.lock().by_handle.get(handle).copied()),
-            Way::Whole(Whole { opener, .. }) => {
+        match &self.strategy {
+            MarkStrategy::Objects(marks) => Ok(marks.lock().by_handle.get(handle).copied()),
+            MarkStrategy::Whole(Whole { opener, .. }) => {
                 if let Some(object) = self.known.lock().get(handle) {
                     return Ok(Some(*object));
                 }
@@ -374,7 +376,7 @@ impl Group {
         let since = u64::try_from(attr.ctime.secs).ok().map(|secs| Duration::new(secs, attr.ctime.nanos));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
         let old = now.zip(since).is_some_and(|(now, since)| now.saturating_sub(since) > TICK);
-        let stamp = Stamp {
+        let stamp = InodeStamp {
             ctime: attr.ctime,
             mtime: attr.mtime,
             size: attr.size,
@@ -393,7 +395,7 @@ impl Drop for Group {
         if !self.begun.load(Ordering::SeqCst) {
             return;
         }
-        let mut alive = self.alive.lock();
+        let mut alive = self.current.lock();
         if alive.tokens.get(&self.filesystem) == Some(&self.token) {
             alive.tokens.remove(&self.filesystem);
             self.pause();
@@ -421,8 +423,8 @@ fn unless_gone<T>(looked: Result<T>) -> Result<Option<T>> {
 
 /// Returns the directory and name of a file according to the kernel. (If the kernel knows only a removed name, which
 /// builds cause often, nothing is recalled, since that would have to be everything: docs/semantics.md, S9.)
-fn home(root: &OwnedFd, fd: &OwnedFd, stat: &Stat) -> Result<Option<(Object, Name)>> {
-    match told_place(root, fd, stat)? {
+fn locate_dir(root: &OwnedFd, fd: &OwnedFd, stat: &Stat) -> Result<Option<(Object, Name)>> {
+    match locate_on_mount(root, fd, stat)? {
         Location::There(dir, name) => Ok(Some((stat::of_fd(&dir)?.object(false), name))),
         Location::Elsewhere => Ok(None),
     }

@@ -11,9 +11,9 @@ pub(crate) struct Hint {
     pub(crate) dir: Option<(Object, Option<Name>)>,
     pub(crate) own: Option<Object>,
     /// The file's current directory and name, if the event has no directory or perhaps a former one.
-    pub(crate) home: Option<(Object, Name)>,
+    pub(crate) located_in: Option<(Object, Name)>,
     /// Size and times equal those at the last recall.
-    pub(crate) same: bool,
+    pub(crate) unchanged: bool,
 }
 
 /// Creation and removal of names.
@@ -43,10 +43,10 @@ pub(crate) fn directory_of_rights(hint: &Hint) -> Option<Object> {
 
 /// Collects the keys to recall.
 pub(crate) fn keys(hint: &Hint, changes: &mut Vec<Change>) {
-    let Hint { mask, dir, own, home, same } = hint;
+    let Hint { mask, dir, own, located_in: home, unchanged: same } = hint;
     let mut push = |object: Object, covers: LeaseScope, name: Option<&Name>| {
         let names = name.into_iter().cloned().collect();
-        changes.push(Change { key: LeaseKey { object, covers }, names, writes: false, told: false });
+        changes.push(Change { key: LeaseKey { object, covers }, names, writes: false, can_update: false });
     };
     let attributes = mask & INODE != 0 || (is_of_attributes(*mask) && !same);
     if let Some((dir, name)) = dir {
@@ -90,7 +90,7 @@ mod tests {
         let dir = dir.then(|| (DIR, Some(name())));
         let home = (own && dir.is_none()).then(|| (HOME, name()));
         let mut changes = Vec::new();
-        keys(&Hint { mask, dir, own: own.then_some(FILE), home, same }, &mut changes);
+        keys(&Hint { mask, dir, own: own.then_some(FILE), located_in: home, unchanged: same }, &mut changes);
         assert!(changes.iter().all(|change| !change.writes));
         changes.iter().map(|change| (change.key.object, change.key.covers, change.names.len())).collect()
     }

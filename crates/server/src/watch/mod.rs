@@ -24,7 +24,7 @@ use crate::error::Result;
 use crate::filesystem::{Filesystem, identify};
 use crate::leases::Leases;
 use crate::stat::Stat;
-use group::Way;
+use group::MarkStrategy;
 use inbox::Inbox;
 pub(crate) use mounts::unescape;
 use nigh_native::lease::Object;
@@ -48,27 +48,27 @@ pub(crate) struct Watch {
     stop: OwnedFd,
     groups: RwLock<FxHashMap<u64, (u64, Weak<Group>)>>,
     last_token: AtomicU64,
-    alive: Arc<Mutex<Alive>>,
+    current: Arc<Mutex<CurrentGroups>>,
     /// Filesystems that cannot be watched, with the reasons.
     refused: Mutex<BTreeMap<u64, String>>,
     inbox: Mutex<Inbox>,
     /// Signals input in the inbox.
     wake: Condvar,
     started: Mutex<bool>,
-    way: WatchWay,
+    method: WatchMethod,
 }
 
 /// The current group of each filesystem: an ending group may be older than its successor.
 #[derive(Default)]
-pub(crate) struct Alive {
+pub(crate) struct CurrentGroups {
     tokens: FxHashMap<u64, u64>,
     /// A thread has ended, so events are no longer handled.
-    over: bool,
+    ended: bool,
 }
 
 /// How changes on the server's own disk are detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum WatchWay {
+pub enum WatchMethod {
     /// The best way that the kernel permits this process.
     #[default]
     Best,
@@ -79,7 +79,7 @@ pub enum WatchWay {
 }
 
 /// The watched filesystems of one export. A filesystem's watch ends with its last export.
-pub(crate) struct Watched {
+pub(crate) struct ExportWatch {
     watch: Arc<Watch>,
     root: std::result::Result<Arc<Group>, String>,
     /// Filesystems mounted inside the export.
@@ -87,7 +87,7 @@ pub(crate) struct Watched {
 }
 
 impl Watch {
-    pub(crate) fn new(leases: &Arc<Leases>, way: WatchWay) -> io::Result<Arc<Watch>> {
+    pub(crate) fn new(leases: &Arc<Leases>, way: WatchMethod) -> io::Result<Arc<Watch>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(threads::STOP), epoll::EventFlags::IN)?;
@@ -97,12 +97,12 @@ impl Watch {
             stop,
             groups: RwLock::default(),
             last_token: AtomicU64::new(threads::MOUNTS),
-            alive: Arc::default(),
+            current: Arc::default(),
             refused: Mutex::default(),
             inbox: Mutex::default(),
             wake: Condvar::new(),
             started: Mutex::new(false),
-            way,
+            method: way,
         }))
     }
 
@@ -113,17 +113,17 @@ impl Watch {
     }
 
     /// Watches the filesystem of an export's root, before the first grant on it.
-    pub(crate) fn meet(
+    pub(crate) fn watch_export(
         self: &Arc<Watch>,
         root: &OwnedFd,
         stat: &Stat,
         filesystem: Filesystem,
-    ) -> Arc<Watched> {
-        let group = self.group(root, (stat, filesystem), self.way == WatchWay::Best);
+    ) -> Arc<ExportWatch> {
+        let group = self.group(root, (stat, filesystem), self.method == WatchMethod::Best);
         if let Err(why) = &group {
             tracing::info!(why, "changes on the server's own disk are not heard of: grants have a limit");
         }
-        Arc::new(Watched { watch: Arc::clone(self), root: group, inner: RwLock::default() })
+        Arc::new(ExportWatch { watch: Arc::clone(self), root: group, inner: RwLock::default() })
     }
 
     fn group(
@@ -133,22 +133,23 @@ impl Watch {
         whole: bool,
     ) -> std::result::Result<Arc<Group>, String> {
         let key = stat.object(filesystem.overlay).filesystem;
-        let mut alive = self.alive.lock();
+        let mut alive = self.current.lock();
         if let Some(group) = self.groups.read().get(&key).and_then(|(_, group)| group.upgrade()) {
             return Ok(group);
         }
-        if self.way == WatchWay::Off || alive.over {
+        if self.method == WatchMethod::Off || alive.ended {
             return Err("nothing is to be watched".into());
         }
         self.start().map_err(|error| format!("nothing can be watched: {error}"))?;
         let token = self.last_token.fetch_add(1, Ordering::Relaxed) + 1;
-        let made =
-            Group::new(fd, (stat, filesystem), whole, (&self.leases, &self.alive, token)).and_then(|group| {
+        let made = Group::new(fd, (stat, filesystem), whole, (&self.leases, &self.current, token)).and_then(
+            |group| {
                 let data = epoll::EventData::new_u64(token);
                 epoll::add(&self.epoll, &group.fd, data, epoll::EventFlags::IN)
                     .map_err(|error| format!("nothing can be watched: {error}"))?;
                 Ok(Arc::new(group))
-            });
+            },
+        );
         match made {
             Ok(group) => {
                 self.refused.lock().remove(&key);
@@ -166,8 +167,8 @@ impl Watch {
     }
 
     /// Handles the end of a thread: no more events are handled.
-    fn is_over(&self) {
-        self.alive.lock().over = true;
+    fn stop_watching(&self) {
+        self.current.lock().ended = true;
         self.all_groups().iter().for_each(|(_, group)| group.pause());
     }
 
@@ -184,7 +185,7 @@ impl Watch {
         let watched = groups.iter().map(|group| {
             json!({
                 "filesystem": group.label,
-                "way": match &group.way { Way::Whole(_) => "filesystem", Way::Objects(_) => "objects" },
+                "way": match &group.strategy { MarkStrategy::Whole(_) => "filesystem", MarkStrategy::Objects(_) => "objects" },
                 "marks": group.marks(),
                 "unmarked": count(&group.counts.refused),
                 "paused": group.paused.load(Ordering::Relaxed),
@@ -200,7 +201,7 @@ impl Watch {
     }
 }
 
-impl Watched {
+impl ExportWatch {
     /// Marks an object before it is granted. `fd` refers to it.
     pub(crate) fn watch(&self, object: Object, fd: &OwnedFd) {
         match &self.root {
@@ -231,7 +232,9 @@ impl Watched {
     /// Whether a descriptor is needed before an object is granted.
     pub(crate) fn wants(&self, object: Object) -> bool {
         match &self.root {
-            Ok(group) if group.filesystem == object.filesystem => matches!(group.way, Way::Objects(_)),
+            Ok(group) if group.filesystem == object.filesystem => {
+                matches!(group.strategy, MarkStrategy::Objects(_))
+            }
             _ => true,
         }
     }
@@ -242,7 +245,7 @@ impl Watched {
     }
 }
 
-impl std::fmt::Debug for Watched {
+impl std::fmt::Debug for ExportWatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Watched")
     }

@@ -1,7 +1,7 @@
 //! Changes of mounts below exports. They cause no fanotify event, but /proc/self/mountinfo shows them.
 
 use super::Watch;
-use super::group::Way;
+use super::group::MarkStrategy;
 use super::local::{is_local, is_quick};
 use crate::stat;
 use nigh_native::lease::{Change, LeaseKey};
@@ -124,7 +124,7 @@ impl Watch {
             }
         }
         for some in changes.chunks(256) {
-            self.leases.tell(|table, now| {
+            self.leases.with_table(|table, now| {
                 let change = table.handle_change(now, None, some);
                 table.handle_done(now, change);
             });
@@ -132,8 +132,8 @@ impl Watch {
         for (_, group) in groups {
             let is_it = |mount: &Mount| group.filesystem == number(mount.device);
             let touched = differing.is_empty() || differing.iter().any(is_it);
-            if touched && let Way::Objects(_) = group.way {
-                group.begin_again();
+            if touched && let MarkStrategy::Objects(_) = group.strategy {
+                group.remark_all();
             }
         }
     }
@@ -154,7 +154,7 @@ fn names_at(point: &[u8]) -> Option<[Change; 2]> {
     }
     let object = stat::of_fd(&dir).ok()?.object(false);
     let change =
-        |covers, names| Change { key: LeaseKey { object, covers }, names, writes: false, told: false };
+        |covers, names| Change { key: LeaseKey { object, covers }, names, writes: false, can_update: false };
     Some([change(LeaseScope::Directory, vec![name]), change(LeaseScope::Attributes, Vec::new())])
 }
 

@@ -14,22 +14,22 @@ const LIMIT: Span = Span::from_secs(5);
 struct Bench {
     leases: Arc<Leases>,
     watch: Arc<Watch>,
-    watched: Arc<Watched>,
+    watched: Arc<ExportWatch>,
     dir: tempfile::TempDir,
 }
 
 impl Bench {
-    fn new(way: WatchWay) -> Bench {
+    fn new(way: WatchMethod) -> Bench {
         // The holder returns no grants.
         let long = Span(u64::MAX / 2);
         let leases = Leases::new(LeaseConfig { term: long, patience: long, ..LeaseConfig::default() }, None);
-        leases.attach_alone(ONE, Term::Limited(LIMIT));
-        leases.tell(|table, now| table.handle_trusts_watch(now, ONE));
+        leases.attach_unconnected(ONE, Term::Limited(LIMIT));
+        leases.with_table(|table, now| table.handle_trusts_watch(now, ONE));
         let watch = Watch::new(&leases, way).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let root = open(dir.path());
         let (stat, filesystem) = look(&root).unwrap();
-        let watched = watch.meet(&root, &stat, filesystem);
+        let watched = watch.watch_export(&root, &stat, filesystem);
         Bench { leases, watch, watched, dir }
     }
 
@@ -46,7 +46,7 @@ impl Bench {
     }
 
     fn stands(&self, granted: Granted) -> bool {
-        self.leases.tell(|table, _| table.stands(ONE, granted.id))
+        self.leases.with_table(|table, _| table.is_live(ONE, granted.id))
     }
 
     /// Makes `count` names in a directory from another process.
@@ -84,7 +84,7 @@ const MANY: u32 = 10_000;
 
 #[test]
 fn grants_older_than_event_loss_are_recalled_and_can_be_granted_again() {
-    for way in [WatchWay::Best, WatchWay::Objects] {
+    for way in [WatchMethod::Best, WatchMethod::Objects] {
         let bench = Bench::new(way);
         bench.grant("loud");
         let (before, quiet) = (bench.grant("before"), bench.grant("quiet"));
@@ -108,7 +108,7 @@ fn grants_older_than_event_loss_are_recalled_and_can_be_granted_again() {
 
 #[test]
 fn grants_get_time_limit_while_watch_is_paused() {
-    for way in [WatchWay::Best, WatchWay::Objects] {
+    for way in [WatchMethod::Best, WatchMethod::Objects] {
         let bench = Bench::new(way);
         let before = bench.grant("before");
         let (_, group) = bench.watch.all_groups().remove(0);
@@ -122,34 +122,36 @@ fn grants_get_time_limit_while_watch_is_paused() {
 
 #[test]
 fn last_export_of_filesystem_ends_its_watch() {
-    let mut bench = Bench::new(WatchWay::Objects);
+    let mut bench = Bench::new(WatchMethod::Objects);
     let granted = bench.grant("d");
     let root = open(bench.dir.path());
     let (stat, filesystem) = look(&root).unwrap();
-    let twin = bench.watch.meet(&root, &stat, filesystem);
+    let twin = bench.watch.watch_export(&root, &stat, filesystem);
     let first = std::mem::replace(&mut bench.watched, twin);
     drop(first);
     assert!(bench.stands(granted), "another export is on it");
-    let off = Watch::new(&bench.leases, WatchWay::Off).unwrap();
-    drop(std::mem::replace(&mut bench.watched, off.meet(&root, &stat, filesystem)));
+    let off = Watch::new(&bench.leases, WatchMethod::Off).unwrap();
+    drop(std::mem::replace(&mut bench.watched, off.watch_export(&root, &stat, filesystem)));
     // The reader thread may hold its own reference to the watch for a moment.
     eventually("nobody would hear of a change", || !bench.stands(granted));
     let leases = Arc::clone(&bench.leases);
-    eventually("it is watched no more", || !leases.tell(|table, _| table.is_watched(stat.object(false))));
+    eventually("it is watched no more", || {
+        !leases.with_table(|table, _| table.is_watched(stat.object(false)))
+    });
 }
 
 /// Errors other than "gone", such as a lack of descriptors.
 #[test]
 fn event_whose_object_cannot_be_opened_counts_as_lost() {
-    let bench = Bench::new(WatchWay::Best);
+    let bench = Bench::new(WatchMethod::Best);
     let granted = bench.grant("d");
     let (token, group) = bench.watch.all_groups().remove(0);
-    if !matches!(group.way, Way::Whole(_)) {
+    if !matches!(group.strategy, MarkStrategy::Whole(_)) {
         return println!("SKIPPED: nothing is opened by its handle");
     }
     let hear = |handle: &[u8]| {
-        let spot = event::Spot { dir: None, own: crate::handle::FileHandle::told(1, handle) };
-        assert!(bench.watch.inbox.lock().hear(token, libc::FAN_MODIFY, spot));
+        let spot = event::EventLocation { dir: None, own: crate::handle::FileHandle::from_kernel(1, handle) };
+        assert!(bench.watch.inbox.lock().add(token, libc::FAN_MODIFY, spot));
         bench.watch.wake.notify_one();
     };
     // No inode has this number.
@@ -163,7 +165,7 @@ fn event_whose_object_cannot_be_opened_counts_as_lost() {
 
 #[test]
 fn object_removed_by_server_loses_its_mark() {
-    let bench = Bench::new(WatchWay::Objects);
+    let bench = Bench::new(WatchMethod::Objects);
     bench.grant("d");
     let marks = || bench.watch.report()[0]["marks"].as_u64().unwrap();
     let before = marks();
@@ -172,13 +174,13 @@ fn object_removed_by_server_loses_its_mark() {
     assert_eq!(marks(), before + 1);
     std::fs::remove_dir(bench.dir.path().join("d/e")).unwrap();
     eventually("its mark is forgotten", || marks() == before);
-    assert!(!bench.leases.tell(|table, _| table.is_watched(object)) && !bench.stands(granted));
+    assert!(!bench.leases.with_table(|table, _| table.is_watched(object)) && !bench.stands(granted));
 }
 
 /// Device numbers are reused by later mounts.
 #[test]
 fn filesystem_with_reused_device_number_is_identified_anew() {
-    let bench = Bench::new(WatchWay::Objects);
+    let bench = Bench::new(WatchMethod::Objects);
     let at = bench.dir.path().join("inner");
     let layers = bench.dir.path().join("layers");
     [&at, &layers].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());

@@ -1,9 +1,9 @@
 //! The reader and resolver threads.
 
 use super::Watch;
-use super::event::{Heard, Spot, parse};
-use super::group::{Group, Way};
-use super::inbox::{Heap, Why};
+use super::event::{Event, EventLocation, parse};
+use super::group::{Group, MarkStrategy};
+use super::inbox::{LossReason, PendingEvents};
 use super::keys::{OWN_DELETE_SELF, directory_of_rights, keys};
 use super::mounts::Table;
 use crate::error::Fault;
@@ -50,13 +50,13 @@ impl Watch {
         let read = move || both.recv().into_iter().for_each(|()| watch.read());
         thread().name("nigh-watch".into()).spawn(read)?;
         let watch = Arc::clone(self);
-        thread().name("nigh-watched".into()).spawn(move || Doer::new(mounts, table).run(&watch))?;
+        thread().name("nigh-watched".into()).spawn(move || Resolver::new(mounts, table).run(&watch))?;
         *started = go.send(()).is_ok();
         Ok(())
     }
 
     fn read(&self) {
-        let _over = Over(self);
+        let _over = EndGuard(self);
         let mut buffer = vec![0_u8; BYTES];
         let mut events = Vec::with_capacity(64);
         loop {
@@ -87,33 +87,33 @@ impl Watch {
                 Err(rustix::io::Errno::INTR) => continue,
                 Ok(count) => count,
                 Err(errno) => {
-                    return self.lose(token, &group, Why::Read(errno.raw_os_error()));
+                    return self.lose(token, &group, LossReason::Read(errno.raw_os_error()));
                 }
             };
-            self.hear(token, &group, &buffer[..count]);
+            self.handle_events(token, &group, &buffer[..count]);
         }
     }
 
-    fn hear(&self, token: u64, group: &Group, bytes: &[u8]) {
+    fn handle_events(&self, token: u64, group: &Group, bytes: &[u8]) {
         let us = rustix::process::getpid().as_raw_nonzero().get();
         let (mut events, mut own, mut unmarks, mut lost) = (0, 0, false, None);
-        let room = |there: bool| (!there).then_some(Why::Room);
-        let marked = matches!(group.way, Way::Objects(_));
+        let room = |there: bool| (!there).then_some(LossReason::InboxFull);
+        let marked = matches!(group.strategy, MarkStrategy::Objects(_));
         let mut inbox = self.inbox.lock();
         parse(bytes, |heard| {
             events += 1;
             match heard {
-                Heard::Change { pid, mask, spot } if pid == us => {
+                Event::Change { pid, mask, spot } if pid == us => {
                     own += 1;
-                    let spot = Spot { dir: None, ..spot };
+                    let spot = EventLocation { dir: None, ..spot };
                     if marked && mask & libc::FAN_DELETE_SELF != 0 {
                         unmarks = true;
-                        lost = lost.or(room(inbox.hear(token, OWN_DELETE_SELF, spot)));
+                        lost = lost.or(room(inbox.add(token, OWN_DELETE_SELF, spot)));
                     }
                 }
-                Heard::Change { mask, spot, .. } => lost = lost.or(room(inbox.hear(token, mask, spot))),
-                Heard::Overflow => lost = Some(Why::Queue),
-                Heard::Strange => lost = lost.or(Some(Why::Strange)),
+                Event::Change { mask, spot, .. } => lost = lost.or(room(inbox.add(token, mask, spot))),
+                Event::Overflow => lost = Some(LossReason::QueueOverflow),
+                Event::Malformed => lost = lost.or(Some(LossReason::Malformed)),
             }
         });
         drop(inbox);
@@ -127,9 +127,9 @@ impl Watch {
     }
 
     /// Handles lost events: every grant so far may be stale.
-    fn lose(&self, token: u64, group: &Group, why: Why) {
+    fn lose(&self, token: u64, group: &Group, why: LossReason) {
         group.counts.overflows.fetch_add(1, Ordering::Relaxed);
-        let until = self.leases.tell(|table, _| table.latest_grant());
+        let until = self.leases.with_table(|table, _| table.latest_grant());
         self.inbox.lock().lose(token, until, why);
         self.wake.notify_one();
     }
@@ -141,24 +141,24 @@ impl Watch {
 }
 
 /// Ends the watch when a thread ends, for whatever reason.
-struct Over<'a>(&'a Watch);
+struct EndGuard<'a>(&'a Watch);
 
-impl Drop for Over<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         if !self.0.inbox.lock().stopping {
             tracing::error!("the watch of the server's own disk has ended: grants have a limit from now on");
-            self.0.is_over();
+            self.0.stop_watching();
         }
     }
 }
 
 /// State of the resolver thread.
-struct Doer {
+struct Resolver {
     mounts: File,
     table: Table,
     losses: Losses,
     /// When marks without grants were last removed.
-    roomed: Instant,
+    last_mark_cleanup: Instant,
 }
 
 /// Recent losses of events, by group.
@@ -180,13 +180,13 @@ impl Losses {
     }
 }
 
-impl Doer {
-    fn new(mounts: File, table: Table) -> Doer {
-        Doer { mounts, table, losses: Losses::default(), roomed: Instant::now() }
+impl Resolver {
+    fn new(mounts: File, table: Table) -> Resolver {
+        Resolver { mounts, table, losses: Losses::default(), last_mark_cleanup: Instant::now() }
     }
 
     fn run(mut self, watch: &Arc<Watch>) {
-        let _over = Over(watch);
+        let _over = EndGuard(watch);
         loop {
             let (heaps, mounts) = {
                 let mut inbox = watch.inbox.lock();
@@ -201,21 +201,21 @@ impl Doer {
             };
             for (token, heap) in heaps {
                 if let Some(group) = watch.group_of(token) {
-                    self.tend(watch, (token, &group), heap);
+                    self.handle_pending(watch, (token, &group), heap);
                 }
             }
             if mounts {
                 self.look_at_mounts(watch);
             }
             self.resume(watch);
-            if self.roomed.elapsed() > WINDOW {
-                self.roomed = Instant::now();
+            if self.last_mark_cleanup.elapsed() > WINDOW {
+                self.last_mark_cleanup = Instant::now();
                 watch.all_groups().iter().for_each(|(_, group)| group.make_room());
             }
         }
     }
 
-    fn tend(&mut self, watch: &Watch, (token, group): (u64, &Group), heap: Heap) {
+    fn handle_pending(&mut self, watch: &Watch, (token, group): (u64, &Group), heap: PendingEvents) {
         if let Some((until, why)) = heap.lost {
             tracing::warn!(
                 filesystem = group.label,
@@ -227,15 +227,15 @@ impl Doer {
             }
         }
         let (mut changes, mut lost) = (Vec::new(), None);
-        for (spot, mask) in heap.spots {
+        for (spot, mask) in heap.locations {
             match group.resolve(mask, &spot) {
                 Ok(hint) => {
                     if let Some(directory) = directory_of_rights(&hint) {
-                        watch.leases.tell(|table, now| table.handle_rights_changed(now, directory));
+                        watch.leases.with_table(|table, now| table.handle_rights_changed(now, directory));
                     }
                     keys(&hint, &mut changes);
                 }
-                Err(Fault(errno)) => lost = Some(Why::LookedUp(errno.raw())),
+                Err(Fault(errno)) => lost = Some(LossReason::LookedUp(errno.raw())),
             }
             if changes.len() >= AT_ONCE {
                 recall(watch, group, &mut changes);
@@ -256,7 +256,7 @@ impl Doer {
             if self.losses.are_over(token, Instant::now()) && group.paused.load(Ordering::Relaxed) {
                 group.resume();
                 // The reader may have ended meanwhile and paused the group before.
-                if watch.alive.lock().over {
+                if watch.current.lock().ended {
                     group.pause();
                 }
             }
@@ -271,7 +271,7 @@ impl Doer {
             }
             Err(error) => {
                 tracing::warn!(%error, "the table of mounts cannot be read");
-                watch.all_groups().iter().for_each(|(_, group)| group.begin_again());
+                watch.all_groups().iter().for_each(|(_, group)| group.remark_all());
             }
         }
     }
@@ -283,11 +283,11 @@ fn recall(watch: &Watch, group: &Group, changes: &mut Vec<Change>) {
         return;
     }
     let changes = merged(std::mem::take(changes));
-    let before = watch.leases.tell(|table, now| {
-        let before = table.recalled();
+    let before = watch.leases.with_table(|table, now| {
+        let before = table.recall_count();
         let change = table.handle_change(now, None, &changes);
         table.handle_done(now, change);
-        table.recalled() - before
+        table.recall_count() - before
     });
     group.counts.recalls.fetch_add(before, Ordering::Relaxed);
 }
@@ -304,7 +304,7 @@ fn merged(changes: Vec<Change>) -> Vec<Change> {
     }
     let names = |names: Option<BTreeSet<Name>>| names.into_iter().flatten().collect();
     keys.into_iter()
-        .map(|(key, some)| Change { key, names: names(some), writes: false, told: false })
+        .map(|(key, some)| Change { key, names: names(some), writes: false, can_update: false })
         .collect()
 }
 
@@ -330,7 +330,7 @@ mod tests {
         let object = Object { filesystem: 1, ino: 2, birth: 3 };
         let change = |covers, names: &[&str]| {
             let names = names.iter().map(|name| Name::new(name.as_bytes()).unwrap()).collect();
-            Change { key: LeaseKey { object, covers }, names, writes: false, told: false }
+            Change { key: LeaseKey { object, covers }, names, writes: false, can_update: false }
         };
         let all = |named: &[&str]| {
             let changes = vec![

@@ -223,7 +223,7 @@ impl Rogue {
 
     /// Encodes a call as a frame.
     pub fn request(&mut self, id: u64, call: Call) -> Vec<u8> {
-        let request = Request { credentials: me(), name: None, call };
+        let request = Request { credentials: me(), mutation_id: None, call };
         self.session.handle_call(Time(3), CallId(id), request);
         self.said()
     }

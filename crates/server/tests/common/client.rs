@@ -99,7 +99,7 @@ impl Client {
             match self.session.poll_output() {
                 Output::Event(event) => self.events.push(event),
                 Output::Transmit(bytes) => {
-                    let packed = nigh_native::pack(&bytes).filter(|_| self.packs);
+                    let packed = nigh_native::compress(&bytes).filter(|_| self.packs);
                     drop(self.stream.write_all(&packed.unwrap_or_else(|| bytes.to_vec())));
                 }
                 Output::Timeout(..) => return,
@@ -133,7 +133,7 @@ impl Client {
         }
     }
 
-    pub fn session(&mut self) -> nigh_remote::Session {
+    pub fn session(&mut self) -> nigh_remote::SessionParams {
         self.wait(|events| {
             events.iter().find_map(|e| match e {
                 Event::Attached(session) => Some(session.clone()),
@@ -222,7 +222,11 @@ impl Client {
             self.sequence += 1;
             MutationId { client: 1, incarnation: self.incarnation, sequence: self.sequence }
         });
-        self.session.handle_call(self.now(), id, Request { credentials: who.clone(), name, call });
+        self.session.handle_call(
+            self.now(),
+            id,
+            Request { credentials: who.clone(), mutation_id: name, call },
+        );
         self.drain();
         id
     }
@@ -285,7 +289,7 @@ impl Client {
     }
 
     pub fn root(&mut self) -> NodeRef {
-        NodeRef::bare(self.session().root)
+        NodeRef::without_hint(self.session().root)
     }
 
     pub fn entry(&mut self, dir: &NodeRef, text: &str) -> Entry {
@@ -346,7 +350,7 @@ impl Client {
 
 /// The root of the attached export.
 pub fn top(client: &mut Client) -> NodeRef {
-    NodeRef::bare(client.session().root)
+    NodeRef::without_hint(client.session().root)
 }
 
 /// Looks up a name in the root, with the hint that a client would give.

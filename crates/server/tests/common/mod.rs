@@ -124,7 +124,7 @@ impl Exported {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let sequence = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let name = call.is_mutation().then_some(MutationId { client: 1, incarnation: 1, sequence });
-        let request = Request { credentials: who.clone(), name, call };
+        let request = Request { credentials: who.clone(), mutation_id: name, call };
         let mut all = Vec::new();
         self.export.execute(&self.files, CallId(sequence), request, &mut |response| all.push(response));
         all
@@ -154,7 +154,7 @@ impl Exported {
     }
 
     pub fn top(&self) -> NodeRef {
-        NodeRef::bare(self.root)
+        NodeRef::without_hint(self.root)
     }
 
     /// Resolves a path, with the hint that a client would give.

@@ -56,7 +56,7 @@ impl Raw {
     }
 
     pub fn ask(&mut self, id: u64, call: Call) {
-        let request = Request { credentials: me(), name: None, call };
+        let request = Request { credentials: me(), mutation_id: None, call };
         let _ = self.stream.write_all(&encode_request(CallId(id), &request));
     }
 

@@ -1,40 +1,40 @@
 //! The reference tree: it executes each request at once.
 
-use super::said::Said;
+use super::outcome::Outcome;
 use nigh_cache::{Fh, Op};
-use nigh_remote::model_fs::{Tree, TreeConfig};
+use nigh_remote::model_fs::{ModelFs, ModelFsConfig};
 use nigh_types::{
     Call, Credentials, Handle, Name, NodeId, NodeRef, Reply, Request, Response, Time, WriteFlags,
 };
 use std::collections::BTreeMap;
 
 /// A tree, and the node ids and handles that its kernel would know.
-pub struct Twin {
-    pub tree: Tree,
+pub struct ReferenceTree {
+    pub tree: ModelFs,
     ids: BTreeMap<u64, NodeId>,
     files: BTreeMap<Fh, Handle>,
 }
 
-impl Twin {
+impl ReferenceTree {
     #[must_use]
-    pub fn new(config: TreeConfig) -> Twin {
-        let tree = Tree::new(TreeConfig { by_hint_only: false, ..config });
+    pub fn new(config: ModelFsConfig) -> ReferenceTree {
+        let tree = ModelFs::new(ModelFsConfig { by_hint_only: false, ..config });
         let root = tree.root();
-        Twin { tree, ids: BTreeMap::from([(root.ino, root)]), files: BTreeMap::new() }
+        ReferenceTree { tree, ids: BTreeMap::from([(root.ino, root)]), files: BTreeMap::new() }
     }
 
     /// Executes a request; returns its result and the handle that it opened.
-    pub fn execute(&mut self, now: Time, op: &Op) -> (Said, Option<Handle>) {
-        let Some(call) = self.call(op) else { return (Said::Done, None) };
-        let request = Request { credentials: Credentials::default(), name: None, call };
+    pub fn execute(&mut self, now: Time, op: &Op) -> (Outcome, Option<Handle>) {
+        let Some(call) = self.call(op) else { return (Outcome::Done, None) };
+        let request = Request { credentials: Credentials::default(), mutation_id: None, call };
         let responses = self.tree.execute(now, &request);
-        responses.iter().for_each(|response| self.learn(response));
+        responses.iter().for_each(|response| self.record_ids(response));
         let handle = responses.first().and_then(|response| match &response.result {
             Ok(Reply::Opened { handle, .. }) => Some(*handle),
             Ok(Reply::Created { handle, .. }) => *handle,
             _ => None,
         });
-        (Said::by_replies(op, &responses), handle)
+        (Outcome::from_responses(op, &responses), handle)
     }
 
     /// Maps the cache's file handle to the tree's.
@@ -54,7 +54,7 @@ impl Twin {
         self.ids.get(&ino).is_some_and(|id| self.tree.attr(*id).is_some())
     }
 
-    fn learn(&mut self, response: &Response) {
+    fn record_ids(&mut self, response: &Response) {
         match &response.result {
             Ok(Reply::Entry(Some(entry)) | Reply::Created { entry, .. }) => {
                 self.ids.insert(entry.id.ino, entry.id);
@@ -73,7 +73,7 @@ impl Twin {
     }
 
     fn place(&self, ino: u64) -> NodeRef {
-        NodeRef::bare(self.id(ino))
+        NodeRef::without_hint(self.id(ino))
     }
 
     fn handle(&self, fh: Fh) -> Option<Handle> {
@@ -143,7 +143,7 @@ impl Twin {
             }
             Op::Write { ino, fh, offset, ref data, flags } => {
                 let (node, handle) = at(ino, fh);
-                let (append, kill_suidgid) = (flags.append && !flags.flush, flags.kill_suidgid);
+                let (append, kill_suidgid) = (flags.append && !flags.write_back, flags.kill_suidgid);
                 let flags = WriteFlags { append, kill_suidgid, ..WriteFlags::default() };
                 Call::Write { node, handle, offset, data: data.clone(), flags }
             }

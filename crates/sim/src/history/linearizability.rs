@@ -4,10 +4,10 @@ use std::fmt;
 
 use super::cells;
 use super::names::Names;
-use super::partition::{Pieces, divide};
+use super::partition::{Partition, partition};
 use super::registers::{Contents, Register};
-use super::search::{Object, Piece, Refusal, search};
-use super::{Answer, Call, History, Record};
+use super::search::{Object, Operation, SearchFailure, search};
+use super::{Call, CallResult, History, Record};
 
 /// Statistics of a history that some order explains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -24,13 +24,13 @@ pub struct Report {
     /// path up twice (`retry_estale`).
     pub stale: u64,
     /// link(2) calls on a file whose link count was 0 in the mount's kernel.
-    pub miscounted: u64,
+    pub wrong_nlink: u64,
     /// Calls by descriptors that their mount has lost.
     pub lost: u64,
     /// Reads that found data of a write still in flight on their own mount, in that mount's page cache.
-    pub early: u64,
+    pub read_before_reply: u64,
     /// Reads ignored because their mount was stopped.
-    pub left_out: u64,
+    pub ignored: u64,
     /// Reads that ran while their kernel applied another call's reply.
     pub torn: u64,
 }
@@ -42,15 +42,15 @@ pub struct Violation {
     pub object: String,
     /// The number of the record at whose response no order was left.
     pub record: usize,
-    pub why: String,
+    pub reason: String,
     /// Records of the object, up to and including the violating one, sorted by invocation.
-    pub around: Vec<Record>,
+    pub context: Vec<Record>,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: {}", self.object, self.why)?;
-        for record in &self.around {
+        writeln!(f, "{}: {}", self.object, self.reason)?;
+        for record in &self.context {
             writeln!(f, "  {record}")?;
         }
         Ok(())
@@ -65,31 +65,31 @@ const SHOWN: usize = 24;
 /// # Errors
 /// The first call that no order explains.
 pub fn judge(history: &History) -> Result<Report, Violation> {
-    let pieces = divide(history).map_err(|(record, why)| Violation {
+    let pieces = partition(history).map_err(|(record, why)| Violation {
         object: "the call".to_owned(),
         record,
-        why,
-        around: vec![history.records[record].clone()],
+        reason: why,
+        context: vec![history.records[record].clone()],
     })?;
     cells::judge(history)?;
     let mut judge = Judge { history, report: Report::default() };
     judge.report.calls = history.records.len() as u64;
     judge.report.unknown = pieces.unknown;
-    judge.report.left_out = pieces.left_out;
+    judge.report.ignored = pieces.ignored;
     judge.report.stale = pieces.stale;
-    judge.report.miscounted = pieces.miscounted;
+    judge.report.wrong_nlink = pieces.wrong_nlink;
     judge.report.lost = pieces.lost;
-    judge.report.early = pieces.early;
+    judge.report.read_before_reply = pieces.read_before_reply;
     judge.all(&pieces)?;
     Ok(judge.report)
 }
 
 /// Longest duration, in ns, of a read that the kernel answers from its cache.
-const UNASKED: u64 = 50_000;
+const LONGEST_CACHED_READ: u64 = 50_000;
 /// Limit of torn reads; they are rare.
-const MOST_TORN: usize = 2;
+const MAX_TORN: usize = 2;
 
-/// Like [`judge`], for real mounts, whose kernels may return a torn read: up to [`MOST_TORN`] possibly torn reads may
+/// Like [`judge`], for real mounts, whose kernels may return a torn read: up to [`MAX_TORN`] possibly torn reads may
 /// stay unexplained.
 ///
 /// # Errors
@@ -104,7 +104,7 @@ pub fn judge_mounted(history: &History) -> Result<Report, Violation> {
     loop {
         match judge(&fewer) {
             Ok(report) => return Ok(Report { torn: torn.len() as u64, ..report }),
-            Err(violation) if torn.len() < MOST_TORN && may_be_torn(&fewer, violation.record) => {
+            Err(violation) if torn.len() < MAX_TORN && may_be_torn(&fewer, violation.record) => {
                 fewer.records.remove(violation.record);
                 torn.push(violation.record);
             }
@@ -123,23 +123,23 @@ pub fn judge_mounted(history: &History) -> Result<Report, Violation> {
 /// the other fields.
 fn may_be_torn(history: &History, at: usize) -> bool {
     let look = &history.records[at];
-    let file = match (&look.call, &look.answer) {
-        (Call::Fstat { .. } | Call::Stat { .. }, Some((_, Answer::Seen(seen)))) => seen.file,
+    let file = match (&look.call, &look.response) {
+        (Call::Fstat { .. } | Call::Stat { .. }, Some((_, CallResult::Attributes(seen)))) => seen.file,
         (Call::Read { file }, Some(_)) => *file,
         _ => return false,
     };
-    let Some(end) = look.answer.as_ref().map(|(end, _)| *end) else { return false };
+    let Some(end) = look.response.as_ref().map(|(end, _)| *end) else { return false };
     let meets = |other: &Record| {
-        let Some((ended, answer)) = &other.answer else { return false };
-        let of_it =
-            matches!(answer, Answer::Seen(seen) if seen.file == file) || other.call.file() == Some(file);
+        let Some((ended, answer)) = &other.response else { return false };
+        let of_it = matches!(answer, CallResult::Attributes(seen) if seen.file == file)
+            || other.call.file() == Some(file);
         of_it
             && other.begin <= end
             && look.begin <= *ended
             && other.mount == look.mount
             && other.worker != look.worker
     };
-    end - look.begin < UNASKED && history.records.iter().any(meets)
+    end - look.begin < LONGEST_CACHED_READ && history.records.iter().any(meets)
 }
 
 struct Judge<'h> {
@@ -148,7 +148,7 @@ struct Judge<'h> {
 }
 
 impl Judge<'_> {
-    fn all(&mut self, pieces: &Pieces) -> Result<(), Violation> {
+    fn all(&mut self, pieces: &Partition) -> Result<(), Violation> {
         let names = Names { kinds: pieces.kinds.clone() };
         self.one("names", &names, [0; super::Slot::COUNT as usize], &pieces.names)?;
         for (file, (first, modes)) in &pieces.modes {
@@ -171,7 +171,7 @@ impl Judge<'_> {
         name: &str,
         object: &O,
         first: O::State,
-        pieces: &[Piece<O::Act>],
+        pieces: &[Operation<O::Act>],
     ) -> Result<(), Violation> {
         self.report.objects += 1;
         let (piece, why) = match search(object, first, pieces) {
@@ -179,19 +179,21 @@ impl Judge<'_> {
                 self.report.largest = self.report.largest.max(largest);
                 return Ok(());
             }
-            Err(Refusal::Nothing { piece }) => (piece, "no order explains the last of these calls"),
-            Err(Refusal::TooMany { piece }) => (piece, "too many orders explain the last of these calls"),
+            Err(SearchFailure::Unexplained { piece }) => (piece, "no order explains the last of these calls"),
+            Err(SearchFailure::TooMany { piece }) => {
+                (piece, "too many orders explain the last of these calls")
+            }
         };
         let why = format!("{why}: {:?}", pieces[piece].act);
         let last = pieces[piece].record;
         let ends = pieces[piece].ends;
         let mut around: Vec<usize> =
-            pieces.iter().filter(|other| other.begins <= ends).map(|other| other.record).collect();
+            pieces.iter().filter(|other| other.effective_from <= ends).map(|other| other.record).collect();
         around.retain(|record| *record != last);
         around.sort_by_key(|record| self.history.records[*record].begin);
         around.dedup();
         let around = around.iter().skip(around.len().saturating_sub(SHOWN)).chain([&last]);
         let around = around.map(|record| self.history.records[*record].clone()).collect();
-        Err(Violation { object: name.to_owned(), record: last, why, around })
+        Err(Violation { object: name.to_owned(), record: last, reason: why, context: around })
     }
 }

@@ -1,7 +1,7 @@
 //! All names of a window as one object, since renames and links connect them, and a link count depends on all of them.
 
-use super::search::{FITS, Object};
-use super::{How, Kind, Slot};
+use super::search::{Object, SATISFIED};
+use super::{Kind, RenameMode, Slot};
 
 /// The inode of each name: its number in [`Names::kinds`] plus 1, or 0 for no entry.
 pub type State = [u16; Slot::COUNT as usize];
@@ -16,14 +16,14 @@ pub struct Names {
 
 /// A result about one name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum What {
-    Nothing,
-    Something,
+pub enum Expected {
+    Absent,
+    Present,
     /// One of these inodes.
     OneOf(Vec<u16>),
     Dir,
-    NoDir,
-    NoSymlink,
+    NotDir,
+    NotSymlink,
     Symlink,
 }
 
@@ -47,16 +47,16 @@ pub enum Act {
     Rename {
         old: Slot,
         new: Slot,
-        how: How,
+        how: RenameMode,
     },
     Is {
         slot: Slot,
-        what: What,
+        what: Expected,
     },
     /// At least one of the two names satisfies `what`.
     Any {
         slots: [Slot; 2],
-        what: What,
+        what: Expected,
     },
     /// The name no longer leads to the inode, and the inode has no other name.
     Gone {
@@ -96,26 +96,26 @@ impl Names {
         if self.is_dir(inode + 1) { names * 2 } else { names }
     }
 
-    fn fits(&self, what: u16, expected: &What) -> bool {
+    fn fits(&self, what: u16, expected: &Expected) -> bool {
         match expected {
-            What::Nothing => what == 0,
-            What::Something => what != 0,
-            What::OneOf(inodes) => inodes.iter().any(|inode| *inode + 1 == what),
-            What::Dir => self.is_dir(what),
-            What::NoDir => what != 0 && !self.is_dir(what),
-            What::Symlink => self.kind(what) == Some(Kind::Symlink),
-            What::NoSymlink => what != 0 && self.kind(what) != Some(Kind::Symlink),
+            Expected::Absent => what == 0,
+            Expected::Present => what != 0,
+            Expected::OneOf(inodes) => inodes.iter().any(|inode| *inode + 1 == what),
+            Expected::Dir => self.is_dir(what),
+            Expected::NotDir => what != 0 && !self.is_dir(what),
+            Expected::Symlink => self.kind(what) == Some(Kind::Symlink),
+            Expected::NotSymlink => what != 0 && self.kind(what) != Some(Kind::Symlink),
         }
     }
 
-    fn renamed(&self, state: &State, old: Slot, new: Slot, how: How) -> Option<State> {
+    fn renamed(&self, state: &State, old: Slot, new: Slot, how: RenameMode) -> Option<State> {
         let (moved, there) = (at(state, old), at(state, new));
         let alike = there == 0 || self.is_dir(moved) == self.is_dir(there);
         match how {
             _ if moved == 0 => None,
-            How::NoReplace if there != 0 => None,
-            How::Exchange if there == 0 => None,
-            How::Exchange => Some(put(&put(state, old, there), new, moved)),
+            RenameMode::NoReplace if there != 0 => None,
+            RenameMode::Exchange if there == 0 => None,
+            RenameMode::Exchange => Some(put(&put(state, old, there), new, moved)),
             _ if !alike => None,
             // Both names lead to one file: rename does nothing.
             _ if moved == there => Some(*state),
@@ -128,22 +128,22 @@ impl Object for Names {
     type State = State;
     type Act = Act;
 
-    fn is_look(&self, act: &Act) -> bool {
+    fn is_read(&self, act: &Act) -> bool {
         matches!(act, Act::Is { .. } | Act::Any { .. } | Act::Gone { .. } | Act::Links { .. })
     }
 
-    fn see(&self, state: &State, act: &Act, seen: &mut Vec<u16>) {
+    fn observe(&self, state: &State, act: &Act, seen: &mut Vec<u16>) {
         let mut add = |what: u16| {
             if let Err(place) = seen.binary_search(&what) {
                 seen.insert(place, what);
             }
         };
         match act {
-            Act::Is { slot, what } if self.fits(at(state, *slot), what) => add(FITS),
+            Act::Is { slot, what } if self.fits(at(state, *slot), what) => add(SATISFIED),
             Act::Any { slots, what } if slots.iter().any(|slot| self.fits(at(state, *slot), what)) => {
-                add(FITS)
+                add(SATISFIED)
             }
-            Act::Links { inode, count } if self.links(state, *inode) == *count => add(FITS),
+            Act::Links { inode, count } if self.links(state, *inode) == *count => add(SATISFIED),
             // The kernel resolves the source before it links; the source may have moved by then.
             Act::Link { old, .. } if at(state, *old) != 0 => add(at(state, *old)),
             // A kernel looks up the two names in turn, and does nothing if both lead to one inode.
@@ -155,20 +155,20 @@ impl Object for Names {
                 }
             }
             Act::Gone { old } => match at(state, *old) {
-                0 => add(FITS),
+                0 => add(SATISFIED),
                 what => add(what),
             },
             _ => {}
         }
         if matches!(act, Act::Gone { .. })
-            && seen.iter().any(|what| *what != FITS && !state.contains(what))
-            && !seen.contains(&FITS)
+            && seen.iter().any(|what| *what != SATISFIED && !state.contains(what))
+            && !seen.contains(&SATISFIED)
         {
-            seen.push(FITS);
+            seen.push(SATISFIED);
         }
     }
 
-    fn after(&self, state: &State, act: &Act, seen: &[u16]) -> Vec<State> {
+    fn apply(&self, state: &State, act: &Act, seen: &[u16]) -> Vec<State> {
         match *act {
             Act::Make { slot, inode } if at(state, slot) == 0 => vec![put(state, slot, inode + 1)],
             Act::Link { new, .. } if at(state, new) == 0 => {
@@ -182,7 +182,7 @@ impl Object for Names {
             Act::Rename { old, new, how } => {
                 let mut states: Vec<State> = self.renamed(state, old, new, how).into_iter().collect();
                 let one = seen.iter().any(|what| seen.contains(&(what | AT_NEW)) && what & AT_NEW == 0);
-                if one && how != How::NoReplace && !states.contains(state) {
+                if one && how != RenameMode::NoReplace && !states.contains(state) {
                     states.push(*state);
                 }
                 states

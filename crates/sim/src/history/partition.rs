@@ -4,46 +4,46 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nigh_types::Errno;
 
-use super::names::{Act, Names, What};
+use super::names::{Act, Expected, Names};
 use super::registers::{Content, Value};
-use super::search::Piece;
-use super::{Answer, Call, File, History, How, Kind, Label, Record, Seen, Slot};
+use super::search::Operation;
+use super::{Call, CallResult, File, History, Kind, Label, ObservedAttrs, Record, RenameMode, Slot};
 
 /// Times closer together than this, in ns, count as overlapping.
-const TOGETHER: u64 = 1_000;
+const CLOCK_SLACK: u64 = 1_000;
 /// How long, in ns, a kernel's own link count of a file may stand if no call refreshes it.
-const MISCOUNTED: u64 = 1_000_000_000;
+const STALE_NLINK: u64 = 1_000_000_000;
 
 /// The objects of a history, each with its changes and reads.
-pub struct Pieces {
+pub struct Partition {
     pub kinds: Vec<Kind>,
-    pub names: Vec<Piece<Act>>,
-    pub modes: BTreeMap<File, (Option<u64>, Vec<Piece<Value>>)>,
-    pub times: BTreeMap<File, Vec<Piece<Value>>>,
-    pub xattrs: BTreeMap<File, Vec<Piece<Value>>>,
-    pub contents: BTreeMap<File, Vec<Piece<Content>>>,
+    pub names: Vec<Operation<Act>>,
+    pub modes: BTreeMap<File, (Option<u64>, Vec<Operation<Value>>)>,
+    pub times: BTreeMap<File, Vec<Operation<Value>>>,
+    pub xattrs: BTreeMap<File, Vec<Operation<Value>>>,
+    pub contents: BTreeMap<File, Vec<Operation<Content>>>,
     /// Reads on stopped mounts.
-    pub left_out: u64,
+    pub ignored: u64,
     /// Calls that failed with ESTALE: their kernel knew the directory under another name and could not move its
     /// dentry, or the name led to another inode at each lookup.
     pub stale: u64,
-    pub miscounted: u64,
+    pub wrong_nlink: u64,
     /// Calls by lost descriptors.
     pub lost: u64,
     /// Reads that found data of a write still in flight on their own mount, in that mount's page cache.
-    pub early: u64,
+    pub read_before_reply: u64,
     /// Changes with an unknown outcome.
     pub unknown: u64,
 }
 
 /// A record that is impossible under any order, and the reason.
-pub type Wrong = (usize, String);
+pub type Impossible = (usize, String);
 
 /// An inode that a call created, or may have created.
-struct Maker {
+struct Creator {
     kind: Kind,
     mode: u32,
-    /// Its numbers in [`Pieces::kinds`]; the second one is for a call that was applied twice.
+    /// Its numbers in [`Partition::kinds`]; the second one is for a call that was applied twice.
     numbers: Vec<u16>,
     /// The inode number in the creating call's result.
     ino: Option<u64>,
@@ -52,68 +52,68 @@ struct Maker {
 
 /// # Errors
 /// The first record that is impossible under any order.
-pub fn divide(history: &History) -> Result<Pieces, Wrong> {
-    let mut divider = Divider::new(history)?;
+pub fn partition(history: &History) -> Result<Partition, Impossible> {
+    let mut divider = Partitioner::new(history)?;
     for number in 0..history.records.len() {
-        divider.take(number).map_err(|why| (number, why))?;
+        divider.add_record(number).map_err(|why| (number, why))?;
     }
     Ok(divider.pieces)
 }
 
-struct Divider<'h> {
+struct Partitioner<'h> {
     history: &'h History,
-    makers: BTreeMap<Label, Maker>,
+    creators: BTreeMap<Label, Creator>,
     /// The records of changes, by mount.
     changes: BTreeMap<u8, Vec<usize>>,
-    pieces: Pieces,
+    pieces: Partition,
 }
 
-type Taken = Result<(), String>;
+type Checked = Result<(), String>;
 
-impl<'h> Divider<'h> {
-    fn new(history: &'h History) -> Result<Divider<'h>, Wrong> {
-        let pieces = Pieces {
+impl<'h> Partitioner<'h> {
+    fn new(history: &'h History) -> Result<Partitioner<'h>, Impossible> {
+        let pieces = Partition {
             kinds: Vec::new(),
             names: Vec::new(),
             modes: BTreeMap::new(),
             times: BTreeMap::new(),
             xattrs: BTreeMap::new(),
             contents: BTreeMap::new(),
-            left_out: 0,
+            ignored: 0,
             stale: 0,
-            miscounted: 0,
+            wrong_nlink: 0,
             lost: 0,
-            early: 0,
+            read_before_reply: 0,
             unknown: 0,
         };
         let (makers, changes) = (BTreeMap::new(), BTreeMap::new());
-        let mut divider = Divider { history, makers, changes, pieces };
+        let mut divider = Partitioner { history, creators: makers, changes, pieces };
         for (number, record) in history.records.iter().enumerate() {
             if record.call.is_change() {
                 divider.changes.entry(record.mount).or_default().push(number);
             }
-            divider.make(record).map_err(|why| (number, why))?;
+            divider.add_creator(record).map_err(|why| (number, why))?;
         }
         for (number, record) in history.records.iter().enumerate() {
-            divider.sight(record).map_err(|why| (number, why))?;
+            divider.observe_ino(record).map_err(|why| (number, why))?;
         }
         Ok(divider)
     }
 
     /// Registers the inode that a record creates.
-    fn make(&mut self, record: &Record) -> Taken {
+    fn add_creator(&mut self, record: &Record) -> Checked {
         let (label, kind, mode) = match record.call {
             Call::Create { label, mode, .. } => (label, Kind::File, mode),
             Call::Mkdir { label, .. } => (label, Kind::Dir, 0),
             Call::Symlink { label, .. } => (label, Kind::Symlink, 0),
             _ => return Ok(()),
         };
-        let ino = match record.answer {
-            Some((_, Answer::Opened(file))) => Some(file.ino),
+        let ino = match record.response {
+            Some((_, CallResult::Opened(file))) => Some(file.ino),
             _ => None,
         };
         let mut numbers = Vec::new();
-        for _ in 0..=kills_in(self.history, record).count() {
+        for _ in 0..=overlapping_kills(self.history, record).count() {
             let number = self.pieces.kinds.len();
             if number >= Names::MOST {
                 return Err("too many inodes".to_owned());
@@ -121,21 +121,21 @@ impl<'h> Divider<'h> {
             numbers.push(u16::try_from(number).map_err(|_| "too many inodes")?);
             self.pieces.kinds.push(kind);
         }
-        let maker = Maker { kind, mode, numbers, ino, seen: ino.into_iter().collect() };
-        match self.makers.insert(label, maker) {
+        let maker = Creator { kind, mode, numbers, ino, seen: ino.into_iter().collect() };
+        match self.creators.insert(label, maker) {
             Some(_) => Err(format!("{label} was made by another call already")),
             None => Ok(()),
         }
     }
 
     /// Registers the observed inode number of a file; an inode has exactly one.
-    fn sight(&mut self, record: &Record) -> Taken {
-        let (file, kind) = match record.answer {
-            Some((_, Answer::Opened(file))) => (file, Kind::File),
-            Some((_, Answer::Seen(seen))) => (seen.file, seen.kind),
+    fn observe_ino(&mut self, record: &Record) -> Checked {
+        let (file, kind) = match record.response {
+            Some((_, CallResult::Opened(file))) => (file, Kind::File),
+            Some((_, CallResult::Attributes(seen))) => (seen.file, seen.kind),
             _ => return Ok(()),
         };
-        let maker = self.makers.get_mut(&file.label).ok_or("an inode that nobody made")?;
+        let maker = self.creators.get_mut(&file.label).ok_or("an inode that nobody made")?;
         if maker.kind != kind {
             return Err(format!("{} was made as {:?}", file.label, maker.kind));
         }
@@ -148,7 +148,7 @@ impl<'h> Divider<'h> {
 
     /// Returns the inodes that `file` may be.
     fn numbers(&self, file: File) -> Result<Vec<u16>, String> {
-        let maker = self.makers.get(&file.label).ok_or("an inode that nobody made")?;
+        let maker = self.creators.get(&file.label).ok_or("an inode that nobody made")?;
         Ok(match (maker.ino, &maker.numbers[..]) {
             (Some(ino), [first, ..]) if ino == file.ino => vec![*first],
             (Some(_), [_, others @ ..]) => others.to_vec(),
@@ -159,56 +159,56 @@ impl<'h> Divider<'h> {
     /// Returns the inodes that a listing's entry may be: those observed under this number, which is reused after an
     /// inode is gone, and those whose number no call observed.
     fn listed(&self, ino: u64) -> Vec<u16> {
-        let may = |maker: &&Maker| maker.seen.contains(&ino) || maker.seen.len() < maker.numbers.len();
-        self.makers.values().filter(may).flat_map(|maker| maker.numbers.iter().copied()).collect()
+        let may = |maker: &&Creator| maker.seen.contains(&ino) || maker.seen.len() < maker.numbers.len();
+        self.creators.values().filter(may).flat_map(|maker| maker.numbers.iter().copied()).collect()
     }
 
-    fn take(&mut self, number: usize) -> Taken {
+    fn add_record(&mut self, number: usize) -> Checked {
         let record = &self.history.records[number];
-        self.doubt(number);
-        let Some((end, answer)) = &record.answer else {
+        self.add_possible_replays(number);
+        let Some((end, answer)) = &record.response else {
             self.pieces.unknown += u64::from(record.call.is_change());
             self.effect(number, u64::MAX, false, 0);
             return Ok(());
         };
-        let lost = matches!(answer, Answer::Failed(Errno::IO | Errno::STALE))
+        let lost = matches!(answer, CallResult::Failed(Errno::IO | Errno::STALE))
             && record.call.file().is_some()
-            && self.history.losses.contains(&record.mount);
+            && self.history.lossy_mounts.contains(&record.mount);
         if lost {
             self.pieces.lost += 1;
             self.pieces.unknown += u64::from(record.call.is_change());
             self.effect(number, u64::MAX, false, 0);
             return Ok(());
         }
-        let looks = !record.call.is_change() || matches!(answer, Answer::Failed(_));
+        let looks = !record.call.is_change() || matches!(answer, CallResult::Failed(_));
         let stopped = |(mount, from, to): &(u8, u64, u64)| *mount == record.mount && end >= from && end <= to;
         if looks && self.history.stops.iter().any(stopped) {
-            self.pieces.left_out += 1;
+            self.pieces.ignored += 1;
             return Ok(());
         }
         match answer {
-            Answer::Failed(errno) => self.refused(number, *errno),
-            Answer::Done if record.call.is_change() => {
-                self.effect(number, end.saturating_add(TOGETHER), true, 0);
+            CallResult::Failed(errno) => self.add_failure(number, *errno),
+            CallResult::Done if record.call.is_change() => {
+                self.effect(number, end.saturating_add(CLOCK_SLACK), true, 0);
                 Ok(())
             }
-            _ => self.look(number, answer),
+            _ => self.add_reads(number, answer),
         }
     }
 
     /// Adds the possible earlier application of a change that was in flight when a server was killed.
-    fn doubt(&mut self, number: usize) {
+    fn add_possible_replays(&mut self, number: usize) {
         let record = &self.history.records[number];
-        let kills: Vec<(u64, u64)> = kills_in(self.history, record).collect();
+        let kills: Vec<(u64, u64)> = overlapping_kills(self.history, record).collect();
         for (again, (_, to)) in (1..).zip(kills) {
-            self.effect(number, to.saturating_add(TOGETHER), false, again);
+            self.effect(number, to.saturating_add(CLOCK_SLACK), false, again);
         }
     }
 
     /// Adds a change; `again` selects which of its possible inodes a creating call has made.
     fn effect(&mut self, number: usize, ends: u64, must: bool, again: usize) {
         let record = &self.history.records[number];
-        let made = |label| self.makers[&label].numbers[again];
+        let made = |label| self.creators[&label].numbers[again];
         let names = match record.call {
             Call::Create { slot, label, .. }
             | Call::Mkdir { slot, label }
@@ -228,13 +228,13 @@ impl<'h> Divider<'h> {
             }
             Call::Times { file, secs } => {
                 let secs = Value::Set(Some(secs.cast_unsigned()));
-                self.register(Which::Times, file, number, (ends, must), secs);
+                self.register(RegisterKind::Times, file, number, (ends, must), secs);
             }
             Call::SetXattr { file, value } => {
-                self.register(Which::Xattrs, file, number, (ends, must), Value::Set(Some(value)));
+                self.register(RegisterKind::Xattrs, file, number, (ends, must), Value::Set(Some(value)));
             }
             Call::RemoveXattr { file } => {
-                self.register(Which::Xattrs, file, number, (ends, must), Value::Set(None));
+                self.register(RegisterKind::Xattrs, file, number, (ends, must), Value::Set(None));
             }
             Call::Truncate { file, size } => {
                 self.content(file, number, (ends, must), Content::Truncate(size))
@@ -243,50 +243,52 @@ impl<'h> Divider<'h> {
             _ => {}
         }
         if let Call::Truncate { file, .. } | Call::Write { file, .. } = record.call {
-            self.register(Which::Times, file, number, (ends, must), Value::Set(None));
+            self.register(RegisterKind::Times, file, number, (ends, must), Value::Set(None));
         }
     }
 
     /// Adds the reads that follow from a successful call's result.
-    fn look(&mut self, number: usize, answer: &Answer) -> Taken {
+    fn add_reads(&mut self, number: usize, answer: &CallResult) -> Checked {
         let record = &self.history.records[number];
-        let one_of = What::OneOf;
+        let one_of = Expected::OneOf;
         match (record.call, answer) {
-            (Call::Create { .. }, Answer::Opened(_)) => {
+            (Call::Create { .. }, CallResult::Opened(_)) => {
                 let end = self.end(number);
                 self.effect(number, end, true, 0);
             }
-            (Call::Open { slot }, Answer::Opened(file)) => {
+            (Call::Open { slot }, CallResult::Opened(file)) => {
                 let numbers = self.numbers(*file)?;
                 self.is(number, slot, one_of(numbers));
             }
-            (Call::Stat { slot }, Answer::Seen(seen)) => {
+            (Call::Stat { slot }, CallResult::Attributes(seen)) => {
                 let numbers = self.numbers(seen.file)?;
                 self.is(number, slot, one_of(numbers));
                 self.attributes(number, seen)?;
             }
-            (Call::Fstat { file }, Answer::Seen(seen)) if file == seen.file => {
+            (Call::Fstat { file }, CallResult::Attributes(seen)) if file == seen.file => {
                 self.attributes(number, seen)?
             }
-            (Call::ReadLink { slot }, Answer::Target(label)) => {
-                let maker = self.makers.get(label).ok_or("a target that nobody wrote")?;
+            (Call::ReadLink { slot }, CallResult::Target(label)) => {
+                let maker = self.creators.get(label).ok_or("a target that nobody wrote")?;
                 let numbers = maker.numbers.clone();
                 self.is(number, slot, one_of(numbers));
             }
-            (Call::List { dir }, Answer::Listed(entries)) => self.listing(number, dir, entries)?,
-            (Call::GetXattr { file }, Answer::Value(value)) => {
+            (Call::List { dir }, CallResult::Entries(entries)) => self.listing(number, dir, entries)?,
+            (Call::GetXattr { file }, CallResult::Value(value)) => {
                 let end = self.end(number);
-                self.register(Which::Xattrs, file, number, (end, true), Value::Is(*value));
+                self.register(RegisterKind::Xattrs, file, number, (end, true), Value::Is(*value));
             }
-            (Call::Read { file }, Answer::Value(Some(word))) if self.is_out(record, file, *word) => {
-                self.pieces.early += 1;
+            (Call::Read { file }, CallResult::Value(Some(word)))
+                if self.overlaps_own_write(record, file, *word) =>
+            {
+                self.pieces.read_before_reply += 1;
             }
-            (Call::Read { file }, Answer::Value(value)) => {
+            (Call::Read { file }, CallResult::Value(value)) => {
                 let look = value.map_or(Content::Size(0), Content::Word);
                 let end = self.end(number);
                 self.content(file, number, (end, true), look);
             }
-            (Call::Fsync { .. }, Answer::Done) | (Call::Load { .. }, Answer::Value(_)) => {}
+            (Call::Fsync { .. }, CallResult::Done) | (Call::Load { .. }, CallResult::Value(_)) => {}
             _ => return Err("no answer to that call".to_owned()),
         }
         Ok(())
@@ -294,7 +296,7 @@ impl<'h> Divider<'h> {
 
     /// Returns whether a write of the read's own mount in flight explains the read: the kernel lets others read the
     /// page that it filled before the server has the data.
-    fn is_out(&self, read: &Record, file: File, word: u64) -> bool {
+    fn overlaps_own_write(&self, read: &Record, file: File, word: u64) -> bool {
         let changes = self.changes.get(&read.mount).into_iter().flatten();
         let mut writes =
             changes.filter(|number| self.history.records[**number].call == Call::Write { file, word });
@@ -307,7 +309,7 @@ impl<'h> Divider<'h> {
     /// Returns when the kernel was done with a call: at the latest when its process, or that process's replacement,
     /// called again.
     fn over(&self, record: &Record) -> u64 {
-        if let Some((end, _)) = &record.answer {
+        if let Some((end, _)) = &record.response {
             return *end;
         }
         let who = |record: &Record| (record.mount, record.worker);
@@ -315,7 +317,7 @@ impl<'h> Divider<'h> {
         later.map(|other| other.begin).filter(|begin| *begin > record.begin).min().unwrap_or(u64::MAX)
     }
 
-    fn listing(&mut self, number: usize, dir: u8, entries: &[(u8, u64)]) -> Taken {
+    fn listing(&mut self, number: usize, dir: u8, entries: &[(u8, u64)]) -> Checked {
         let mut names = BTreeMap::new();
         for (name, ino) in entries {
             if *name >= super::NAMES {
@@ -326,14 +328,14 @@ impl<'h> Divider<'h> {
             }
         }
         for name in 0..super::NAMES {
-            let what = names.get(&name).map_or(What::Nothing, |ino| What::OneOf(self.listed(*ino)));
+            let what = names.get(&name).map_or(Expected::Absent, |ino| Expected::OneOf(self.listed(*ino)));
             self.is(number, Slot::new(dir, name), what);
         }
         Ok(())
     }
 
     /// Attributes are separate reads: the kernel may fetch them later than the name.
-    fn attributes(&mut self, number: usize, seen: &Seen) -> Taken {
+    fn attributes(&mut self, number: usize, seen: &ObservedAttrs) -> Checked {
         let end = self.end(number);
         // With two inodes of one label, the checker cannot tell which one had this link count.
         if let [inode] = self.numbers(seen.file)?[..] {
@@ -343,7 +345,7 @@ impl<'h> Divider<'h> {
             let (file, ends) = (seen.file, (end, true));
             self.mode(file, number, ends, Value::Is(Some(seen.mode.into())));
             let secs = seen.mtime.map(i64::cast_unsigned);
-            self.register(Which::Times, file, number, ends, Value::Is(secs));
+            self.register(RegisterKind::Times, file, number, ends, Value::Is(secs));
             self.content(file, number, ends, Content::Size(seen.size));
         }
         Ok(())
@@ -352,11 +354,11 @@ impl<'h> Divider<'h> {
     /// Returns the mounts with a change of the name that may overlap the call, one element per change.
     fn changes_beside(&self, number: usize, slot: Slot) -> Vec<u8> {
         let end_of = |record: &Record| {
-            record.answer.as_ref().map_or(u64::MAX, |(end, _)| end.saturating_add(TOGETHER))
+            record.response.as_ref().map_or(u64::MAX, |(end, _)| end.saturating_add(CLOCK_SLACK))
         };
         let call = &self.history.records[number];
         let changes = self.history.records.iter().enumerate().filter(|&(other, record)| {
-            let failed = matches!(record.answer, Some((_, Answer::Failed(_))));
+            let failed = matches!(record.response, Some((_, CallResult::Failed(_))));
             other != number && record.call.is_change() && !failed
         });
         let beside =
@@ -370,19 +372,19 @@ impl<'h> Divider<'h> {
     /// it ignores the server's count while it writes (`FUSE_I_SIZE_UNSTABLE`).
     fn is_miscounted(&self, number: usize) -> bool {
         let call = &self.history.records[number];
-        let done = |record: &Record| !matches!(record.answer, Some((_, Answer::Failed(_))));
-        let end_of = |record: &Record| record.answer.as_ref().map_or(u64::MAX, |(end, _)| *end);
+        let done = |record: &Record| !matches!(record.response, Some((_, CallResult::Failed(_))));
+        let end_of = |record: &Record| record.response.as_ref().map_or(u64::MAX, |(end, _)| *end);
         let writes = |record: &Record| {
             let beside = record.begin <= end_of(call) && call.begin <= end_of(record);
             beside && matches!(record.call, Call::Write { .. })
         };
         let removes = |(at, record): (usize, &Record)| {
             let slot = match record.call {
-                Call::Unlink { slot } | Call::Rename { new: slot, how: How::Plain, .. } => slot,
+                Call::Unlink { slot } | Call::Rename { new: slot, how: RenameMode::Plain, .. } => slot,
                 _ => return false,
             };
             let lately =
-                record.begin <= end_of(call) && call.begin <= end_of(record).saturating_add(MISCOUNTED);
+                record.begin <= end_of(call) && call.begin <= end_of(record).saturating_add(STALE_NLINK);
             lately && done(record) && self.changes_beside(at, slot).iter().any(|mount| *mount != call.mount)
         };
         let records = self.history.records.iter().enumerate();
@@ -391,13 +393,13 @@ impl<'h> Divider<'h> {
     }
 
     /// Adds the reads that follow from a failed call.
-    fn refused(&mut self, number: usize, errno: Errno) -> Taken {
+    fn add_failure(&mut self, number: usize, errno: Errno) -> Checked {
         let call = self.history.records[number].call;
         if let (Errno::STALE, Some(slots)) = (errno, call.names()) {
             self.pieces.stale += 1;
             if !slots.iter().any(|slot| self.changes_beside(number, *slot).len() > 1) {
                 let end = self.end(number);
-                self.name(number, end, true, Act::Any { slots, what: What::Dir });
+                self.name(number, end, true, Act::Any { slots, what: Expected::Dir });
             }
             return Ok(());
         }
@@ -405,9 +407,9 @@ impl<'h> Divider<'h> {
             (
                 Call::Create { slot, .. } | Call::Mkdir { slot, .. } | Call::Symlink { slot, .. },
                 Errno::EXIST,
-            ) => (slot, What::Something),
+            ) => (slot, Expected::Present),
             (Call::Link { .. }, Errno::NOENT) if self.is_miscounted(number) => {
-                self.pieces.miscounted += 1;
+                self.pieces.wrong_nlink += 1;
                 return Ok(());
             }
             (Call::Link { old, .. }, Errno::NOENT) => {
@@ -415,18 +417,18 @@ impl<'h> Divider<'h> {
                 self.name(number, end, true, Act::Gone { old });
                 return Ok(());
             }
-            (Call::Link { new, .. } | Call::Rename { new, how: How::NoReplace, .. }, Errno::EXIST) => {
-                (new, What::Something)
+            (Call::Link { new, .. } | Call::Rename { new, how: RenameMode::NoReplace, .. }, Errno::EXIST) => {
+                (new, Expected::Present)
             }
-            (Call::Link { old, .. }, Errno::PERM) => (old, What::Dir),
-            (Call::Rename { old, new, how: How::Exchange }, Errno::NOENT) => {
+            (Call::Link { old, .. }, Errno::PERM) => (old, Expected::Dir),
+            (Call::Rename { old, new, how: RenameMode::Exchange }, Errno::NOENT) => {
                 let end = self.end(number);
-                self.name(number, end, true, Act::Any { slots: [old, new], what: What::Nothing });
+                self.name(number, end, true, Act::Any { slots: [old, new], what: Expected::Absent });
                 return Ok(());
             }
-            (Call::Rename { old, .. }, Errno::NOENT) => (old, What::Nothing),
-            (Call::Rename { new, how: How::Plain, .. }, Errno::ISDIR) => (new, What::Dir),
-            (Call::Rename { new, how: How::Plain, .. }, Errno::NOTDIR) => (new, What::NoDir),
+            (Call::Rename { old, .. }, Errno::NOENT) => (old, Expected::Absent),
+            (Call::Rename { new, how: RenameMode::Plain, .. }, Errno::ISDIR) => (new, Expected::Dir),
+            (Call::Rename { new, how: RenameMode::Plain, .. }, Errno::NOTDIR) => (new, Expected::NotDir),
             (
                 Call::Unlink { slot }
                 | Call::Rmdir { slot }
@@ -434,11 +436,11 @@ impl<'h> Divider<'h> {
                 | Call::Stat { slot }
                 | Call::ReadLink { slot },
                 Errno::NOENT,
-            ) => (slot, What::Nothing),
-            (Call::Unlink { slot } | Call::Open { slot }, Errno::ISDIR) => (slot, What::Dir),
-            (Call::Rmdir { slot }, Errno::NOTDIR) => (slot, What::NoDir),
-            (Call::Open { slot }, Errno::LOOP) => (slot, What::Symlink),
-            (Call::ReadLink { slot }, Errno::INVAL) => (slot, What::NoSymlink),
+            ) => (slot, Expected::Absent),
+            (Call::Unlink { slot } | Call::Open { slot }, Errno::ISDIR) => (slot, Expected::Dir),
+            (Call::Rmdir { slot }, Errno::NOTDIR) => (slot, Expected::NotDir),
+            (Call::Open { slot }, Errno::LOOP) => (slot, Expected::Symlink),
+            (Call::ReadLink { slot }, Errno::INVAL) => (slot, Expected::NotSymlink),
             _ => return Err(format!("{errno} is not what that call says")),
         };
         self.is(number, slot, what);
@@ -447,11 +449,11 @@ impl<'h> Divider<'h> {
 
     /// Returns the time by which a record has happened.
     fn end(&self, number: usize) -> u64 {
-        let end = self.history.records[number].answer.as_ref().map(|(end, _)| *end);
-        end.map_or(u64::MAX, |end| end.saturating_add(TOGETHER))
+        let end = self.history.records[number].response.as_ref().map(|(end, _)| *end);
+        end.map_or(u64::MAX, |end| end.saturating_add(CLOCK_SLACK))
     }
 
-    fn is(&mut self, number: usize, slot: Slot, what: What) {
+    fn is(&mut self, number: usize, slot: Slot, what: Expected) {
         let end = self.end(number);
         self.name(number, end, true, Act::Is { slot, what });
     }
@@ -468,7 +470,14 @@ impl<'h> Divider<'h> {
         };
         let touches = |call: &Call| call.changes_names().iter().flatten().any(|slot| slots.contains(slot));
         let (opens, begins) = self.moments(number, touches);
-        self.pieces.names.push(Piece { opens, begins, ends, must, act, record: number });
+        self.pieces.names.push(Operation {
+            visible_from: opens,
+            effective_from: begins,
+            ends,
+            required: must,
+            act,
+            record: number,
+        });
     }
 
     /// Returns from when a record counts as a read, and from when as a change. As a read it counts from the beginning
@@ -478,7 +487,7 @@ impl<'h> Divider<'h> {
         let changes = self.changes.get(&record.mount).into_iter().flatten();
         let out = changes.filter(|other| **other != number).map(|other| &self.history.records[*other]);
         let out = out.filter(|change| {
-            let ends = change.answer.as_ref().map_or(u64::MAX, |(end, _)| end.saturating_add(TOGETHER));
+            let ends = change.response.as_ref().map_or(u64::MAX, |(end, _)| end.saturating_add(CLOCK_SLACK));
             change.begin < record.begin && ends >= record.begin && touches(&change.call)
         });
         (out.map(|change| change.begin).min().unwrap_or(record.begin), record.begin)
@@ -486,38 +495,66 @@ impl<'h> Divider<'h> {
 
     fn mode(&mut self, file: File, number: usize, (ends, must): (u64, bool), act: Value) {
         let (opens, begins) = self.moments(number, |call| call.file() == Some(file));
-        let first = self.makers.get(&file.label).map(|maker| maker.mode.into());
+        let first = self.creators.get(&file.label).map(|maker| maker.mode.into());
         let entry = self.pieces.modes.entry(file).or_insert_with(|| (first, Vec::new()));
-        entry.1.push(Piece { opens, begins, ends, must, act, record: number });
+        entry.1.push(Operation {
+            visible_from: opens,
+            effective_from: begins,
+            ends,
+            required: must,
+            act,
+            record: number,
+        });
     }
 
-    fn register(&mut self, which: Which, file: File, number: usize, (ends, must): (u64, bool), act: Value) {
+    fn register(
+        &mut self,
+        which: RegisterKind,
+        file: File,
+        number: usize,
+        (ends, must): (u64, bool),
+        act: Value,
+    ) {
         let (opens, begins) = self.moments(number, |call| call.file() == Some(file));
         let all = match which {
-            Which::Times => &mut self.pieces.times,
-            Which::Xattrs => &mut self.pieces.xattrs,
+            RegisterKind::Times => &mut self.pieces.times,
+            RegisterKind::Xattrs => &mut self.pieces.xattrs,
         };
-        all.entry(file).or_default().push(Piece { opens, begins, ends, must, act, record: number });
+        all.entry(file).or_default().push(Operation {
+            visible_from: opens,
+            effective_from: begins,
+            ends,
+            required: must,
+            act,
+            record: number,
+        });
     }
 
     fn content(&mut self, file: File, number: usize, (ends, must): (u64, bool), act: Content) {
         let (opens, begins) = self.moments(number, |call| call.file() == Some(file));
-        let piece = Piece { opens, begins, ends, must, act, record: number };
+        let piece = Operation {
+            visible_from: opens,
+            effective_from: begins,
+            ends,
+            required: must,
+            act,
+            record: number,
+        };
         self.pieces.contents.entry(file).or_default().push(piece);
     }
 }
 
 /// Registers without an initial value.
 #[derive(Clone, Copy)]
-enum Which {
+enum RegisterKind {
     /// `None`: set by the server's clock.
     Times,
     Xattrs,
 }
 
 /// Returns the kills during a change.
-fn kills_in<'h>(history: &'h History, record: &'h Record) -> impl Iterator<Item = (u64, u64)> + 'h {
-    let end = record.answer.as_ref().map_or(u64::MAX, |(end, _)| *end);
+fn overlapping_kills<'h>(history: &'h History, record: &'h Record) -> impl Iterator<Item = (u64, u64)> + 'h {
+    let end = record.response.as_ref().map_or(u64::MAX, |(end, _)| *end);
     let within = move |(from, to): &&(u64, u64)| record.begin <= *to && end >= *from;
     history.kills.iter().filter(within).filter(|_| record.call.is_change()).copied()
 }

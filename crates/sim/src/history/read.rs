@@ -4,7 +4,9 @@ use std::str::{FromStr, SplitAsciiWhitespace};
 
 use nigh_types::Errno;
 
-use super::{Answer, CELLS, Call, DIRS, File, History, How, Kind, NAMES, Record, Seen, Slot};
+use super::{
+    CELLS, Call, CallResult, DIRS, File, History, Kind, NAMES, ObservedAttrs, Record, RenameMode, Slot,
+};
 
 /// A line that does not parse.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,7 +44,7 @@ type Words<'t> = SplitAsciiWhitespace<'t>;
 fn take(history: &mut History, line: &str) -> Option<()> {
     let mut words = line.split_ascii_whitespace();
     match words.next()? {
-        "losses" => history.losses.push(next(&mut words)?),
+        "losses" => history.lossy_mounts.push(next(&mut words)?),
         "kill" => history.kills.push((next(&mut words)?, next(&mut words)?)),
         "stop" => history.stops.push((next(&mut words)?, next(&mut words)?, next(&mut words)?)),
         who => history.records.push(record(who, &mut words)?),
@@ -78,7 +80,7 @@ fn record(who: &str, words: &mut Words<'_>) -> Option<Record> {
         None if words.next()? == "?" => None,
         None => return None,
     };
-    Some(Record { mount, worker, begin, answer, call })
+    Some(Record { mount, worker, begin, response: answer, call })
 }
 
 fn dir(words: &mut Words<'_>) -> Option<u8> {
@@ -108,9 +110,9 @@ fn call(words: &mut Words<'_>) -> Option<Call> {
         "link" => Call::Link { old: slot(words)?, new: slot(words)? },
         "unlink" => Call::Unlink { slot: slot(words)? },
         "rmdir" => Call::Rmdir { slot: slot(words)? },
-        "rename" => Call::Rename { old: slot(words)?, new: slot(words)?, how: How::Plain },
-        "move" => Call::Rename { old: slot(words)?, new: slot(words)?, how: How::NoReplace },
-        "exchange" => Call::Rename { old: slot(words)?, new: slot(words)?, how: How::Exchange },
+        "rename" => Call::Rename { old: slot(words)?, new: slot(words)?, how: RenameMode::Plain },
+        "move" => Call::Rename { old: slot(words)?, new: slot(words)?, how: RenameMode::NoReplace },
+        "exchange" => Call::Rename { old: slot(words)?, new: slot(words)?, how: RenameMode::Exchange },
         "open" => Call::Open { slot: slot(words)? },
         "stat" => Call::Stat { slot: slot(words)? },
         "readlink" => Call::ReadLink { slot: slot(words)? },
@@ -132,16 +134,16 @@ fn call(words: &mut Words<'_>) -> Option<Call> {
     Some(call)
 }
 
-fn answer(words: &mut Words<'_>) -> Option<Answer> {
+fn answer(words: &mut Words<'_>) -> Option<CallResult> {
     let answer = match words.next()? {
-        "done" => Answer::Done,
-        "error" => Answer::Failed(Errno::from_raw(next(words)?)),
-        "opened" => Answer::Opened(file(words)?),
-        "seen" => Answer::Seen(seen(words)?),
-        "target" => Answer::Target(next(words)?),
-        "value" => Answer::Value(Some(next(words)?)),
-        "nothing" => Answer::Value(None),
-        "listed" => Answer::Listed(words.map(entry).collect::<Option<_>>()?),
+        "done" => CallResult::Done,
+        "error" => CallResult::Failed(Errno::from_raw(next(words)?)),
+        "opened" => CallResult::Opened(file(words)?),
+        "seen" => CallResult::Attributes(seen(words)?),
+        "target" => CallResult::Target(next(words)?),
+        "value" => CallResult::Value(Some(next(words)?)),
+        "nothing" => CallResult::Value(None),
+        "listed" => CallResult::Entries(words.map(entry).collect::<Option<_>>()?),
         _ => return None,
     };
     Some(answer)
@@ -153,7 +155,7 @@ fn entry(word: &str) -> Option<(u8, u64)> {
     Some((name, ino.parse().ok()?))
 }
 
-fn seen(words: &mut Words<'_>) -> Option<Seen> {
+fn seen(words: &mut Words<'_>) -> Option<ObservedAttrs> {
     let file = file(words)?;
     let word = words.next()?;
     let (kind, _) = Kind::WORDS.iter().find(|(_, known)| *known == word)?;
@@ -162,5 +164,5 @@ fn seen(words: &mut Words<'_>) -> Option<Seen> {
         "now" => None,
         secs => Some(secs.parse().ok()?),
     };
-    Some(Seen { file, kind: *kind, nlink, mode, size, mtime })
+    Some(ObservedAttrs { file, kind: *kind, nlink, mode, size, mtime })
 }

@@ -1,6 +1,6 @@
 //! An inode's properties besides its names: single values, and a file's contents.
 
-use super::search::{FITS, Object};
+use super::search::{Object, SATISFIED};
 
 /// A single value; `None` is a value too.
 pub struct Register;
@@ -15,17 +15,17 @@ impl Object for Register {
     type State = Option<u64>;
     type Act = Value;
 
-    fn is_look(&self, act: &Value) -> bool {
+    fn is_read(&self, act: &Value) -> bool {
         matches!(act, Value::Is(_))
     }
 
-    fn see(&self, state: &Option<u64>, act: &Value, seen: &mut Vec<u16>) {
+    fn observe(&self, state: &Option<u64>, act: &Value, seen: &mut Vec<u16>) {
         if *act == Value::Is(*state) && seen.is_empty() {
-            seen.push(FITS);
+            seen.push(SATISFIED);
         }
     }
 
-    fn after(&self, _: &Option<u64>, act: &Value, _: &[u16]) -> Vec<Option<u64>> {
+    fn apply(&self, _: &Option<u64>, act: &Value, _: &[u16]) -> Vec<Option<u64>> {
         match act {
             Value::Set(value) => vec![*value],
             Value::Is(_) => Vec::new(),
@@ -54,22 +54,22 @@ impl Object for Contents {
     type State = (u64, u64);
     type Act = Content;
 
-    fn is_look(&self, act: &Content) -> bool {
+    fn is_read(&self, act: &Content) -> bool {
         matches!(act, Content::Size(_) | Content::Word(_))
     }
 
-    fn see(&self, (size, word): &(u64, u64), act: &Content, seen: &mut Vec<u16>) {
+    fn observe(&self, (size, word): &(u64, u64), act: &Content, seen: &mut Vec<u16>) {
         let fits = match act {
             Content::Size(expected) => size == expected,
             Content::Word(expected) => word == expected,
             _ => false,
         };
         if fits && seen.is_empty() {
-            seen.push(FITS);
+            seen.push(SATISFIED);
         }
     }
 
-    fn after(&self, (size, word): &(u64, u64), act: &Content, _: &[u16]) -> Vec<(u64, u64)> {
+    fn apply(&self, (size, word): &(u64, u64), act: &Content, _: &[u16]) -> Vec<(u64, u64)> {
         match *act {
             Content::Write(word) => vec![((*size).max(Self::WORD), word)],
             Content::Truncate(size) if size < Self::WORD => vec![(size, 0)],

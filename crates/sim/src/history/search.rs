@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Limit of configurations per object. Above it the search fails: a verdict is yes or no, and windows are small enough
 /// for one.
-pub const MOST: usize = 100_000;
+pub const MAX_CONFIGURATIONS: usize = 100_000;
 
 /// An object whose state is searched.
 pub trait Object {
@@ -17,29 +17,29 @@ pub trait Object {
     type Act: std::fmt::Debug;
 
     /// Returns whether the act is a read.
-    fn is_look(&self, act: &Self::Act) -> bool;
+    fn is_read(&self, act: &Self::Act) -> bool;
 
-    /// Adds to `seen` what a pending act sees in this state. A read that fits sees [`FITS`].
-    fn see(&self, state: &Self::State, act: &Self::Act, seen: &mut Vec<u16>);
+    /// Adds to `seen` what a pending act sees in this state. A read that fits sees [`SATISFIED`].
+    fn observe(&self, state: &Self::State, act: &Self::Act, seen: &mut Vec<u16>);
 
     /// Returns the possible states after a change, depending on what it has seen; none if it cannot take effect.
-    fn after(&self, state: &Self::State, act: &Self::Act, seen: &[u16]) -> Vec<Self::State>;
+    fn apply(&self, state: &Self::State, act: &Self::Act, seen: &[u16]) -> Vec<Self::State>;
 }
 
 /// What a satisfied read has seen.
-pub const FITS: u16 = u16::MAX;
+pub const SATISFIED: u16 = u16::MAX;
 
 /// A change or a read of one object, and its time window.
 #[derive(Clone, Debug)]
-pub struct Piece<A> {
+pub struct Operation<A> {
     /// From when it can see states.
-    pub opens: u64,
+    pub visible_from: u64,
     /// From when it may take effect.
-    pub begins: u64,
+    pub effective_from: u64,
     /// By when it has happened or never will; `u64::MAX`: it may happen until the end.
     pub ends: u64,
     /// Whether it must have happened by `ends`.
-    pub must: bool,
+    pub required: bool,
     pub act: A,
     /// The number of its record.
     pub record: usize,
@@ -47,16 +47,16 @@ pub struct Piece<A> {
 
 /// A pending piece in a configuration.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Underway {
+struct PendingOp {
     piece: usize,
     /// Whether the change has taken effect.
     done: bool,
     seen: Vec<u16>,
 }
 
-impl Underway {
+impl PendingOp {
     fn satisfied(&self) -> bool {
-        self.done || self.seen.contains(&FITS)
+        self.done || self.seen.contains(&SATISFIED)
     }
 }
 
@@ -64,15 +64,15 @@ impl Underway {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Configuration<S> {
     state: S,
-    underway: Vec<Underway>,
+    pending: Vec<PendingOp>,
 }
 
 /// Why no order exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Refusal {
+pub enum SearchFailure {
     /// In no order had this piece happened when it returned.
-    Nothing { piece: usize },
-    /// More than [`MOST`] configurations.
+    Unexplained { piece: usize },
+    /// More than [`MAX_CONFIGURATIONS`] configurations.
     TooMany { piece: usize },
 }
 
@@ -87,18 +87,22 @@ enum Event {
 ///
 /// # Errors
 /// The piece that no order explains.
-pub fn search<O: Object>(object: &O, first: O::State, pieces: &[Piece<O::Act>]) -> Result<usize, Refusal> {
+pub fn search<O: Object>(
+    object: &O,
+    first: O::State,
+    pieces: &[Operation<O::Act>],
+) -> Result<usize, SearchFailure> {
     let mut events: Vec<(u64, Event, usize)> = Vec::new();
     for (number, piece) in pieces.iter().enumerate() {
-        events.push((piece.opens, Event::Opens, number));
-        events.push((piece.begins, Event::Begins, number));
+        events.push((piece.visible_from, Event::Opens, number));
+        events.push((piece.effective_from, Event::Begins, number));
         if piece.ends != u64::MAX {
             events.push((piece.ends, Event::Ends, number));
         }
     }
     events.sort_unstable();
     let mut run = Run { object, pieces, begun: vec![false; pieces.len()] };
-    let mut set = BTreeSet::from([Configuration { state: first, underway: Vec::new() }]);
+    let mut set = BTreeSet::from([Configuration { state: first, pending: Vec::new() }]);
     let mut largest = 1;
     for (_, event, piece) in events {
         set = match event {
@@ -111,7 +115,7 @@ pub fn search<O: Object>(object: &O, first: O::State, pieces: &[Piece<O::Act>]) 
         };
         largest = largest.max(set.len());
         if set.is_empty() {
-            return Err(Refusal::Nothing { piece });
+            return Err(SearchFailure::Unexplained { piece });
         }
     }
     Ok(largest)
@@ -119,16 +123,16 @@ pub fn search<O: Object>(object: &O, first: O::State, pieces: &[Piece<O::Act>]) 
 
 struct Run<'a, O: Object> {
     object: &'a O,
-    pieces: &'a [Piece<O::Act>],
+    pieces: &'a [Operation<O::Act>],
     begun: Vec<bool>,
 }
 
 impl<O: Object> Run<'_, O> {
     fn open(&self, mut config: Configuration<O::State>, piece: usize) -> Configuration<O::State> {
         let mut seen = Vec::new();
-        self.object.see(&config.state, &self.pieces[piece].act, &mut seen);
-        let at = config.underway.partition_point(|other| other.piece < piece);
-        config.underway.insert(at, Underway { piece, done: false, seen });
+        self.object.observe(&config.state, &self.pieces[piece].act, &mut seen);
+        let at = config.pending.partition_point(|other| other.piece < piece);
+        config.pending.insert(at, PendingOp { piece, done: false, seen });
         config
     }
 
@@ -137,25 +141,25 @@ impl<O: Object> Run<'_, O> {
         &self,
         set: &BTreeSet<Configuration<O::State>>,
         piece: usize,
-    ) -> Result<BTreeSet<Configuration<O::State>>, Refusal> {
-        let (mut ended, mut tried) = (Distinct::new(self.pieces), Distinct::new(self.pieces));
+    ) -> Result<BTreeSet<Configuration<O::State>>, SearchFailure> {
+        let (mut ended, mut tried) = (MinimalSet::new(self.pieces), MinimalSet::new(self.pieces));
         // Configurations with fewer changes come first, as they cover others.
         let mut open: VecDeque<Configuration<O::State>> = set.iter().cloned().collect();
         for config in set {
             tried.insert(config.clone());
-            if !self.pieces[piece].must {
+            if !self.pieces[piece].required {
                 // It has not happened, or it happens now at the latest, even if no piece needs it yet.
                 ended.insert(without(config.clone(), piece));
             }
         }
         while let Some(config) = open.pop_front() {
-            if config.underway[place(&config, piece)].satisfied() {
+            if config.pending[place(&config, piece)].satisfied() {
                 ended.insert(without(config, piece));
             } else {
                 open.extend(self.steps(&config).into_iter().filter(|next| tried.insert(next.clone())));
             }
-            if tried.count + ended.count > MOST {
-                return Err(Refusal::TooMany { piece });
+            if tried.count + ended.count > MAX_CONFIGURATIONS {
+                return Err(SearchFailure::TooMany { piece });
             }
         }
         Ok(ended.into_all())
@@ -164,17 +168,17 @@ impl<O: Object> Run<'_, O> {
     /// Returns the configurations after one more change has taken effect.
     fn steps(&self, config: &Configuration<O::State>) -> Vec<Configuration<O::State>> {
         let mut steps = Vec::new();
-        for (at, underway) in config.underway.iter().enumerate() {
+        for (at, underway) in config.pending.iter().enumerate() {
             let act = &self.pieces[underway.piece].act;
-            if underway.done || !self.begun[underway.piece] || self.object.is_look(act) {
+            if underway.done || !self.begun[underway.piece] || self.object.is_read(act) {
                 continue;
             }
-            for state in self.object.after(&config.state, act, &underway.seen) {
-                let mut next = Configuration { state, underway: config.underway.clone() };
-                next.underway[at].done = true;
-                next.underway[at].seen.clear();
-                for other in next.underway.iter_mut().filter(|other| !other.done) {
-                    self.object.see(&next.state, &self.pieces[other.piece].act, &mut other.seen);
+            for state in self.object.apply(&config.state, act, &underway.seen) {
+                let mut next = Configuration { state, pending: config.pending.clone() };
+                next.pending[at].done = true;
+                next.pending[at].seen.clear();
+                for other in next.pending.iter_mut().filter(|other| !other.done) {
+                    self.object.observe(&next.state, &self.pieces[other.piece].act, &mut other.seen);
                 }
                 steps.push(next);
             }
@@ -184,61 +188,62 @@ impl<O: Object> Run<'_, O> {
 }
 
 fn place<S>(config: &Configuration<S>, piece: usize) -> usize {
-    let found = config.underway.binary_search_by_key(&piece, |other| other.piece);
+    let found = config.pending.binary_search_by_key(&piece, |other| other.piece);
     found.expect("what ends has been opened")
 }
 
 fn without<S>(mut config: Configuration<S>, piece: usize) -> Configuration<S> {
-    config.underway.remove(place(&config, piece));
+    config.pending.remove(place(&config, piece));
     config
 }
 
 /// What two configurations share if one covers the other: the state, and for each piece whether it had to happen and
 /// has.
-type Alike<S> = (S, Vec<(usize, bool)>);
+type CoverKey<S> = (S, Vec<(usize, bool)>);
 
 /// Configurations of which none covers another. One covers another if any continuation of the other is possible after
 /// it.
 ///
 /// That holds for equal states, if the covering one has seen as much and has as much left to happen: a change that
 /// need not happen may as well be left out.
-struct Distinct<'a, S, A> {
-    pieces: &'a [Piece<A>],
-    kept: BTreeMap<Alike<S>, Vec<Vec<Underway>>>,
+struct MinimalSet<'a, S, A> {
+    pieces: &'a [Operation<A>],
+    members: BTreeMap<CoverKey<S>, Vec<Vec<PendingOp>>>,
     count: usize,
 }
 
-impl<'a, S: Clone + Ord, A> Distinct<'a, S, A> {
-    fn new(pieces: &'a [Piece<A>]) -> Self {
-        Distinct { pieces, kept: BTreeMap::new(), count: 0 }
+impl<'a, S: Clone + Ord, A> MinimalSet<'a, S, A> {
+    fn new(pieces: &'a [Operation<A>]) -> Self {
+        MinimalSet { pieces, members: BTreeMap::new(), count: 0 }
     }
 
     /// Returns whether no stored configuration covers `config`; it replaces those that it covers.
     fn insert(&mut self, config: Configuration<S>) -> bool {
         let pieces = self.pieces;
-        let key = config.underway.iter().map(|one| (one.piece, one.done && pieces[one.piece].must)).collect();
-        let alike = self.kept.entry((config.state, key)).or_default();
-        if alike.iter().any(|other| covers(other, &config.underway)) {
+        let key =
+            config.pending.iter().map(|one| (one.piece, one.done && pieces[one.piece].required)).collect();
+        let alike = self.members.entry((config.state, key)).or_default();
+        if alike.iter().any(|other| covers(other, &config.pending)) {
             return false;
         }
         let before = alike.len();
-        alike.retain(|other| !covers(&config.underway, other));
+        alike.retain(|other| !covers(&config.pending, other));
         self.count = self.count + 1 + alike.len() - before;
-        alike.push(config.underway);
+        alike.push(config.pending);
         true
     }
 
     fn into_all(self) -> BTreeSet<Configuration<S>> {
-        let all = self.kept.into_iter().flat_map(|((state, _), alike)| {
-            alike.into_iter().map(move |underway| Configuration { state: state.clone(), underway })
+        let all = self.members.into_iter().flat_map(|((state, _), alike)| {
+            alike.into_iter().map(move |underway| Configuration { state: state.clone(), pending: underway })
         });
         all.collect()
     }
 }
 
 /// Returns whether `one` covers `other`; the two have equal keys.
-fn covers(one: &[Underway], other: &[Underway]) -> bool {
-    let left = |(one, other): (&Underway, &Underway)| match (one.done, other.done) {
+fn covers(one: &[PendingOp], other: &[PendingOp]) -> bool {
+    let left = |(one, other): (&PendingOp, &PendingOp)| match (one.done, other.done) {
         (_, true) => true,
         (true, false) => false,
         (false, false) => other.seen.iter().all(|seen| one.seen.contains(seen)),

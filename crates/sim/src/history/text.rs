@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Answer, Call, File, History, How, Kind, NAMES, Record, Seen, Slot};
+use super::{Call, CallResult, File, History, Kind, NAMES, ObservedAttrs, Record, RenameMode, Slot};
 
 impl fmt::Display for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -34,9 +34,9 @@ impl fmt::Display for Call {
             Call::Link { old, new } => write!(f, "link {old} {new}"),
             Call::Unlink { slot } => write!(f, "unlink {slot}"),
             Call::Rmdir { slot } => write!(f, "rmdir {slot}"),
-            Call::Rename { old, new, how: How::Plain } => write!(f, "rename {old} {new}"),
-            Call::Rename { old, new, how: How::NoReplace } => write!(f, "move {old} {new}"),
-            Call::Rename { old, new, how: How::Exchange } => write!(f, "exchange {old} {new}"),
+            Call::Rename { old, new, how: RenameMode::Plain } => write!(f, "rename {old} {new}"),
+            Call::Rename { old, new, how: RenameMode::NoReplace } => write!(f, "move {old} {new}"),
+            Call::Rename { old, new, how: RenameMode::Exchange } => write!(f, "exchange {old} {new}"),
             Call::Open { slot } => write!(f, "open {slot}"),
             Call::Stat { slot } => write!(f, "stat {slot}"),
             Call::ReadLink { slot } => write!(f, "readlink {slot}"),
@@ -57,9 +57,9 @@ impl fmt::Display for Call {
     }
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for ObservedAttrs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Seen { file, kind, nlink, mode, size, mtime } = self;
+        let ObservedAttrs { file, kind, nlink, mode, size, mtime } = self;
         write!(f, "{file} {} {nlink} {mode:o} {size} ", kind.word())?;
         match mtime {
             Some(secs) => write!(f, "{secs}"),
@@ -68,17 +68,17 @@ impl fmt::Display for Seen {
     }
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for CallResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Answer::Done => write!(f, "done"),
-            Answer::Failed(errno) => write!(f, "error {}", errno.raw()),
-            Answer::Opened(file) => write!(f, "opened {file}"),
-            Answer::Seen(seen) => write!(f, "seen {seen}"),
-            Answer::Target(label) => write!(f, "target {label}"),
-            Answer::Value(Some(value)) => write!(f, "value {value}"),
-            Answer::Value(None) => write!(f, "nothing"),
-            Answer::Listed(entries) => {
+            CallResult::Done => write!(f, "done"),
+            CallResult::Failed(errno) => write!(f, "error {}", errno.raw()),
+            CallResult::Opened(file) => write!(f, "opened {file}"),
+            CallResult::Attributes(seen) => write!(f, "seen {seen}"),
+            CallResult::Target(label) => write!(f, "target {label}"),
+            CallResult::Value(Some(value)) => write!(f, "value {value}"),
+            CallResult::Value(None) => write!(f, "nothing"),
+            CallResult::Entries(entries) => {
                 write!(f, "listed")?;
                 for (name, ino) in entries {
                     match name {
@@ -98,7 +98,7 @@ impl fmt::Display for Record {
             Record::EXPORT => write!(f, "export")?,
             mount => write!(f, "{mount}.{}", self.worker)?,
         }
-        match &self.answer {
+        match &self.response {
             Some((end, answer)) => write!(f, " {} {end} {} = {answer}", self.begin, self.call),
             None => write!(f, " {} - {} = ?", self.begin, self.call),
         }
@@ -107,7 +107,7 @@ impl fmt::Display for Record {
 
 impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for mount in &self.losses {
+        for mount in &self.lossy_mounts {
             writeln!(f, "losses {mount}")?;
         }
         for (from, to) in &self.kills {

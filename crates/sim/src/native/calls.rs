@@ -1,8 +1,8 @@
 //! The life of a call: it may wait for other clients, it is executed, and its reply is sent a little later.
 
 use super::server::Server;
-use super::session::{Due, Work};
-use nigh_native::lease::{Change, ChangeId, Granted, Holder, LeaseKey, Object, Parking, Reading};
+use super::session::{PendingReply, Work};
+use nigh_native::lease::{Change, ChangeId, Granted, Holder, LeaseKey, Object, ParkResult, ReadGrant};
 use nigh_types::{
     Call, CallId, Errno, Grant, Handle, LeaseScope, Mode, NodeId, Reply, Request, Response, Span, Time,
     WriteFlags,
@@ -10,7 +10,7 @@ use nigh_types::{
 
 /// A call without a reply.
 #[derive(Clone, Debug)]
-pub(super) struct Job {
+pub(super) struct PendingCall {
     pub(super) session: u64,
     pub(super) call: CallId,
     pub(super) request: Request,
@@ -28,7 +28,7 @@ pub(super) fn handle(response: &mut Response) -> Option<&mut Handle> {
     match response.result.as_mut().ok()? {
         Reply::Opened { handle, .. } => Some(handle),
         Reply::Created { handle, .. } => handle.as_mut(),
-        Reply::Removed { kept, .. } | Reply::Renamed { kept, .. } => kept.as_mut(),
+        Reply::Removed { pinned: kept, .. } | Reply::Renamed { pinned: kept, .. } => kept.as_mut(),
         _ => None,
     }
 }
@@ -62,7 +62,7 @@ impl Server {
             return;
         }
         let waits = request.call.is_mutation();
-        let job = Job { session: id, call, request, change: None };
+        let job = PendingCall { session: id, call, request, change: None };
         if waits && self.in_grace() {
             self.counts.graced += 1;
             return self.grace.parked.push(job);
@@ -73,10 +73,10 @@ impl Server {
 
     /// Replies from the remembered results of the client's forgotten sessions.
     fn answer_again(&mut self, now: Time, id: u64, call: CallId, request: &Request) -> bool {
-        let Some(name) = request.name else { return false };
+        let Some(name) = request.mutation_id else { return false };
         let session = self.sessions.get_mut(&id).expect("it asks");
         let who = session.who;
-        let Some(known) = self.memory.answers.remove(&(who, name.sequence)) else { return false };
+        let Some(known) = self.reply_cache.answers.remove(&(who, name.sequence)) else { return false };
         let mut response = known.response;
         if let Some(handle) = handle(&mut response) {
             match known.kept {
@@ -88,7 +88,7 @@ impl Server {
             }
         }
         self.counts.again += 1;
-        let due = Due { session: id, who, call, sequence: Some(name.sequence), response };
+        let due = PendingReply { session: id, who, call, sequence: Some(name.sequence), response };
         self.later(now, Work::Answer(due));
         true
     }
@@ -100,7 +100,7 @@ impl Server {
         }
     }
 
-    fn give_up(&mut self, now: Time, job: Job) {
+    fn give_up(&mut self, now: Time, job: PendingCall) {
         self.end_change(now, job.change);
         self.answer(now, &job, vec![Response::plain(Err(Errno::INTR))]);
     }
@@ -113,7 +113,7 @@ impl Server {
     }
 
     /// Executes a call on a free thread, or parks it.
-    pub(super) fn attempt(&mut self, now: Time, mut job: Job) {
+    pub(super) fn attempt(&mut self, now: Time, mut job: PendingCall) {
         let holder = Holder(job.session);
         match &job.request.call {
             Call::Read { node, .. } if self.tree.attr(node.node).is_some() => {
@@ -121,9 +121,9 @@ impl Server {
                 let given = match job.change {
                     Some(reader) => self.desk.take_granted(reader),
                     None => match self.desk.handle_read(now, seat, node.node) {
-                        Reading::Granted(granted) => Some(granted),
-                        Reading::Refused => None,
-                        Reading::Waits(reader) => {
+                        ReadGrant::Granted(granted) => Some(granted),
+                        ReadGrant::Refused => None,
+                        ReadGrant::Waits(reader) => {
                             self.settle(now);
                             job.change = Some(reader);
                             return self.park(now, reader, job);
@@ -145,14 +145,14 @@ impl Server {
                 if changes.is_empty() && job.change.is_none() {
                     return self.execute(now, job, None);
                 }
-                let flush = call.is_flush();
+                let flush = call.is_write_back();
                 let table = self.desk.table_mut();
                 let change = match job.change {
                     Some(begun) => {
                         table.handle_extend(now, begun, &changes);
                         begun
                     }
-                    None if flush => table.handle_flush(now, holder, &changes),
+                    None if flush => table.handle_write_back(now, holder, &changes),
                     None => table.handle_change(now, Some(holder), &changes),
                 };
                 job.change = Some(change);
@@ -167,18 +167,18 @@ impl Server {
         }
     }
 
-    fn park(&mut self, now: Time, change: ChangeId, job: Job) {
+    fn park(&mut self, now: Time, change: ChangeId, job: PendingCall) {
         match self.desk.park(change, job, |_| true) {
-            Parking::Parked => self.counts.parked += 1,
-            Parking::Ready(job) => self.later(now, Work::Begin(job)),
-            Parking::Unwanted(job) => self.give_up(now, job),
+            ParkResult::Parked => self.counts.parked += 1,
+            ParkResult::Ready(job) => self.later(now, Work::Begin(job)),
+            ParkResult::Cancelled(job) => self.give_up(now, job),
         }
     }
 
     fn changes(&self, call: &Call) -> Vec<Change> {
         let change = |change: nigh_remote::model_fs::Change| Change {
             writes: change.covers == LeaseScope::Data,
-            told: change.covers == LeaseScope::Attributes
+            can_update: change.covers == LeaseScope::Attributes
                 || change.covers == LeaseScope::Directory && !change.names.is_empty(),
             key: key(change.node, change.covers),
             names: change.names,
@@ -186,12 +186,12 @@ impl Server {
         self.tree.affected(call).into_iter().map(change).collect()
     }
 
-    fn execute(&mut self, now: Time, mut job: Job, given: Option<Granted>) {
+    fn execute(&mut self, now: Time, mut job: PendingCall, given: Option<Granted>) {
         let holder = Holder(job.session);
         let back = self.begin_write_back(now, &mut job);
         let before = written_node(&job.request.call).and_then(|node| self.tree.attr(node));
         let mut responses = self.affect(now, &job.request);
-        if let (Some(node), Some(name)) = (written_node(&job.request.call), job.request.name)
+        if let (Some(node), Some(name)) = (written_node(&job.request.call), job.request.mutation_id)
             && self.tree.attr(node) != before
         {
             self.written.push((name.client, node.ino));
@@ -202,8 +202,8 @@ impl Server {
             self.note_data(change, &job.request.call, back, is_done);
             // The holders that it waited for get the committed state.
             let table = self.desk.table_mut();
-            let looked = table.looks();
-            let is_last = table.handle_looked(change, looked);
+            let looked = table.observation_point();
+            let is_last = table.handle_observed(change, looked);
             assert!(is_last, "nothing ends between an effect and its end");
             let changed =
                 written_node(&job.request.call).filter(|_| responses.iter().all(|r| r.result.is_ok()));
@@ -259,14 +259,14 @@ impl Server {
         Some(Grant { id, shared, term, mode: Mode::Read, recallable: true, ..wanted })
     }
 
-    fn answer(&mut self, now: Time, job: &Job, responses: Vec<Response>) {
+    fn answer(&mut self, now: Time, job: &PendingCall, responses: Vec<Response>) {
         let Some(session) = self.sessions.get(&job.session) else { return };
-        let (who, sequence) = (session.who, job.request.name.map(|name| name.sequence));
+        let (who, sequence) = (session.who, job.request.mutation_id.map(|name| name.sequence));
         // A change's reply takes its place in the stream at once: the locks on what it depends on are held until then.
         let at_once = job.request.call.is_mutation();
         let mut when = now;
         for response in responses {
-            let due = Due { session: job.session, who, call: job.call, sequence, response };
+            let due = PendingReply { session: job.session, who, call: job.call, sequence, response };
             if at_once {
                 self.put(now, due);
                 continue;

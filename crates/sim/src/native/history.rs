@@ -1,13 +1,13 @@
 //! Seeded histories over the native protocol.
 
 use super::clock::Clock;
-use super::{Counts, Native, Place};
-use crate::random::{Dice, History, Kinds};
+use super::{ClientSetup, Counts, Native};
+use crate::random::{Dice, RandomHistory, Workload};
 use crate::world::{Client, World};
 use nigh_cache::{Config, NotifyLevel, OnDisconnect};
 use nigh_native::lease::LeaseConfig;
-use nigh_native::{DIRENTS, EXCLUSIVE_DIR_LEASES, PUSHES};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_native::{EXCLUSIVE_DIR_LEASES, LIST_NAMES, UPDATES};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{OpId, Span, Term, Time};
 use std::collections::BTreeMap;
 
@@ -79,7 +79,7 @@ struct Faults {
 /// Wrong data in a kernel or a reply, or a missing reply, with the steps before it.
 pub fn run(plan: Plan) -> Result<Counts, String> {
     let (mut history, faults) = begin(plan);
-    let tell = |history: &History<Native>, step: u32, lie: String| {
+    let tell = |history: &RandomHistory<Native>, step: u32, lie: String| {
         format!("seed {} step {step}: {lie}\n{}", plan.seed, history.world.trace.join("\n"))
     };
     let mut waits = Waits::default();
@@ -105,14 +105,14 @@ struct Waits {
 
 impl Waits {
     /// Notes present faults and pending requests.
-    fn note(&mut self, history: &mut History<Native>) {
+    fn note(&mut self, history: &mut RandomHistory<Native>) {
         let now = history.world.now;
         let slow =
-            |client: &Client<Native>| client.hold_invalidations || client.drops_slowly || client.asleep;
+            |client: &Client<Native>| client.hold_invalidations || client.invalidates_slowly || client.asleep;
         let slow = history.world.clients.iter().any(slow);
         history.world.server.with(|net| {
             net.now = net.now.max(now);
-            net.note_trouble(slow || net.garbled.is_some());
+            net.note_trouble(slow || net.corrupted_client.is_some());
         });
         self.since.retain(|op, _| history.begun.contains_key(op));
         for op in history.begun.keys() {
@@ -122,13 +122,13 @@ impl Waits {
 
     /// Checks that without faults, for as long as a client may be waited for, no client is suspect and all replies
     /// come soon.
-    fn judge(&mut self, history: &mut History<Native>) -> Result<(), String> {
+    fn judge(&mut self, history: &mut RandomHistory<Native>) -> Result<(), String> {
         self.note(history);
         let now = history.world.now;
         let (calm, alarms) = history
             .world
             .server
-            .with(|net| (net.troubled.after(CALM), std::mem::take(&mut net.server.alarms)));
+            .with(|net| (net.last_fault.after(CALM), std::mem::take(&mut net.server.alarms)));
         if let Some((_, alarm)) = alarms.into_iter().find(|(at, _)| *at > calm) {
             return Err(format!("{alarm}, and nothing is wrong"));
         }
@@ -139,47 +139,47 @@ impl Waits {
     }
 }
 
-fn begin(plan: Plan) -> (History<Native>, Faults) {
+fn begin(plan: Plan) -> (RandomHistory<Native>, Faults) {
     let mut dice = Dice::new(plan.seed);
     let mut lots = Dice::new(plan.seed ^ 0x1075);
     let garbled = lots.below(8) == 0;
     let mut bit = || lots.below(2) == 0;
     // Corrupted frames may write data that no client meant to write.
-    let mut kinds = Kinds {
+    let mut kinds = Workload {
         files: bit() && !garbled,
         limited: bit(),
         tiny: bit(),
         losses: false,
         pushes: bit(),
-        ..Kinds::default()
+        ..Workload::default()
     };
     let mut faults = Faults { cuts: bit(), pauses: bit(), restarts: bit(), drift: bit(), slow_kernels: true };
     if plan.calm {
-        kinds = Kinds { files: true, maps: true, ..kinds };
+        kinds = Workload { files: true, maps: true, ..kinds };
         faults = Faults { cuts: false, pauses: false, restarts: false, slow_kernels: false, ..faults };
     }
     if plan.halves {
-        kinds = Kinds { files: true, halves: true, maps: false, ..kinds };
+        kinds = Workload { files: true, partial_writes: true, maps: false, ..kinds };
     }
     if plan.shared {
-        kinds = Kinds { files: true, shared: true, maps: false, ..kinds };
+        kinds = Workload { files: true, shared_maps: true, maps: false, ..kinds };
     }
-    let tree = TreeConfig {
-        part_entries: 1 + u32::try_from(dice.below(4)).unwrap_or(0),
+    let tree = ModelFsConfig {
+        chunk_entries: 1 + u32::try_from(dice.below(4)).unwrap_or(0),
         reuse_inos: dice.below(2) == 0 && !kinds.files,
-        ..TreeConfig::default()
+        ..ModelFsConfig::default()
     };
     let leases = LeaseConfig {
         term: TERM,
         patience: PATIENCE,
-        most_doubt: Span::from_millis(500),
+        max_penalty: Span::from_millis(500),
         // Otherwise everything is contended after two steps, and no client holds a lease.
         young: if bit() { Span::from_millis(20) } else { Span::ZERO },
-        quiet: Span::from_millis(500),
+        cooldown: Span::from_millis(500),
         ..LeaseConfig::default()
     };
     let native = Native::new(tree, leases, plan.seed);
-    let mut history = History::begin(World::over(native), kinds, dice);
+    let mut history = RandomHistory::begin(World::over(native), kinds, dice);
     for at in 0..plan.clients {
         join(&mut history, u64::from(at), faults);
     }
@@ -187,15 +187,14 @@ fn begin(plan: Plan) -> (History<Native>, Faults) {
     history.look_around();
     // Waits for the lookup replies: a client that does not know a directory sends no request on it.
     history.world.advance(Span::from_millis(100));
-    history
-        .world
-        .server
-        .with(|net| net.garbled = (garbled && !plan.calm && !plan.halves && !plan.shared).then_some(0));
+    history.world.server.with(|net| {
+        net.corrupted_client = (garbled && !plan.calm && !plan.halves && !plan.shared).then_some(0)
+    });
     (history, faults)
 }
 
-fn join(history: &mut History<Native>, at: u64, faults: Faults) {
-    let History { world, dice, .. } = history;
+fn join(history: &mut RandomHistory<Native>, at: u64, faults: Faults) {
+    let RandomHistory { world, dice, .. } = history;
     let level = [NotifyLevel::All, NotifyLevel::All, NotifyLevel::NoEpoch, NotifyLevel::None]
         [dice.below(4) as usize % 4];
     let clock = match faults.drift {
@@ -203,12 +202,12 @@ fn join(history: &mut History<Native>, at: u64, faults: Faults) {
         false => Clock::exact(),
     };
     let latency = (Span::from_millis(1 + dice.below(5)), Span::from_millis(1 + dice.below(5)));
-    let limited = history.kinds.limited;
+    let limited = history.workload.limited;
     let term = if limited { Term::Limited(LIMIT) } else { Term::Session };
     let alone = if level == NotifyLevel::NoEpoch { EXCLUSIVE_DIR_LEASES } else { 0 };
-    let features = DIRENTS | alone | if history.kinds.pushes { PUSHES } else { 0 };
-    let end = world.server.connect(world.now, Place { clock, latency, term, features });
-    let budget_bytes = if history.kinds.tiny { 3_000 } else { 1 << 30 };
+    let features = LIST_NAMES | alone | if history.workload.pushes { UPDATES } else { 0 };
+    let end = world.server.connect(world.now, ClientSetup { clock, latency, term, features });
+    let budget_bytes = if history.workload.tiny { 3_000 } else { 1 << 30 };
     let on_disconnect = match dice.below(8) {
         // Not before the first replies have arrived.
         0 | 1 => OnDisconnect::Fail(Span::from_millis(40 + dice.below(300))),
@@ -222,7 +221,7 @@ fn join(history: &mut History<Native>, at: u64, faults: Faults) {
     world.clients[at].workers = [64, 64, 2, 1][dice.below(4) as usize % 4];
 }
 
-fn act(history: &mut History<Native>, faults: Faults) {
+fn act(history: &mut RandomHistory<Native>, faults: Faults) {
     match history.dice.below(100) {
         0..=64 => history.ask_something(),
         65..=84 => {
@@ -239,23 +238,23 @@ fn act(history: &mut History<Native>, faults: Faults) {
             let at = history.client();
             match history.dice.below(2) {
                 0 => history.world.clients[at].hold_invalidations = true,
-                _ => history.world.clients[at].drops_slowly = true,
+                _ => history.world.clients[at].invalidates_slowly = true,
             }
         }
         92..=94 => {
             let at = history.client();
             if history.world.is_awake(at) {
-                history.world.let_invalidate(at);
-                history.world.let_drop(at);
+                history.world.release_notifications(at);
+                history.world.end_slow_invalidation(at);
             }
         }
         roll => go_wrong(history, faults, roll),
     }
 }
 
-fn kill_a_caller(history: &mut History<Native>) {
+fn kill_a_caller(history: &mut RandomHistory<Native>) {
     let waiting = history.begun.keys().next().copied();
-    let waits = |op: OpId| (0..history.world.clients.len()).find(|at| history.world.waits(*at, op));
+    let waits = |op: OpId| (0..history.world.clients.len()).find(|at| history.world.is_pending(*at, op));
     if let Some((op, at)) = waiting.and_then(|op| Some((op, waits(op)?)))
         && history.world.is_awake(at)
     {
@@ -263,7 +262,7 @@ fn kill_a_caller(history: &mut History<Native>) {
     }
 }
 
-fn go_wrong(history: &mut History<Native>, faults: Faults, roll: u64) {
+fn go_wrong(history: &mut RandomHistory<Native>, faults: Faults, roll: u64) {
     let at = history.client();
     match roll {
         95 | 96 if faults.cuts => {
@@ -297,7 +296,7 @@ fn go_wrong(history: &mut History<Native>, faults: Faults, roll: u64) {
     }
 }
 
-fn pause_or_wake(history: &mut History<Native>, at: usize) {
+fn pause_or_wake(history: &mut RandomHistory<Native>, at: usize) {
     if !history.world.is_awake(at) {
         return wake(history, at);
     }
@@ -314,28 +313,29 @@ fn pause_or_wake(history: &mut History<Native>, at: usize) {
 }
 
 /// Resumes a process: it checks the clock before anything else.
-fn wake(history: &mut History<Native>, at: usize) {
+fn wake(history: &mut RandomHistory<Native>, at: usize) {
     history.world.server.with(|net| net.ends[at].paused = false);
     history.world.trace.push(format!("{} goes on", crate::world::name_of(at)));
     history.world.pass(at);
     history.world.settle();
     let client = &mut history.world.clients[at];
-    client.asleep &= client.cache.is_forgetting();
+    client.asleep &= client.cache.is_flushing_all();
 }
 
 /// Removes all faults; then every request must get a reply.
-fn end(history: &mut History<Native>) -> Result<(), String> {
+fn end(history: &mut RandomHistory<Native>) -> Result<(), String> {
     let now = history.world.now;
     for at in 0..history.world.clients.len() {
         if !history.world.is_awake(at) {
             wake(history, at);
         }
         history.world.server.with(|net| net.ends[at].down_until = now);
-        history.world.let_invalidate(at);
-        history.world.let_drop(at);
+        history.world.release_notifications(at);
+        history.world.end_slow_invalidation(at);
     }
-    let told =
-        |history: &History<Native>| (0..history.world.clients.len()).all(|at| history.world.is_told(at));
+    let told = |history: &RandomHistory<Native>| {
+        (0..history.world.clients.len()).all(|at| history.world.has_drained_notifications(at))
+    };
     for round in 0..300 {
         history.world.advance(Span::from_millis(50));
         history.judge()?;
@@ -343,10 +343,12 @@ fn end(history: &mut History<Native>) -> Result<(), String> {
             break;
         }
     }
-    if let Some(at) = (0..history.world.clients.len()).find(|at| !history.world.is_told(*at)) {
+    if let Some(at) =
+        (0..history.world.clients.len()).find(|at| !history.world.has_drained_notifications(*at))
+    {
         return Err(format!("{}'s kernel never forgets", crate::world::name_of(at)));
     }
-    let faithful = |at: usize| history.world.server.with(|net| net.garbled != Some(at));
+    let faithful = |at: usize| history.world.server.with(|net| net.corrupted_client != Some(at));
     let all = 0..history.world.clients.len();
     let waits =
         |at: usize| history.world.clients[at].ops.iter().find(|(op, _)| history.begun.contains_key(op));

@@ -1,11 +1,11 @@
 //! Stores into pages that were read while an acknowledgement was owed for the file's data, step by step
 //! (docs/decisions/0028-merging-write-back.md).
 
-use super::{Native, Place};
+use super::{ClientSetup, Native};
 use crate::world::{Backend, World};
-use nigh_cache::{Answer, Config, Fh, KernelInvalidation, Op};
+use nigh_cache::{Config, Fh, KernelInvalidation, Op, OpReply};
 use nigh_native::lease::LeaseConfig;
-use nigh_remote::model_fs::TreeConfig;
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{Access, Call, Errno, Name, OpId, Reply, Span, Time, WriteFlags};
 
 const A: usize = 0;
@@ -24,11 +24,11 @@ struct Mounts {
 
 impl Mounts {
     fn new(count: usize) -> Mounts {
-        let mut world = World::over(Native::new(TreeConfig::default(), LeaseConfig::default(), 7));
+        let mut world = World::over(Native::new(ModelFsConfig::default(), LeaseConfig::default(), 7));
         world.server.with(|net| net.server.dice = None);
         let ino = world.server.edit(|tree| tree.plant_file(Time(0), "f", b"....").ino);
         for latency in [FAR, NEAR, NEAR].into_iter().take(count) {
-            let end = world.server.connect(world.now, Place::far(0, (latency, latency)));
+            let end = world.server.connect(world.now, ClientSetup::far(0, (latency, latency)));
             world.join(Config::default(), (), end);
         }
         world.advance(Span::from_millis(100));
@@ -44,7 +44,7 @@ impl Mounts {
                 append: false,
             };
             let opened = mounts.done(at, Op::Open { ino, access, append: false });
-            let Answer::Opened(opened) = opened else { panic!("{opened:?}") };
+            let OpReply::Opened(opened) = opened else { panic!("{opened:?}") };
             mounts.open.push(opened.fh);
             mounts.read(at);
         }
@@ -56,33 +56,33 @@ impl Mounts {
     }
 
     /// Sends a request and returns its reply.
-    fn done(&mut self, at: usize, op: Op) -> Answer {
-        let id = self.world.ask(at, op);
+    fn done(&mut self, at: usize, op: Op) -> OpReply {
+        let id = self.world.send_request(at, op);
         self.answer(at, id)
     }
 
-    fn answer(&mut self, at: usize, id: OpId) -> Answer {
+    fn answer(&mut self, at: usize, id: OpId) -> OpReply {
         for _ in 0..5_000 {
-            if !self.world.waits(at, id) {
+            if !self.world.is_pending(at, id) {
                 break;
             }
             self.pass(1);
         }
-        let found = self.world.answers.iter().position(|(_, of, ..)| *of == id);
+        let found = self.world.replies.iter().position(|(_, of, ..)| *of == id);
         let found = found.unwrap_or_else(|| panic!("it stalls:\n{}", self.world.trace.join("\n")));
-        self.world.answers.swap_remove(found).3
+        self.world.replies.swap_remove(found).3
     }
 
     fn begin_read(&mut self, at: usize) -> OpId {
         let (ino, fh) = (self.ino, self.open[at]);
-        self.world.ask(at, Op::Read { ino, fh, offset: 0, size: 4096 })
+        self.world.send_request(at, Op::Read { ino, fh, offset: 0, size: 4096 })
     }
 
     /// Reads until the kernel has the page: it drops an older page after a reply.
     fn read(&mut self, at: usize) {
         for _ in 0..3 {
             let id = self.begin_read(at);
-            assert!(matches!(self.answer(at, id), Answer::Data(_)));
+            assert!(matches!(self.answer(at, id), OpReply::Data(_)));
             if self.has_page(at) {
                 return;
             }
@@ -98,13 +98,14 @@ impl Mounts {
 
     fn begin_write(&mut self, at: usize, offset: u64, byte: u8) -> OpId {
         let (ino, fh) = (self.ino, self.open[at]);
-        self.world.ask(at, Op::Write { ino, fh, offset, data: vec![byte], flags: WriteFlags::default() })
+        self.world
+            .send_request(at, Op::Write { ino, fh, offset, data: vec![byte], flags: WriteFlags::default() })
     }
 
     /// Drops a clean page, as a kernel does under memory pressure.
     fn reclaim(&mut self, at: usize) {
-        assert!(!self.world.clients[at].kernel.kept.is_dirty(self.ino));
-        self.world.clients[at].kernel.forget(&KernelInvalidation::Data {
+        assert!(!self.world.clients[at].kernel.page_cache.is_dirty(self.ino));
+        self.world.clients[at].kernel.invalidate(&KernelInvalidation::Data {
             ino: self.ino,
             offset: 0,
             length: 0,
@@ -115,26 +116,31 @@ impl Mounts {
     fn hold(&mut self, at: usize, holds: bool) {
         match holds {
             true => self.world.clients[at].hold_invalidations = true,
-            false => self.world.let_invalidate(at),
+            false => self.world.release_notifications(at),
         }
     }
 
     fn has_page(&self, at: usize) -> bool {
-        self.world.clients[at].kernel.kept.has_pages(self.ino)
+        self.world.clients[at].kernel.page_cache.has_pages(self.ino)
     }
 
     /// Returns the file's contents when nothing is in flight, and whether a write-back was refused.
     fn end(mut self) -> (String, bool) {
         self.pass(1_000);
-        let refused = |(.., op, answer): &(usize, OpId, Op, Answer)| {
-            matches!(op, Op::Write { flags: WriteFlags { flush: true, .. }, .. })
-                && *answer == Answer::Failed(Errno::IO)
+        let refused = |(.., op, answer): &(usize, OpId, Op, OpReply)| {
+            matches!(op, Op::Write { flags: WriteFlags { write_back: true, .. }, .. })
+                && *answer == OpReply::Failed(Errno::IO)
         };
-        let is_refused = self.world.answers.iter().any(refused);
+        let is_refused = self.world.replies.iter().any(refused);
         let (node, now) =
             (self.world.server.edit(|tree| tree.find("f").expect("it is there")), self.world.now);
-        let read = Call::Read { node: nigh_types::NodeRef::bare(node), handle: None, offset: 0, length: 100 };
-        let Ok(Reply::Data(data)) = self.world.server.edit(|tree| tree.beside(now, read)) else {
+        let read = Call::Read {
+            node: nigh_types::NodeRef::without_hint(node),
+            handle: None,
+            offset: 0,
+            length: 100,
+        };
+        let Ok(Reply::Data(data)) = self.world.server.edit(|tree| tree.execute_as_host(now, read)) else {
             panic!("no data")
         };
         (String::from_utf8(data).unwrap(), is_refused)
@@ -182,13 +188,16 @@ fn store_into_page_with_void_grant_is_merged_at_write_back() {
     mounts.pass(13);
     mounts.hold(A, true);
     mounts.answer(A, read);
-    assert!(mounts.has_page(A) && !mounts.world.waits(C, write));
+    assert!(mounts.has_page(A) && !mounts.world.is_pending(C, write));
     mounts.store(A, 1, b'A');
     mounts.read(B);
     mounts.store(B, 3, b'B');
     let write = mounts.begin_write(C, 0, b'C');
     mounts.pass(20);
-    assert!(mounts.world.waits(C, write) && !mounts.has_page(B), "B's store is written back, and A's is not");
+    assert!(
+        mounts.world.is_pending(C, write) && !mounts.has_page(B),
+        "B's store is written back, and A's is not"
+    );
     mounts.hold(A, false);
     assert_eq!(mounts.end(), ("CA.B".to_owned(), false));
 }
@@ -207,7 +216,7 @@ fn store_into_page_read_without_grant_fails_after_write_of_another_client() {
     mounts.hold(A, false);
     mounts.hold(A, true);
     mounts.answer(A, read);
-    assert!(mounts.has_page(A) && mounts.world.waits(B, write));
+    assert!(mounts.has_page(A) && mounts.world.is_pending(B, write));
     mounts.store(A, 1, b'A');
     mounts.answer(B, write);
     mounts.hold(A, false);

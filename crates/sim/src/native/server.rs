@@ -3,15 +3,15 @@
 //! The real server's other decisions (a session's latest connection, grace, remembered replies of forgotten sessions)
 //! are re-implemented here; inode locks, real files and file locks are absent.
 
-mod chosen;
+mod scheduling;
 
-use super::calls::Job;
+use super::calls::PendingCall;
 use super::counts::Counts;
-use super::session::{Due, Grace, Hello, Memory, Remembered, Session, Who, Work};
+use super::session::{CachedReply, ClientKey, Grace, Hello, PendingReply, ReplyCache, Session, Work};
 use crate::random::Dice;
-use nigh_native::lease::{DeskOutput, Holder, LeaseConfig, LeaseSequencer, Party, UpdatedKey};
-use nigh_native::{EXCLUSIVE_DIR_LEASES, PUSHES, ServerConfig, ServerConnection, ServerEvent};
-use nigh_remote::model_fs::Tree;
+use nigh_native::lease::{ClientOrigin, Holder, LeaseConfig, LeaseSequencer, SequencerOutput, UpdatedKey};
+use nigh_native::{EXCLUSIVE_DIR_LEASES, ServerConfig, ServerEvent, ServerSession, UPDATES};
+use nigh_remote::model_fs::ModelFs;
 use nigh_types::{
     Call, CallId, Credentials, Errno, Handle, NodeId, NodeRef, Origin, Request, Response, Span, Term, Time,
     UpdateCommit, UpdatedFact,
@@ -23,34 +23,34 @@ const DORMANCY: u64 = 2;
 
 /// Output of the server for a connection.
 #[derive(Clone)]
-pub(super) enum Said {
+pub(super) enum ServerOutput {
     Frame(u64, Vec<u8>),
     Close(u64),
 }
 
 #[derive(Clone)]
 pub(super) struct Server {
-    pub(super) tree: Tree,
-    pub(super) desk: LeaseSequencer<Job>,
+    pub(super) tree: ModelFs,
+    pub(super) desk: LeaseSequencer<PendingCall>,
     pub(super) sessions: BTreeMap<u64, Session>,
     /// Connections before their hello.
-    strangers: BTreeMap<u64, ServerConnection>,
+    unauthenticated: BTreeMap<u64, ServerSession>,
     work: BTreeMap<(Time, u64), Work>,
     sequence: u64,
-    desk_due: Time,
-    pub(super) memory: Memory,
+    sequencer_due: Time,
+    pub(super) reply_cache: ReplyCache,
     /// Durable: sessions, their clients, and the time until which the clients may rely on leases (`None`: the session
     /// is active).
-    register: BTreeMap<u64, (Who, Option<Time>)>,
+    session_registry: BTreeMap<u64, (ClientKey, Option<Time>)>,
     pub(super) grace: Grace,
     /// Leases of forgotten sessions.
-    cut: BTreeMap<Holder, Who>,
+    forgotten_leases: BTreeMap<Holder, ClientKey>,
     last_session: u64,
     last_kept: u64,
     pub(super) config: LeaseConfig,
     /// Random service times; `None`: no service time.
     pub(super) dice: Option<Dice>,
-    pub(super) said: Vec<Said>,
+    pub(super) outputs: Vec<ServerOutput>,
     pub(super) written: Vec<(u64, u64)>,
     /// Number of changes, if there is no service time: each change gets a distinct later time.
     pub(super) effects: u64,
@@ -60,24 +60,24 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(tree: Tree, config: LeaseConfig, dice: Option<Dice>) -> Server {
+    pub(super) fn new(tree: ModelFs, config: LeaseConfig, dice: Option<Dice>) -> Server {
         Server {
             tree,
             desk: LeaseSequencer::new(config),
             sessions: BTreeMap::new(),
-            strangers: BTreeMap::new(),
+            unauthenticated: BTreeMap::new(),
             work: BTreeMap::new(),
             sequence: 0,
-            desk_due: Time::FAR,
-            memory: Memory::default(),
-            register: BTreeMap::new(),
+            sequencer_due: Time::FAR,
+            reply_cache: ReplyCache::default(),
+            session_registry: BTreeMap::new(),
             grace: Grace::default(),
-            cut: BTreeMap::new(),
+            forgotten_leases: BTreeMap::new(),
             last_session: 0,
             last_kept: 0,
             config,
             dice,
-            said: Vec::new(),
+            outputs: Vec::new(),
             written: Vec::new(),
             effects: 0,
             counts: Counts::default(),
@@ -92,38 +92,38 @@ impl Server {
             session_term: self.config.term,
             ..ServerConfig::default()
         };
-        self.strangers.insert(link, ServerConnection::new(now, config));
+        self.unauthenticated.insert(link, ServerSession::new(now, config));
     }
 
     /// Bytes arrived on a connection.
     pub(super) fn heard(&mut self, now: Time, link: u64, bytes: &[u8]) {
         let of_link = self.sessions.iter().find(|(_, session)| session.link == link).map(|(id, _)| *id);
         if let Some(id) = of_link {
-            return self.take_in(now, id, bytes);
+            return self.handle_bytes(now, id, bytes);
         }
-        let Some(mut connection) = self.strangers.remove(&link) else { return };
+        let Some(mut connection) = self.unauthenticated.remove(&link) else { return };
         if connection.handle_input(now, bytes).is_err() {
-            return self.said.push(Said::Close(link));
+            return self.outputs.push(ServerOutput::Close(link));
         }
         match connection.poll_event().and_then(Hello::of) {
             Some(hello) => self.admit(now, link, connection, &hello),
-            None => drop(self.strangers.insert(link, connection)),
+            None => drop(self.unauthenticated.insert(link, connection)),
         }
     }
 
     pub(super) fn hung_up(&mut self, _now: Time, link: u64) {
-        self.strangers.remove(&link);
+        self.unauthenticated.remove(&link);
         if let Some(session) = self.sessions.values_mut().find(|session| session.link == link) {
-            session.connection.cut();
+            session.connection.handle_disconnect();
             session.link = 0;
         }
-        self.said.push(Said::Close(link));
+        self.outputs.push(ServerOutput::Close(link));
     }
 
-    fn admit(&mut self, now: Time, link: u64, mut connection: ServerConnection, hello: &Hello) {
+    fn admit(&mut self, now: Time, link: u64, mut connection: ServerSession, hello: &Hello) {
         if let Some(resume) = hello.resume
             && self.sessions.get(&resume.session_id).is_some_and(|session| session.who == hello.who)
-            && self.go_on(now, resume.session_id, (link, hello.moment, resume.received))
+            && self.resume(now, resume.session_id, (link, hello.moment, resume.received))
         {
             return;
         }
@@ -132,24 +132,24 @@ impl Server {
         if self.sessions.values().any(later) {
             connection.refuse(Errno::STALE, "a later connection of this client is served");
             while let Some(frame) = connection.poll_transmit() {
-                self.said.push(Said::Frame(link, frame.to_vec()));
+                self.outputs.push(ServerOutput::Frame(link, frame.to_vec()));
             }
-            return self.said.push(Said::Close(link));
+            return self.outputs.push(ServerOutput::Close(link));
         }
         let whole = hello.resume.is_none();
         let earlier = self.sessions.iter().filter(|(_, session)| session.who == hello.who);
         for earlier in earlier.map(|(id, _)| *id).collect::<Vec<u64>>() {
             self.forget(now, earlier, whole);
         }
-        self.register.insert(id, (hello.who, None));
+        self.session_registry.insert(id, (hello.who, None));
         let Hello { who, term, features, moment, .. } = *hello;
         let (dormant, handles) = (None, std::collections::BTreeSet::new());
-        let session = Session { connection, link, moment, who, term, features, dormant, handles };
+        let session = Session { connection, link, moment, who, term, features, expired_at: dormant, handles };
         self.sessions.insert(id, session);
-        let returned = self.cut.iter().filter(|(_, absent)| whole && **absent == who);
+        let returned = self.forgotten_leases.iter().filter(|(_, absent)| whole && **absent == who);
         for holder in returned.map(|(holder, _)| *holder).collect::<Vec<Holder>>() {
-            self.cut.remove(&holder);
-            self.desk.table_mut().handle_gone(now, holder);
+            self.forgotten_leases.remove(&holder);
+            self.desk.table_mut().handle_goodbye(now, holder);
         }
         self.begin_lease(now, id);
         self.settle(now);
@@ -163,15 +163,15 @@ impl Server {
     }
 
     /// Resumes the session on this connection. Returns true if it did, or if the session has a later connection.
-    fn go_on(&mut self, now: Time, id: u64, (link, moment, received): (u64, u64, u64)) -> bool {
+    fn resume(&mut self, now: Time, id: u64, (link, moment, received): (u64, u64, u64)) -> bool {
         let session = &self.sessions[&id];
         if session.moment > moment {
-            self.said.push(Said::Close(link));
+            self.outputs.push(ServerOutput::Close(link));
             return true;
         }
         let (term, holder) = (session.term, Holder(id));
         self.desk.table_mut().handle_renewal(now, holder);
-        let lapsed = !self.desk.table().knows(holder);
+        let lapsed = !self.desk.table().is_known(holder);
         self.settle(now);
         if lapsed {
             self.begin_lease(now, id);
@@ -182,12 +182,12 @@ impl Server {
         if session.connection.is_ended() {
             return false;
         }
-        session.dormant = None;
+        session.expired_at = None;
         let before = std::mem::replace(&mut session.link, link);
         session.moment = moment;
         let resumed = session.connection.resume(now, received, lapsed, agreed);
         if before != 0 {
-            self.said.push(Said::Close(before));
+            self.outputs.push(ServerOutput::Close(before));
         }
         self.counts.resumed += 1;
         self.flush(id);
@@ -206,14 +206,14 @@ impl Server {
             Term::Limited(span) => span,
         };
         table.handle_limit(now, holder, limit);
-        table.handle_client(now, holder, Party { client: session.who, origin: Origin::default() });
-        if session.features & PUSHES != 0 {
-            table.handle_pushes(now, holder);
+        table.handle_client(now, holder, ClientOrigin { client: session.who, origin: Origin::default() });
+        if session.features & UPDATES != 0 {
+            table.handle_takes_updates(now, holder);
         }
     }
 
     /// Handles input. A client gets replies only while its lease is renewed by that input.
-    fn take_in(&mut self, now: Time, id: u64, mut bytes: &[u8]) {
+    fn handle_bytes(&mut self, now: Time, id: u64, mut bytes: &[u8]) {
         let heard = self.is_heard(now, id);
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -256,7 +256,9 @@ impl Server {
             let holder = Holder(id);
             match event {
                 ServerEvent::Attach { .. } => {}
-                ServerEvent::Request { call, request, again } => self.request(now, id, call, request, again),
+                ServerEvent::Request { call, request, resent: again } => {
+                    self.request(now, id, call, request, again)
+                }
                 ServerEvent::Cancel(call) => self.cancel(now, id, call),
                 ServerEvent::Acknowledge(recall) => {
                     self.desk.table_mut().handle_acknowledge(now, holder, recall);
@@ -277,49 +279,49 @@ impl Server {
     }
 
     /// Executes all outputs of the lease table. A reply just given to it takes its place in the stream.
-    pub(super) fn settle_with(&mut self, now: Time, mut answer: Option<Due>) {
+    pub(super) fn settle_with(&mut self, now: Time, mut answer: Option<PendingReply>) {
         loop {
             match self.desk.poll_output() {
-                DeskOutput::Recall { holder, recall } => {
+                SequencerOutput::Recall { holder, recall } => {
                     self.counts.recalls += 1;
                     if let Some(session) = self.sessions.get_mut(&holder.0) {
                         session.connection.recall(recall);
                         self.flush(holder.0);
                     }
                 }
-                DeskOutput::Hold { holder, hold } => {
+                SequencerOutput::Prepare { holder, hold } => {
                     self.counts.holds += 1;
                     if let Some(session) = self.sessions.get_mut(&holder.0) {
-                        session.connection.hold(hold);
+                        session.connection.prepare(hold);
                         self.flush(holder.0);
                     }
                 }
-                DeskOutput::Commit { holder, id, told } => {
-                    let facts = told.into_iter().filter_map(|told| self.become_of(told)).collect();
+                SequencerOutput::Commit { holder, id, told } => {
+                    let facts = told.into_iter().filter_map(|told| self.committed_fact(told)).collect();
                     if let Some(session) = self.sessions.get_mut(&holder.0) {
                         session.connection.commit(UpdateCommit { id, facts });
                         self.flush(holder.0);
                     }
                 }
-                DeskOutput::Answer { grants, .. } => {
+                SequencerOutput::Reply { grants, .. } => {
                     let mut due = answer.take().expect("one input brings one answer at the most");
                     due.response.grants = grants;
                     self.transmit(due);
                 }
-                DeskOutput::Ready(job) => self.later(now, Work::Begin(job)),
-                DeskOutput::Suspect(holder) => {
+                SequencerOutput::Ready(job) => self.later(now, Work::Begin(job)),
+                SequencerOutput::Suspect(holder) => {
                     self.counts.suspects += 1;
                     self.alarms.push((now, format!("session {} gives nothing back", holder.0)));
                 }
-                DeskOutput::Trusted(_) => {}
-                DeskOutput::Fenced(holder) => {
+                SequencerOutput::Trusted(_) => {}
+                SequencerOutput::Fenced(holder) => {
                     self.counts.fences += 1;
                     self.alarms.push((now, format!("session {} is fenced", holder.0)));
-                    self.cut.remove(&holder);
+                    self.forgotten_leases.remove(&holder);
                     self.lapse(now, holder.0);
                 }
-                DeskOutput::Timeout(due, _) => {
-                    self.desk_due = due;
+                SequencerOutput::Timeout(due, _) => {
+                    self.sequencer_due = due;
                     return;
                 }
             }
@@ -327,7 +329,7 @@ impl Server {
     }
 
     /// Returns the committed state of an updated fact.
-    fn become_of(&self, told: UpdatedKey) -> Option<UpdatedFact> {
+    fn committed_fact(&self, told: UpdatedKey) -> Option<UpdatedFact> {
         let UpdatedKey { node, name, .. } = told;
         match name {
             Some(name) => {
@@ -344,17 +346,17 @@ impl Server {
 
     fn lapse(&mut self, now: Time, id: u64) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.connection.cut();
-        session.dormant = Some(now);
+        session.connection.handle_disconnect();
+        session.expired_at = Some(now);
         let link = std::mem::take(&mut session.link);
-        self.said.push(Said::Close(link));
+        self.outputs.push(ServerOutput::Close(link));
         self.later(now, Work::Tend(id));
         self.later(now.after(Span(self.config.term.0 * DORMANCY)), Work::Tend(id));
     }
 
     fn tend(&mut self, now: Time, id: u64) {
         let Some(session) = self.sessions.get(&id) else { return };
-        let Some(since) = session.dormant else { return };
+        let Some(since) = session.expired_at else { return };
         let connection = &session.connection;
         let holds =
             connection.outstanding() > 0 || connection.kept_bytes() > 0 || !session.handles.is_empty();
@@ -366,15 +368,15 @@ impl Server {
     pub(super) fn forget(&mut self, now: Time, id: u64, goodbye: bool) {
         let Some(mut session) = self.sessions.remove(&id) else { return };
         self.counts.forgotten += 1;
-        let lapses = if session.dormant.is_some() { Time(0) } else { session.connection.lapses() };
+        let lapses = if session.expired_at.is_some() { Time(0) } else { session.connection.lapses() };
         let who = session.who;
         if !goodbye {
-            for (sequence, response) in session.connection.unheard_answers() {
+            for (sequence, response) in session.connection.unconfirmed_replies() {
                 self.remember(now, (who, sequence), response);
             }
         }
         session.connection.abandon();
-        self.said.push(Said::Close(session.link));
+        self.outputs.push(ServerOutput::Close(session.link));
         let theirs = |work: &Work| match work {
             Work::Begin(job) => job.session == id,
             Work::Answer(due) => due.session == id,
@@ -385,10 +387,10 @@ impl Server {
         self.grace.parked.retain(|job| job.session != id);
         let holder = Holder(id);
         if goodbye {
-            self.desk.table_mut().handle_gone(now, holder);
-        } else if self.desk.table().knows(holder) {
+            self.desk.table_mut().handle_goodbye(now, holder);
+        } else if self.desk.table().is_known(holder) {
             self.desk.table_mut().handle_disconnect(now, holder);
-            self.cut.insert(holder, who);
+            self.forgotten_leases.insert(holder, who);
         }
         for work in over {
             match work {
@@ -402,8 +404,8 @@ impl Server {
         let handles: Vec<Handle> = session.handles.into_iter().collect();
         self.tree.release(&handles);
         match goodbye {
-            true => drop(self.register.remove(&id)),
-            false => drop(self.register.insert(id, (who, Some(lapses)))),
+            true => drop(self.session_registry.remove(&id)),
+            false => drop(self.session_registry.insert(id, (who, Some(lapses)))),
         }
         if goodbye {
             self.returned(now, who);
@@ -411,7 +413,7 @@ impl Server {
     }
 
     /// Remembers a reply that the client may not have received, for when it sends the request again.
-    fn remember(&mut self, now: Time, of: (Who, u64), mut response: Response) {
+    fn remember(&mut self, now: Time, of: (ClientKey, u64), mut response: Response) {
         if !response.last || response.result == Err(Errno::STALE) {
             return;
         }
@@ -419,19 +421,19 @@ impl Server {
         let kept = super::calls::handle(&mut response).copied();
         let node = kept.and_then(|handle| self.tree.opened(handle));
         let kept = node.and_then(|node| self.keep(now, node));
-        self.memory.answers.insert(of, Remembered { response, kept });
+        self.reply_cache.answers.insert(of, CachedReply { response, kept });
     }
 
     /// Keeps a file open under a handle of the server's own.
     pub(super) fn keep(&mut self, now: Time, node: NodeId) -> Option<Handle> {
         self.last_kept += 1;
         let handle = Handle(1 << 40 | self.last_kept);
-        let call = Call::PinOpen { node: NodeRef::bare(node), names: Vec::new(), handle };
-        self.tree.execute(now, &Request { credentials: Credentials::default(), name: None, call });
+        let call = Call::PinOpen { node: NodeRef::without_hint(node), names: Vec::new(), handle };
+        self.tree.execute(now, &Request { credentials: Credentials::default(), mutation_id: None, call });
         (self.tree.opened(handle) == Some(node)).then_some(handle)
     }
 
-    fn returned(&mut self, now: Time, who: Who) {
+    fn returned(&mut self, now: Time, who: ClientKey) {
         self.grace.absent.remove(&who);
         self.end_grace(now);
     }
@@ -446,7 +448,7 @@ impl Server {
         }
         let parked = std::mem::take(&mut self.grace).parked;
         let sessions = &self.sessions;
-        self.register.retain(|id, (_, until)| sessions.contains_key(id) || until.is_some());
+        self.session_registry.retain(|id, (_, until)| sessions.contains_key(id) || until.is_some());
         parked.into_iter().for_each(|job| self.later(now, Work::Begin(job)));
     }
 
@@ -454,22 +456,23 @@ impl Server {
     pub(super) fn restart(&mut self, now: Time) {
         self.counts.restarts += 1;
         let sessions = std::mem::take(&mut self.sessions);
-        let links = sessions.values().map(|session| session.link).chain(self.strangers.keys().copied());
-        self.said.extend(links.map(Said::Close));
-        self.strangers.clear();
+        let links = sessions.values().map(|session| session.link).chain(self.unauthenticated.keys().copied());
+        self.outputs.extend(links.map(ServerOutput::Close));
+        self.unauthenticated.clear();
         let mut orphans = Vec::new();
         for handle in sessions.values().flat_map(|session| &session.handles) {
             let node = self.tree.opened(*handle);
             orphans.extend(node.and_then(|node| self.keep(now, node)));
             self.tree.release(&[*handle]);
         }
-        self.tree
-            .release(&self.memory.answers.values().filter_map(|known| known.kept).collect::<Vec<Handle>>());
+        self.tree.release(
+            &self.reply_cache.answers.values().filter_map(|known| known.kept).collect::<Vec<Handle>>(),
+        );
         self.work.clear();
-        (self.memory, self.cut) = (Memory::default(), BTreeMap::new());
+        (self.reply_cache, self.forgotten_leases) = (ReplyCache::default(), BTreeMap::new());
         self.desk = LeaseSequencer::new(self.config);
-        self.register.retain(|_, (_, until)| until.is_none_or(|until| until > now));
-        let absent = self.register.values().map(|(who, _)| *who).collect();
+        self.session_registry.retain(|_, (_, until)| until.is_none_or(|until| until > now));
+        let absent = self.session_registry.values().map(|(who, _)| *who).collect();
         let until = now.after(self.config.lapse());
         self.grace = Grace { absent, until, parked: Vec::new() };
         self.later(until, Work::Sweep(orphans));
@@ -481,12 +484,12 @@ impl Server {
     pub(super) fn due(&self) -> Time {
         let work = self.work.keys().next().map_or(Time::FAR, |(due, _)| *due);
         let grace = if self.in_grace() { self.grace.until } else { Time::FAR };
-        work.min(self.desk_due).min(grace)
+        work.min(self.sequencer_due).min(grace)
     }
 
     /// Returns when the next event is due that needs no thread.
     pub(super) fn clock_due(&self) -> Time {
-        self.desk_due.min(if self.in_grace() { self.grace.until } else { Time::FAR })
+        self.sequencer_due.min(if self.in_grace() { self.grace.until } else { Time::FAR })
     }
 
     /// Executes the due events that need no thread.
@@ -495,7 +498,7 @@ impl Server {
             self.grace.absent.clear();
             self.end_grace(now);
         }
-        if self.desk_due <= now {
+        if self.sequencer_due <= now {
             self.desk.handle_timeout(now);
             self.settle(now);
         }
@@ -533,8 +536,8 @@ impl Server {
     }
 
     /// Takes back a call that waits for a thread or a reply.
-    pub(super) fn take_back(&mut self, session: u64, call: CallId) -> Option<Job> {
-        let is_it = |job: &Job| job.session == session && job.call == call;
+    pub(super) fn take_back(&mut self, session: u64, call: CallId) -> Option<PendingCall> {
+        let is_it = |job: &PendingCall| job.session == session && job.call == call;
         let begins = |work: &Work| matches!(work, Work::Begin(job) if is_it(job));
         if let Some(Work::Begin(job)) = self.take_work(begins).pop() {
             return Some(job);
@@ -544,7 +547,7 @@ impl Server {
     }
 
     /// Sends a reply, at its place in the stream.
-    pub(super) fn put(&mut self, now: Time, mut due: Due) {
+    pub(super) fn put(&mut self, now: Time, mut due: PendingReply) {
         if !self.sessions.contains_key(&due.session) {
             let grants = due.grants();
             self.desk.handle_withdraw(now, Holder(due.session), &grants);
@@ -556,12 +559,12 @@ impl Server {
             self.transmit(due);
         } else {
             let grants = std::mem::take(&mut due.response.grants);
-            self.desk.handle_answer(now, Holder(due.session), grants);
+            self.desk.handle_reply(now, Holder(due.session), grants);
             self.settle_with(now, Some(due));
         }
     }
 
-    fn transmit(&mut self, due: Due) {
+    fn transmit(&mut self, due: PendingReply) {
         if let Some(session) = self.sessions.get_mut(&due.session) {
             session.connection.respond(due.call, &due.response);
             self.flush(due.session);
@@ -571,7 +574,7 @@ impl Server {
     pub(super) fn flush(&mut self, id: u64) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         while let Some(frame) = session.connection.poll_transmit() {
-            self.said.push(Said::Frame(session.link, frame.to_vec()));
+            self.outputs.push(ServerOutput::Frame(session.link, frame.to_vec()));
         }
     }
 }

@@ -1,31 +1,31 @@
 //! Per-client state of a server without threads.
 
-use super::calls::Job;
-use nigh_native::{Resume, ServerConnection, ServerEvent};
+use super::calls::PendingCall;
+use nigh_native::{Resume, ServerEvent, ServerSession};
 use nigh_types::{GrantId, Handle, Response, Term, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A client id and its incarnation.
-pub(super) type Who = (u64, u64);
+pub(super) type ClientKey = (u64, u64);
 
 #[derive(Clone, Debug)]
 pub(super) struct Session {
-    pub(super) connection: ServerConnection,
+    pub(super) connection: ServerSession,
     /// Its latest connection.
     pub(super) link: u64,
     /// When its client made the connection, on the client's clock.
     pub(super) moment: u64,
-    pub(super) who: Who,
+    pub(super) who: ClientKey,
     pub(super) term: Term,
     pub(super) features: u64,
     /// When its lease expired, if it has.
-    pub(super) dormant: Option<Time>,
+    pub(super) expired_at: Option<Time>,
     pub(super) handles: BTreeSet<Handle>,
 }
 
 /// The contents of a client's hello.
 pub(super) struct Hello {
-    pub(super) who: Who,
+    pub(super) who: ClientKey,
     pub(super) term: Term,
     pub(super) features: u64,
     pub(super) moment: u64,
@@ -43,9 +43,9 @@ impl Hello {
 
 /// A reply that waits to be sent.
 #[derive(Clone, Debug)]
-pub(super) struct Due {
+pub(super) struct PendingReply {
     pub(super) session: u64,
-    pub(super) who: Who,
+    pub(super) who: ClientKey,
     pub(super) call: nigh_types::CallId,
     /// The sequence number of the mutation's id.
     pub(super) sequence: Option<u64>,
@@ -55,8 +55,8 @@ pub(super) struct Due {
 /// A task of the server at some time.
 #[derive(Clone, Debug)]
 pub(super) enum Work {
-    Begin(Job),
-    Answer(Due),
+    Begin(PendingCall),
+    Answer(PendingReply),
     /// Checks whether a session has been away for too long.
     Tend(u64),
     /// Frees files that were kept open for clients that might return after a restart.
@@ -65,12 +65,12 @@ pub(super) enum Work {
 
 /// Replies to forgotten sessions that their clients may not have received.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Memory {
-    pub(super) answers: BTreeMap<(Who, u64), Remembered>,
+pub(super) struct ReplyCache {
+    pub(super) answers: BTreeMap<(ClientKey, u64), CachedReply>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Remembered {
+pub(super) struct CachedReply {
     pub(super) response: Response,
     /// The handle under which the file named in the reply is kept open.
     pub(super) kept: Option<Handle>,
@@ -79,12 +79,12 @@ pub(super) struct Remembered {
 /// The grace period after a restart, in which no client changes anything.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Grace {
-    pub(super) absent: BTreeSet<Who>,
+    pub(super) absent: BTreeSet<ClientKey>,
     pub(super) until: Time,
-    pub(super) parked: Vec<Job>,
+    pub(super) parked: Vec<PendingCall>,
 }
 
-impl Due {
+impl PendingReply {
     pub(super) fn grants(&self) -> Vec<GrantId> {
         self.response.grants.iter().map(|grant| grant.id).collect()
     }

@@ -1,6 +1,6 @@
 //! Write-back of stores into maps, merged as the server does it (`nigh-server`, `ops/write_back.rs`).
 
-use super::calls::Job;
+use super::calls::PendingCall;
 use super::server::Server;
 use nigh_native::lease::{ChangeId, Holder, WroteBack};
 use nigh_types::{Call, LeaseScope, NodeRef, Reply, Time, WriteFlags};
@@ -14,33 +14,33 @@ pub(super) struct WriteBack {
 
 impl Server {
     /// Merges a write-back before its execution: its pages are replaced by the data to be written.
-    pub(super) fn begin_write_back(&mut self, now: Time, job: &mut Job) -> Option<WriteBack> {
+    pub(super) fn begin_write_back(&mut self, now: Time, job: &mut PendingCall) -> Option<WriteBack> {
         let (Some(change), Call::Write { node, offset, data, flags, .. }) =
             (job.change, &mut job.request.call)
         else {
             return None;
         };
-        if !flags.flush {
+        if !flags.write_back {
             return None;
         }
         let (node, offset) = (node.node, *offset);
         let read = Call::Read {
-            node: NodeRef::bare(node),
+            node: NodeRef::without_hint(node),
             handle: None,
             offset,
             length: u32::try_from(data.len()).unwrap_or(u32::MAX),
         };
-        let Ok(Reply::Data(mut before)) = self.tree.beside(now, read) else { return None };
+        let Ok(Reply::Data(mut before)) = self.tree.execute_as_host(now, read) else { return None };
         before.resize(data.len(), 0);
         let pages = data.clone();
         let range = (offset, data.len() as u64);
         let under = flags.since.and_then(|since| since.under);
         let base = under.and_then(|under| self.desk.table_mut().merge_base(now, change, under, range));
         self.settle(now);
-        match (base, flags.since, job.request.name) {
+        match (base, flags.since, job.request.mutation_id) {
             // No other client has changed the file since the base version.
             (Some(base), Some(since), Some(name)) if base.is_unchanged() => {
-                self.tree.vouch(name.client, node, since.stamp);
+                self.tree.record_own_version(name.client, node, since.stamp);
             }
             (Some(base), ..) => {
                 self.counts.merged += 1;

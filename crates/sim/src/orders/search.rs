@@ -31,8 +31,8 @@ impl fmt::Display for Explored {
 
 /// A violation, and the path to it.
 #[derive(Clone, Debug)]
-pub struct Wrong {
-    pub lie: String,
+pub struct Violation {
+    pub message: String,
     /// Number of steps of the path.
     pub steps: u64,
     /// The described steps.
@@ -40,15 +40,15 @@ pub struct Wrong {
     pub explored: Explored,
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.lie)?;
+        write!(f, "{}", self.message)?;
         self.path.iter().try_for_each(|line| write!(f, "\n  {line}"))
     }
 }
 
 /// A state on the current path, and the steps not yet tried.
-struct Stop {
+struct StackFrame {
     /// The last step takes the state without a copy.
     state: Option<State>,
     left: Vec<Step>,
@@ -56,9 +56,9 @@ struct Stop {
 
 /// The steps to the current state; printed if an assertion fails there.
 #[derive(Default)]
-struct Way(Vec<Step>);
+struct CurrentPath(Vec<Step>);
 
-impl Drop for Way {
+impl Drop for CurrentPath {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("by {:?}", self.0);
@@ -68,9 +68,9 @@ impl Drop for Way {
 
 /// A hasher for keys that are hashes already.
 #[derive(Default)]
-struct AsItIs(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -84,24 +84,24 @@ impl Hasher for AsItIs {
     }
 }
 
-pub(super) fn explore(bounds: Bounds) -> Result<Explored, Wrong> {
+pub(super) fn explore(bounds: Bounds) -> Result<Explored, Violation> {
     let mut explored = Explored::default();
     let mut text = String::new();
-    let mut seen: HashSet<u128, BuildHasherDefault<AsItIs>> = HashSet::default();
-    let (mut stops, mut way) = (Vec::<Stop>::new(), Way::default());
+    let mut seen: HashSet<u128, BuildHasherDefault<IdentityHasher>> = HashSet::default();
+    let (mut stops, mut way) = (Vec::<StackFrame>::new(), CurrentPath::default());
     let wrong = |lie: String, way: &[Step], explored: Explored| {
         let (lie, steps, path) = path::shorten(bounds, lie, way.to_vec());
-        Wrong { lie, steps, path, explored }
+        Violation { message: lie, steps, path, explored }
     };
     let first = State::first(bounds).map_err(|lie| wrong(lie, &[], explored))?;
     let mut next = Some(first);
     loop {
         if let Some(mut state) = next.take()
-            && seen.insert(state.mark(&mut text))
+            && seen.insert(state.fingerprint(&mut text))
         {
             explored.states += 1;
             if explored.states % CHECKED == 0
-                && let Some(part) = state.forgotten(&mut text)
+                && let Some(part) = state.outdated_fingerprint(&mut text)
             {
                 panic!("{part} is not what it was");
             }
@@ -110,7 +110,7 @@ pub(super) fn explore(bounds: Bounds) -> Result<Explored, Wrong> {
                 explored.ends += 1;
                 state.end().map_err(|lie| wrong(lie, &way.0, explored))?;
             }
-            stops.push(Stop { state: Some(state), left });
+            stops.push(StackFrame { state: Some(state), left });
         } else {
             way.0.pop();
         }

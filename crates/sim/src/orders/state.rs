@@ -1,13 +1,13 @@
 //! One state, its possible steps, and its checks.
 
 use super::{Bounds, PATIENCE, TERM};
-use crate::native::{Move, Native, Place};
-use crate::random::{Dice, History, Kinds, name};
+use crate::native::{ClientSetup, Move, Native};
+use crate::random::{Dice, RandomHistory, Workload, name};
 use crate::world::{Backend, World, name_of};
-use nigh_cache::{Answer, Config, NotifyLevel, Op};
+use nigh_cache::{Config, NotifyLevel, Op, OpReply};
 use nigh_native::lease::LeaseConfig;
-use nigh_native::{EXCLUSIVE_DIR_LEASES, PUSHES};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_native::{EXCLUSIVE_DIR_LEASES, UPDATES};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{Access, Name, OpId, Span, Time};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::collections::BTreeSet;
@@ -50,35 +50,42 @@ pub(super) enum Step {
 
 /// A part of the state that is hashed by itself, since most steps change few parts.
 #[derive(Clone, Copy, Debug)]
-enum Part {
+enum StatePart {
     /// A client's cache and kernel,
     Client(usize),
     /// and its session.
     End(usize),
     Tree,
-    Desk,
+    Leases,
     /// The server's sessions, and frames in transit.
-    Wires,
+    Connections,
 }
 
-impl Part {
-    const ALL: [Part; 7] =
-        [Part::Client(0), Part::Client(1), Part::End(0), Part::End(1), Part::Tree, Part::Desk, Part::Wires];
+impl StatePart {
+    const ALL: [StatePart; 7] = [
+        StatePart::Client(0),
+        StatePart::Client(1),
+        StatePart::End(0),
+        StatePart::End(1),
+        StatePart::Tree,
+        StatePart::Leases,
+        StatePart::Connections,
+    ];
 
     fn at(self) -> usize {
         match self {
-            Part::Client(at) => at,
-            Part::End(at) => 2 + at,
-            Part::Tree => 4,
-            Part::Desk => 5,
-            Part::Wires => 6,
+            StatePart::Client(at) => at,
+            StatePart::End(at) => 2 + at,
+            StatePart::Tree => 4,
+            StatePart::Leases => 5,
+            StatePart::Connections => 6,
         }
     }
 }
 
 /// A call that waits for the lookup of its name.
 #[derive(Clone, Debug)]
-struct Behind {
+struct AwaitingLookup {
     at: usize,
     /// The lookup's request.
     op: OpId,
@@ -87,17 +94,17 @@ struct Behind {
 
 pub(super) struct State {
     bounds: Bounds,
-    pub(super) history: History<Native>,
+    pub(super) history: RandomHistory<Native>,
     dir: u64,
     /// Number of calls not sent yet.
-    left: [u8; 2],
+    calls_left: [u8; 2],
     asked: [u64; 2],
-    behind: Vec<Behind>,
+    awaiting_lookup: Vec<AwaitingLookup>,
     restarts: u8,
     late: u8,
     timers: u8,
-    /// The hash of each [`Part`], if it is known.
-    marks: [Option<u128>; Part::ALL.len()],
+    /// The hash of each [`StatePart`], if it is known.
+    fingerprints: [Option<u128>; StatePart::ALL.len()],
 }
 
 impl State {
@@ -106,27 +113,27 @@ impl State {
         let leases = LeaseConfig {
             term: TERM,
             patience: PATIENCE,
-            most_doubt: Span::from_millis(500),
+            max_penalty: Span::from_millis(500),
             young: if bounds.contention { Span::from_millis(20) } else { Span::ZERO },
-            quiet: Span::from_millis(500),
+            cooldown: Span::from_millis(500),
             ..LeaseConfig::default()
         };
-        let native = Native::new(TreeConfig::default(), leases, 0);
-        native.takes_no_time();
+        let native = Native::new(ModelFsConfig::default(), leases, 0);
+        native.without_service_time();
         if bounds.late == 0 {
-            native.is_prompt();
+            native.acknowledge_at_once();
         }
         let world = World::over(native);
-        let mut history = History::begin(world, Kinds::default(), Dice::new(0));
-        history.world.wordy = false;
+        let mut history = RandomHistory::begin(world, Workload::default(), Dice::new(0));
+        history.world.verbose = false;
         let now = history.world.now;
         history.world.server.edit(|tree| tree.plant_file(now, "p/a", b""));
         history.world.observe();
         for at in 0..2 {
-            let alone = bounds.alone && at == 1;
+            let alone = bounds.exclusive_leases && at == 1;
             let features =
-                if bounds.pushes { PUSHES } else { 0 } | if alone { EXCLUSIVE_DIR_LEASES } else { 0 };
-            let end = history.world.server.connect(history.world.now, Place::near(features));
+                if bounds.pushes { UPDATES } else { 0 } | if alone { EXCLUSIVE_DIR_LEASES } else { 0 };
+            let end = history.world.server.connect(history.world.now, ClientSetup::near(features));
             let level = if alone { NotifyLevel::NoEpoch } else { NotifyLevel::All };
             history.world.join(Config { level, ..Config::default() }, (), end);
         }
@@ -135,16 +142,16 @@ impl State {
             bounds,
             history,
             dir,
-            left: [0, 0],
+            calls_left: [0, 0],
             asked: [0, 0],
-            behind: Vec::new(),
+            awaiting_lookup: Vec::new(),
             restarts: bounds.restarts,
             late: bounds.late,
             timers: 0,
-            marks: [None; Part::ALL.len()],
+            fingerprints: [None; StatePart::ALL.len()],
         };
         state.look_around()?;
-        state.left = bounds.calls;
+        state.calls_left = bounds.calls;
         state.late = bounds.late;
         for client in &mut state.history.world.clients {
             client.hold_invalidations = bounds.slow_kernels;
@@ -177,14 +184,14 @@ impl State {
 
     pub(super) fn fork(&self) -> State {
         let mut history = self.history.clone();
-        history.world.part();
-        State { history, behind: self.behind.clone(), ..*self }
+        history.world.unshare();
+        State { history, awaiting_lookup: self.awaiting_lookup.clone(), ..*self }
     }
 
     /// Returns all possible steps; none: this is an end.
     pub(super) fn steps(&mut self) -> Vec<Step> {
         let mut steps: Vec<Step> = self.history.world.server.moves().into_iter().map(Step::Move).collect();
-        steps.extend((0..2).filter(|at| self.history.world.has_to_tell(*at)).map(Step::Forget));
+        steps.extend((0..2).filter(|at| self.history.world.has_held_notifications(*at)).map(Step::Forget));
         let all_quiet = steps.is_empty();
         let waits = self.waits().is_some();
         for at in 0..2 {
@@ -204,13 +211,16 @@ impl State {
 
     fn can_ask(&self, at: usize, call: Call) -> bool {
         // Symmetry: states where only the second client has sent calls equal those with the clients exchanged.
-        let in_turn =
-            at == 0 || self.bounds.calls[0] != self.bounds.calls[1] || self.bounds.alone || self.asked[0] > 0;
+        let in_turn = at == 0
+            || self.bounds.calls[0] != self.bounds.calls[1]
+            || self.bounds.exclusive_leases
+            || self.asked[0] > 0;
         let world = &self.history.world;
-        if self.left[at] == 0 || !in_turn || self.bounds.one_by_one && !world.clients[at].ops.is_empty() {
+        if self.calls_left[at] == 0 || !in_turn || self.bounds.one_by_one && !world.clients[at].ops.is_empty()
+        {
             return false;
         }
-        let believed = |of: &str| world.clients[at].kernel.name(world.time(at), self.dir, &name(of));
+        let believed = |of: &str| world.clients[at].kernel.valid_dentry(world.time(at), self.dir, &name(of));
         let nothing_to_ask = match call {
             Call::LookA => believed("a").is_some(),
             Call::LookB => believed("b").is_some(),
@@ -223,10 +233,10 @@ impl State {
     /// Takes one step, with its immediate consequences.
     pub(super) fn take(&mut self, step: Step) -> Result<(), String> {
         self.history.world.trace.clear();
-        self.forget_marks(step);
+        self.drop_fingerprints(step);
         match step {
             Step::Ask(at, call) => {
-                self.left[at] -= 1;
+                self.calls_left[at] -= 1;
                 self.ask(at, call);
             }
             Step::Move(Move::Restart) => {
@@ -234,39 +244,49 @@ impl State {
                 self.history.world.make(Move::Restart);
             }
             Step::Move(one) => self.history.world.make(one),
-            Step::Forget(at) => self.history.world.tell_first(at),
+            Step::Forget(at) => self.history.world.deliver_first(at),
             Step::Timer => self.pass()?,
         }
         while self.judge()? {}
         self.history.world.server.waits_for_itself().map_or(Ok(()), Err)
     }
 
-    fn forget_marks(&mut self, step: Step) {
-        let (client, end) = ([Part::Client(0), Part::Client(1)], [Part::End(0), Part::End(1)]);
+    fn drop_fingerprints(&mut self, step: Step) {
+        let (client, end) =
+            ([StatePart::Client(0), StatePart::Client(1)], [StatePart::End(0), StatePart::End(1)]);
         let changed = match step {
-            Step::Ask(at, _) | Step::Forget(at) => vec![client[at], end[at], Part::Wires],
+            Step::Ask(at, _) | Step::Forget(at) => vec![client[at], end[at], StatePart::Connections],
             // The client that sent the call shows the change's effect.
-            Step::Move(Move::Work(_)) => vec![client[0], client[1], Part::Tree, Part::Desk, Part::Wires],
-            Step::Move(Move::Restart) | Step::Timer => Part::ALL.to_vec(),
+            Step::Move(Move::Work(_)) => {
+                vec![client[0], client[1], StatePart::Tree, StatePart::Leases, StatePart::Connections]
+            }
+            Step::Move(Move::Restart) | Step::Timer => StatePart::ALL.to_vec(),
             Step::Move(one) => match (one, one.of(&self.history.world.server)) {
                 (Move::Up(_), Some(at)) => {
-                    vec![client[0], client[1], end[at], Part::Tree, Part::Desk, Part::Wires]
+                    vec![
+                        client[0],
+                        client[1],
+                        end[at],
+                        StatePart::Tree,
+                        StatePart::Leases,
+                        StatePart::Connections,
+                    ]
                 }
                 (Move::Down(_) | Move::Lose(_), Some(at)) => {
-                    vec![client[at], end[at], Part::Desk, Part::Wires]
+                    vec![client[at], end[at], StatePart::Leases, StatePart::Connections]
                 }
-                _ => Part::ALL.to_vec(),
+                _ => StatePart::ALL.to_vec(),
             },
         };
         for part in changed {
-            self.marks[part.at()] = None;
+            self.fingerprints[part.at()] = None;
         }
     }
 
     /// Advances time to the next timer.
     fn pass(&mut self) -> Result<(), String> {
         let moves = !self.history.world.server.moves().is_empty();
-        let moves = moves || (0..2).any(|at| self.history.world.has_to_tell(at));
+        let moves = moves || (0..2).any(|at| self.history.world.has_held_notifications(at));
         let calm = self.restarts == self.bounds.restarts && self.late == self.bounds.late;
         if let (false, true, Some(waits)) = (moves, calm, self.waits()) {
             return Err(format!("{waits}, and nothing is on its way"));
@@ -294,7 +314,7 @@ impl State {
         if let Some(waits) = self.waits() {
             return Err(format!("{waits}, and nothing will ever happen"));
         }
-        let untold = (0..2).find(|at| !self.history.world.is_told(*at));
+        let untold = (0..2).find(|at| !self.history.world.has_drained_notifications(*at));
         untold.map_or(Ok(()), |at| Err(format!("{}'s kernel never forgets", name_of(at))))
     }
 
@@ -314,9 +334,9 @@ impl State {
             Call::LookB => Op::Lookup { dir, name: b },
             Call::CreateA => create(dir, a),
             // A kernel looks up a name before it removes or moves it.
-            _ if self.history.world.clients[at].kernel.last_heard(dir, &a).is_none() => {
+            _ if self.history.world.clients[at].kernel.last_known_ino(dir, &a).is_none() => {
                 let op = self.put(at, Op::Lookup { dir, name: a }, true);
-                return self.behind.push(Behind { at, op, call });
+                return self.awaiting_lookup.push(AwaitingLookup { at, op, call });
             }
             Call::UnlinkA => Op::Unlink { dir, name: a },
             Call::RenameAB => Op::Rename {
@@ -334,15 +354,15 @@ impl State {
 
     /// Checks replies and kernels; returns whether a waiting call was sent after its lookup.
     fn judge(&mut self) -> Result<bool, String> {
-        let answers = self.history.world.answers.iter();
-        let answers: Vec<(OpId, Answer)> = answers.map(|(_, id, _, answer)| (*id, answer.clone())).collect();
+        let answers = self.history.world.replies.iter();
+        let answers: Vec<(OpId, OpReply)> = answers.map(|(_, id, _, answer)| (*id, answer.clone())).collect();
         self.history.judge()?;
         let mut more = false;
         for (id, answer) in answers {
-            let Some(at) = self.behind.iter().position(|behind| behind.op == id) else { continue };
-            let Behind { at, call, .. } = self.behind.remove(at);
-            if matches!(answer, Answer::Node(_))
-                && self.history.world.clients[at].kernel.last_heard(self.dir, &name("a")).is_some()
+            let Some(at) = self.awaiting_lookup.iter().position(|behind| behind.op == id) else { continue };
+            let AwaitingLookup { at, call, .. } = self.awaiting_lookup.remove(at);
+            if matches!(answer, OpReply::Node(_))
+                && self.history.world.clients[at].kernel.last_known_ino(self.dir, &name("a")).is_some()
             {
                 self.ask(at, call);
                 more = true;
@@ -352,10 +372,10 @@ impl State {
     }
 
     /// Returns the state's hash: equal for equal states, different for different ones.
-    pub(super) fn mark(&mut self, text: &mut String) -> u128 {
-        for part in Part::ALL {
-            if self.marks[part.at()].is_none() {
-                self.marks[part.at()] = Some(self.mark_part(part, text));
+    pub(super) fn fingerprint(&mut self, text: &mut String) -> u128 {
+        for part in StatePart::ALL {
+            if self.fingerprints[part.at()].is_none() {
+                self.fingerprints[part.at()] = Some(self.fingerprint_part(part, text));
             }
         }
         text.clear();
@@ -363,29 +383,30 @@ impl State {
         hash(text)
     }
 
-    fn mark_part(&self, part: Part, text: &mut String) -> u128 {
+    fn fingerprint_part(&self, part: StatePart, text: &mut String) -> u128 {
         let (world, native) = (&self.history.world, &self.history.world.server);
         text.clear();
         let written = match part {
-            Part::Client(at) => world.write_client(at, text),
-            Part::End(at) => native.write_end(at, text),
-            Part::Tree => native.edit(|tree| write!(text, "{tree:?}")),
-            Part::Desk => native.write_desk(text),
-            Part::Wires => native.write_wires(text),
+            StatePart::Client(at) => world.write_client(at, text),
+            StatePart::End(at) => native.write_end(at, text),
+            StatePart::Tree => native.edit(|tree| write!(text, "{tree:?}")),
+            StatePart::Leases => native.write_leases(text),
+            StatePart::Connections => native.write_connections(text),
         };
         written.expect("a text takes all");
         hash(text)
     }
 
     /// Returns a part whose cached hash is outdated.
-    pub(super) fn forgotten(&self, text: &mut String) -> Option<String> {
-        let changed = |part: &Part| self.marks[part.at()] != Some(self.mark_part(*part, text));
-        Part::ALL.into_iter().find(changed).map(|part| format!("{part:?}"))
+    pub(super) fn outdated_fingerprint(&self, text: &mut String) -> Option<String> {
+        let changed =
+            |part: &StatePart| self.fingerprints[part.at()] != Some(self.fingerprint_part(*part, text));
+        StatePart::ALL.into_iter().find(changed).map(|part| format!("{part:?}"))
     }
 
     fn write_rest(&self, text: &mut String) -> fmt::Result {
-        let (left, asked, timers) = (self.left, self.asked, self.timers);
-        write!(text, "{:?}{left:?}{asked:?}{:?}", self.marks, self.behind)?;
+        let (left, asked, timers) = (self.calls_left, self.asked, self.timers);
+        write!(text, "{:?}{left:?}{asked:?}{:?}", self.fingerprints, self.awaiting_lookup)?;
         write!(text, "{} {} {timers} {:?}", self.restarts, self.late, self.history.world.now)?;
         self.history.write(text)
     }
@@ -404,7 +425,7 @@ fn hash(text: &str) -> u128 {
 }
 
 /// The possible replies of each request: all inodes of each name since the request.
-impl History<Native> {
+impl RandomHistory<Native> {
     fn write(&self, text: &mut String) -> fmt::Result {
         for (id, begun) in &self.begun {
             write!(text, "{id:?}")?;

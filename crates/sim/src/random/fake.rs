@@ -1,10 +1,10 @@
 //! Histories over the fake server: replies and recalls arrive in any order, and sessions end at any moment.
 
-use super::{Dice, History, Kinds};
+use super::{Dice, RandomHistory, Workload};
 use crate::world::{World, name_of};
 use nigh_cache::{Config, NotifyLevel, OnDisconnect, Prefetch};
-use nigh_remote::fake::{Fate, Which};
-use nigh_remote::model_fs::TreeConfig;
+use nigh_remote::fake::{CallFilter, CallPlan};
+use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{OpId, Span, Term};
 
 /// The parameters of a history.
@@ -22,7 +22,7 @@ pub struct Plan {
 /// # Errors
 /// Wrong data in a kernel or a reply, with the steps before it.
 pub fn run(plan: Plan) -> Result<(), String> {
-    let mut history = History::new(plan);
+    let mut history = RandomHistory::new(plan);
     for step in 1..=plan.steps {
         history.act();
         history.world.observe();
@@ -35,23 +35,23 @@ pub fn run(plan: Plan) -> Result<(), String> {
     history.end().map_err(|lie| format!("seed {}: {lie}\n{}", plan.seed, history.world.trace.join("\n")))
 }
 
-impl History {
-    fn new(plan: Plan) -> History {
+impl RandomHistory {
+    fn new(plan: Plan) -> RandomHistory {
         let mut dice = Dice::new(plan.seed);
         let bit = |n: u64| plan.seed >> n & 1 == 1;
         let pushes = plan.pushes;
         let (files, limited, tiny, losses) = (bit(0), bit(1), bit(2), bit(3));
-        let kinds = Kinds { files, limited, tiny, losses, pushes, ..Kinds::default() };
+        let kinds = Workload { files, limited, tiny, losses, pushes, ..Workload::default() };
         let parts = 1 + u32::try_from(dice.below(4)).unwrap_or(0);
-        let config = TreeConfig {
+        let config = ModelFsConfig {
             term: if kinds.limited { Term::Limited(Span::from_millis(40)) } else { Term::Session },
-            part_entries: parts,
+            chunk_entries: parts,
             // The check of a file's data identifies the file by its inode number.
             reuse_inos: dice.below(2) == 0 && !kinds.files,
-            ..TreeConfig::default()
+            ..ModelFsConfig::default()
         };
-        let mut history = History::begin(World::new(config), kinds, dice);
-        let History { world, dice, .. } = &mut history;
+        let mut history = RandomHistory::begin(World::new(config), kinds, dice);
+        let RandomHistory { world, dice, .. } = &mut history;
         for number in 0..plan.clients {
             let level = [NotifyLevel::All, NotifyLevel::All, NotifyLevel::NoEpoch, NotifyLevel::None]
                 [dice.below(4) as usize % 4];
@@ -90,10 +90,10 @@ impl History {
     }
 
     fn act(&mut self) {
-        if self.kinds.losses && self.dice.below(40) == 0 {
+        if self.workload.losses && self.dice.below(40) == 0 {
             return self.lose_or_return();
         }
-        if self.kinds.limited && self.dice.below(15) == 0 {
+        if self.workload.limited && self.dice.below(15) == 0 {
             // A request arrives before the timer that was due.
             self.world.timers_are_late = true;
             let span = Span::from_millis(1 + self.dice.below(40));
@@ -113,7 +113,7 @@ impl History {
                 // A caller is killed.
                 let waiting: Vec<OpId> = self.begun.keys().copied().collect();
                 if let Some(op) = waiting.first().copied() {
-                    let at = (0..self.world.clients.len()).find(|at| self.world.waits(*at, op));
+                    let at = (0..self.world.clients.len()).find(|at| self.world.is_pending(*at, op));
                     if let Some(at) = at {
                         self.world.interrupt(at, op);
                     }
@@ -123,18 +123,18 @@ impl History {
                 let at = self.client();
                 match self.dice.below(2) {
                     0 => self.world.clients[at].hold_invalidations = true,
-                    _ => self.world.clients[at].drops_slowly = true,
+                    _ => self.world.clients[at].invalidates_slowly = true,
                 }
             }
             97 if self.dice.below(20) == 0 => {
                 let at = self.client();
-                self.world.mount_below(at);
+                self.world.add_submount(at);
             }
             97 => self.go_or_come(),
             _ => {
                 let at = self.client();
-                self.world.let_invalidate(at);
-                self.world.let_drop(at);
+                self.world.release_notifications(at);
+                self.world.end_slow_invalidation(at);
             }
         }
     }
@@ -173,15 +173,15 @@ impl History {
         let at = self.client();
         let control = self.world.clients[at].control.clone();
         control.plan_nothing();
-        let fate = Fate {
+        let fate = CallPlan {
             arrives_after: Span::from_millis(self.dice.below(8)),
             answered_after: Span::from_millis(self.dice.below(8)),
-            part_pause: Span::from_millis(self.dice.below(4)),
+            chunk_pause: Span::from_millis(self.dice.below(4)),
             ungranted: self.dice.below(8) == 0,
-            ..Fate::default()
+            ..CallPlan::default()
         };
         if self.dice.below(4) > 0 {
-            control.plan(Which::Every, fate);
+            control.plan(CallFilter::Every, fate);
         }
     }
 
@@ -193,8 +193,8 @@ impl History {
                 self.world.clients[at].control.restore(at == 0);
             }
             self.world.clients[at].control.plan_nothing();
-            self.world.let_invalidate(at);
-            self.world.let_drop(at);
+            self.world.release_notifications(at);
+            self.world.end_slow_invalidation(at);
             if self.lost.remove(&at) {
                 self.world.reconnect(at);
             }
@@ -203,7 +203,8 @@ impl History {
             self.world.advance(Span::from_millis(50));
             self.judge()?;
         }
-        if let Some(at) = (0..self.world.clients.len()).find(|at| !self.world.is_told(*at)) {
+        if let Some(at) = (0..self.world.clients.len()).find(|at| !self.world.has_drained_notifications(*at))
+        {
             return Err(format!("{}'s kernel never forgets", name_of(at)));
         }
         match self.begun.keys().next() {

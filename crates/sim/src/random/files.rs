@@ -1,15 +1,15 @@
 //! Random requests on files besides their names: data, xattrs, hard links.
 
-use super::{DIRS, History, NAMES, PAGE, name};
+use super::{DIRS, NAMES, PAGE, RandomHistory, name};
 use crate::world::{Backend, Fact, XATTR, name_of, short};
-use nigh_cache::{Answer, Fh, NotifyLevel, Op};
+use nigh_cache::{Fh, NotifyLevel, Op, OpReply};
 use nigh_types::{Access, Errno, Name, WriteFlags};
 
 /// Write flags of a caller without `CAP_FSETID`.
 const KILLS: WriteFlags =
-    WriteFlags { append: false, kill_suidgid: true, sync: false, flush: false, since: None };
+    WriteFlags { append: false, kill_suidgid: true, sync: false, write_back: false, since: None };
 
-impl<B: Backend> History<B> {
+impl<B: Backend> RandomHistory<B> {
     /// Returns a request, and the directories that its kernel locks for it.
     pub(super) fn use_file(&mut self, at: usize, dir: u64, file: &Name) -> (Option<Op>, Vec<u64>) {
         let none = (None, Vec::new());
@@ -36,9 +36,9 @@ impl<B: Backend> History<B> {
                 (Some(Op::Link { ino, dir: to, name }), vec![to])
             }
             (10, _) => match self.open_file(at) {
-                Some((fh, ino, _)) if !self.world.moves_data(at, ino) => {
+                Some((fh, ino, _)) if !self.world.has_locked_pages(at, ino) => {
                     self.world.write_back(at, ino);
-                    let written = !self.world.moves_data(at, ino);
+                    let written = !self.world.has_locked_pages(at, ino);
                     (written.then_some(Op::Release { fh, flock: None }), Vec::new())
                 }
                 _ => none,
@@ -66,7 +66,7 @@ impl<B: Backend> History<B> {
     fn open_page(&self, at: usize) -> Result<(u64, Fh), Op> {
         let (dir, file) = (self.dirs[DIRS[0]], name(PAGE));
         let Some(ino) = self.known(at, dir, &file) else { return Err(Op::Lookup { dir, name: file }) };
-        let mut files = self.world.clients[at].kernel.kept.files();
+        let mut files = self.world.clients[at].kernel.page_cache.files();
         let opened = files.find(|(_, of, write)| *of == ino && *write);
         opened.map(|(fh, ..)| (ino, fh)).ok_or_else(|| {
             let access = Access {
@@ -87,16 +87,16 @@ impl<B: Backend> History<B> {
             Ok(open) => open,
             Err(first) => return Some(first),
         };
-        if self.world.moves_data(at, ino) {
+        if self.world.has_locked_pages(at, ino) {
             return None;
         }
-        let kept = &self.world.clients[at].kernel.kept;
+        let kept = &self.world.clients[at].kernel.page_cache;
         if kept.is_dirty(ino) {
             self.world.write_back(at, ino);
             return None;
         }
         let has_page = kept.has_pages(ino);
-        let others = (0..self.world.clients.len()).any(|other| self.world.moves_data(other, ino));
+        let others = (0..self.world.clients.len()).any(|other| self.world.has_locked_pages(other, ino));
         if self.dice.below(if has_page && others { 4 } else { 16 }) == 0 {
             let data = vec![b'a' + u8::try_from(self.dice.below(26)).unwrap_or(0); 2];
             let offset = 2 * self.dice.below(2);
@@ -111,10 +111,10 @@ impl<B: Backend> History<B> {
             Ok(open) => open,
             Err(first) => return Some(first),
         };
-        if self.world.moves_data(at, ino) {
+        if self.world.has_locked_pages(at, ino) {
             return None;
         }
-        let kept = &self.world.clients[at].kernel.kept;
+        let kept = &self.world.clients[at].kernel.page_cache;
         let (is_dirty, has_page) = (kept.is_dirty(ino), kept.has_pages(ino));
         let roll = self.dice.below(8);
         if !has_page {
@@ -142,7 +142,7 @@ impl<B: Backend> History<B> {
     }
 
     fn open_file(&mut self, at: usize) -> Option<(Fh, u64, bool)> {
-        let files: Vec<_> = self.world.clients[at].kernel.kept.files().collect();
+        let files: Vec<_> = self.world.clients[at].kernel.page_cache.files().collect();
         let picked = self.dice.below((files.len() as u64).max(1));
         files.get(usize::try_from(picked).unwrap_or(0)).copied()
     }
@@ -151,16 +151,16 @@ impl<B: Backend> History<B> {
     /// for each other if the server does not let a write-back go before the change that required it.
     fn store(&mut self, at: usize) {
         // Stores are written back before other clients' pages are dropped; msync waits for that, and is not made here.
-        if self.kinds.halves || self.kinds.shared {
+        if self.workload.partial_writes || self.workload.shared_maps {
             return;
         }
         let Some((fh, ino, true)) = self.open_file(at) else { return };
         let stores = |client: usize| client != at && !B::FLUSHES_FIRST && self.world.has_stores(client);
-        if (0..self.world.clients.len()).any(stores) || self.world.moves_data(at, ino) {
+        if (0..self.world.clients.len()).any(stores) || self.world.has_locked_pages(at, ino) {
             return;
         }
         let data = vec![b'A' + u8::try_from(self.dice.below(26)).unwrap_or(0); 4];
-        if self.world.clients[at].kernel.kept.has_pages(ino) {
+        if self.world.clients[at].kernel.page_cache.has_pages(ino) {
             self.world.store(at, ino, fh, (0, &data));
         }
     }
@@ -168,10 +168,10 @@ impl<B: Backend> History<B> {
     /// Reads or writes an open file. A kernel answers reads from its cached pages; every step checks those.
     fn read_or_write(&mut self, at: usize, write: bool) -> Option<Op> {
         let (fh, ino, may_write) = self.open_file(at)?;
-        if self.world.moves_data(at, ino) {
+        if self.world.has_locked_pages(at, ino) {
             return None;
         }
-        if self.world.clients[at].kernel.kept.is_dirty(ino) {
+        if self.world.clients[at].kernel.page_cache.is_dirty(ino) {
             self.world.write_back(at, ino);
             return None;
         }
@@ -180,17 +180,17 @@ impl<B: Backend> History<B> {
             return Some(Op::Write { ino, fh, offset: 0, data, flags: KILLS });
         }
         let client = &self.world.clients[at];
-        let asks = !client.kernel.kept.has_pages(ino) || client.cache.level() == NotifyLevel::None;
+        let asks = !client.kernel.page_cache.has_pages(ino) || client.cache.level() == NotifyLevel::None;
         asks.then_some(Op::Read { ino, fh, offset: 0, size: 4096 })
     }
 
     /// Checks that data and xattrs were so at some moment since the request.
-    pub(super) fn judge_fact(&self, at: usize, begun: u64, op: &Op, answer: &Answer) -> Result<(), String> {
+    pub(super) fn judge_fact(&self, at: usize, begun: u64, op: &Op, answer: &OpReply) -> Result<(), String> {
         let was = |ino, fact, what: Option<&[u8]>| self.world.facts.was(ino, fact, begun, what);
         let so = match (op, answer) {
-            (Op::Read { ino, .. }, Answer::Data(data)) => was(*ino, Fact::Data, Some(data)),
-            (Op::GetXattr { ino, .. }, Answer::Value(value)) => was(*ino, Fact::Xattr, Some(value)),
-            (Op::GetXattr { ino, .. }, Answer::Failed(Errno::NODATA)) => was(*ino, Fact::Xattr, None),
+            (Op::Read { ino, .. }, OpReply::Data(data)) => was(*ino, Fact::Data, Some(data)),
+            (Op::GetXattr { ino, .. }, OpReply::Value(value)) => was(*ino, Fact::Xattr, Some(value)),
+            (Op::GetXattr { ino, .. }, OpReply::Failed(Errno::NODATA)) => was(*ino, Fact::Xattr, None),
             _ => true,
         };
         if so { Ok(()) } else { Err(format!("{} was told {} of {op:?}", name_of(at), short(answer))) }

@@ -2,7 +2,7 @@
 
 use nigh_remote::Remote;
 use nigh_remote::fake::{Control, Fake, FakeServer};
-use nigh_remote::model_fs::Tree;
+use nigh_remote::model_fs::ModelFs;
 use nigh_types::Time;
 
 /// A server with its clients' ends of sessions. Times are the world's, except for inputs and timeouts of
@@ -19,7 +19,7 @@ pub trait Backend {
     const ONE_BY_ONE: bool;
 
     /// Accesses the tree.
-    fn edit<R>(&self, edit: impl FnOnce(&mut Tree) -> R) -> R;
+    fn edit<R>(&self, edit: impl FnOnce(&mut ModelFs) -> R) -> R;
 
     /// Executes one event that is due by now, if any, so that the tree can be checked between any two events; returns
     /// whether there was one.
@@ -28,7 +28,7 @@ pub trait Backend {
     /// Returns when the next event is due that no client's end reports.
     fn due(&self) -> Time;
 
-    /// As [`FakeServer::written`].
+    /// As [`FakeServer::pending_writes`].
     fn written(&self) -> Vec<(u64, u64)>;
 
     /// Returns the time on a client's clock.
@@ -55,7 +55,7 @@ impl Backend for FakeServer {
     const FLUSHES_FIRST: bool = false;
     const ONE_BY_ONE: bool = false;
 
-    fn edit<R>(&self, edit: impl FnOnce(&mut Tree) -> R) -> R {
+    fn edit<R>(&self, edit: impl FnOnce(&mut ModelFs) -> R) -> R {
         FakeServer::edit(self, edit)
     }
 

@@ -1,10 +1,10 @@
 //! Data and xattrs of inodes over time, and checks of what kernels cache of them.
 
-use super::own::changed_inode;
+use super::local_changes::changed_inode;
 use super::{Backend, World, name_of};
-use crate::page_cache::Written;
+use crate::page_cache::PendingWrite;
 use nigh_cache::{NotifyLevel, Op};
-use nigh_remote::model_fs::Tree;
+use nigh_remote::model_fs::ModelFs;
 use nigh_types::{Attr, Call, NodeId, NodeRef, OpId, Reply, Time, WriteFlags};
 use std::collections::BTreeMap;
 
@@ -111,7 +111,7 @@ impl Facts {
     }
 
     /// Returns whether a file's data equals `page` outside the locally written range.
-    fn is_but(&self, ino: u64, page: &[u8], written: Written) -> bool {
+    fn equals_outside(&self, ino: u64, page: &[u8], written: PendingWrite) -> bool {
         let past = self.past.get(&(ino, Fact::Data)).filter(|_| self.present.contains(&ino));
         let Some((_, Some(truth))) = past.and_then(|past| past.last()) else { return true };
         let mut rest = (0..page.len().max(truth.len())).filter(|at| !(written.from..written.to).contains(at));
@@ -119,13 +119,13 @@ impl Facts {
     }
 }
 
-fn value(tree: &mut Tree, now: Time, id: NodeId, fact: Fact) -> Option<Vec<u8>> {
-    let node = NodeRef::bare(id);
+fn value(tree: &mut ModelFs, now: Time, id: NodeId, fact: Fact) -> Option<Vec<u8>> {
+    let node = NodeRef::without_hint(id);
     let call = match fact {
         Fact::Data => Call::Read { node, handle: None, offset: 0, length: 4096 },
         Fact::Xattr => Call::Xattr { node, name: XATTR.to_vec() },
     };
-    match tree.beside(now, call) {
+    match tree.execute_as_host(now, call) {
         Ok(Reply::Data(value) | Reply::Value(value)) => Some(value),
         _ => None,
     }
@@ -141,7 +141,7 @@ impl<B: Backend> World<B> {
 
     /// Returns whether a client's kernel has locked pages of a file for a pending request.
     #[must_use]
-    pub fn moves_data(&self, at: usize, ino: u64) -> bool {
+    pub fn has_locked_pages(&self, at: usize, ino: u64) -> bool {
         let moves = |op: &Op| matches!(op, Op::Read { ino: i, .. } | Op::Write { ino: i, .. } if *i == ino);
         self.clients[at].ops.values().any(moves)
     }
@@ -150,36 +150,37 @@ impl<B: Backend> World<B> {
     #[must_use]
     pub fn has_stores(&self, at: usize) -> bool {
         let client = &self.clients[at];
-        let flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { flush: true, .. }, .. });
-        client.kernel.kept.first_dirty().is_some() || client.ops.values().any(flush)
+        let flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { write_back: true, .. }, .. });
+        client.kernel.page_cache.first_dirty().is_some() || client.ops.values().any(flush)
     }
 
     /// Checks invariant 2 for what kernels cache of open files and directories.
-    pub fn check_kept(&self) -> Result<(), String> {
-        for (at, client) in self.clients.iter().enumerate().filter(|(at, client)| self.is_judged(*at, client))
+    pub fn check_page_caches(&self) -> Result<(), String> {
+        for (at, client) in
+            self.clients.iter().enumerate().filter(|(at, client)| self.must_be_coherent(*at, client))
         {
             // Without notifications, a kernel checks the attributes before it reads pages (`FUSE_AUTO_INVAL_DATA`).
             let trusted = client.cache.level() != NotifyLevel::None;
-            for (ino, pages) in client.kernel.kept.pages().filter(|_| trusted) {
-                let written = client.kernel.kept.written(ino);
-                let told = client.telling.is_told(ino)
-                    || client.kernel.kept.is_dirty(ino)
+            for (ino, pages) in client.kernel.page_cache.pages().filter(|_| trusted) {
+                let written = client.kernel.page_cache.pending_write(ino);
+                let told = client.notifier.has_queued_invalidation(ino)
+                    || client.kernel.page_cache.is_dirty(ino)
                     || self.server.owes(at, ino, false)
-                    || self.moves_data(at, ino) && written.is_none()
+                    || self.has_locked_pages(at, ino) && written.is_none()
                     || self.changes_otherwise(client, ino);
                 let is_so = match written {
-                    Some(written) => self.facts.is_but(ino, pages, written),
+                    Some(written) => self.facts.equals_outside(ino, pages, written),
                     None => self.facts.was(ino, Fact::Data, self.tick, Some(pages)),
                 };
                 if !told && !is_so {
                     return Err(format!("{} keeps {pages:?} of {ino}", name_of(at)));
                 }
             }
-            for (dir, listing) in client.kernel.kept.listings() {
-                let (own, _) = self.under_way(client);
+            for (dir, listing) in client.kernel.page_cache.listings() {
+                let (own, _) = self.pending_changes(client);
                 for (_, name) in self.past.keys().filter(|key| key.0 == dir && !own.contains(key)) {
-                    let (listed, truth) = (listing.get(name.as_bytes()).copied(), self.truth(dir, name));
-                    if !client.telling.is_told(dir) && listed != truth {
+                    let (listed, truth) = (listing.get(name.as_bytes()).copied(), self.server_ino(dir, name));
+                    if !client.notifier.has_queued_invalidation(dir) && listed != truth {
                         return Err(format!(
                             "{} lists {dir}/{name} as {listed:?}, it is {truth:?}",
                             name_of(at)

@@ -1,26 +1,26 @@
 //! Model of a notifier and its kernel: the order of notifications, and what each one waits for.
 
 use super::{Backend, Client, World, name_of, words};
-use nigh_cache::{Invalidation, KernelInvalidation, NotifyLevel, Op};
+use nigh_cache::{InvalidationId, KernelInvalidation, NotifyLevel, Op};
 use nigh_types::{OpId, WriteFlags};
 use std::collections::VecDeque;
 
 /// The notifications of one invalidation.
 #[derive(Clone, Debug)]
 struct Job {
-    id: Invalidation,
+    id: InvalidationId,
     stale: VecDeque<KernelInvalidation>,
     /// An urgent job goes before all others, and waits for no request.
-    first: bool,
+    urgent: bool,
     /// Page invalidations of an urgent job for which no worker was free.
     untold: VecDeque<KernelInvalidation>,
     /// The remainder of an urgent job; other jobs do not wait for it.
-    behind: bool,
+    is_remainder: bool,
 }
 
 /// A page range that a worker is invalidating.
 #[derive(Clone, Debug)]
-struct Stuck {
+struct BlockedInvalidation {
     ino: u64,
     range: (u64, u64),
     ranges: Vec<(u64, u64)>,
@@ -30,63 +30,63 @@ struct Stuck {
 
 /// Notifications queued for a kernel.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Telling {
+pub(super) struct NotifierModel {
     jobs: VecDeque<Job>,
     /// The blocked page invalidation that the first job waits for.
-    stuck: Option<Stuck>,
+    stuck: Option<BlockedInvalidation>,
     /// Blocked page invalidations that the first job waits for at its end.
-    slow: Vec<Stuck>,
+    blocked: Vec<BlockedInvalidation>,
     /// Page invalidations without a waiting job, because a local request blocks them.
-    left: Vec<Stuck>,
+    detached: Vec<BlockedInvalidation>,
 }
 
 impl Job {
-    fn new(id: Invalidation, stale: impl IntoIterator<Item = KernelInvalidation>, first: bool) -> Job {
-        Job { id, stale: stale.into_iter().collect(), first, untold: VecDeque::new(), behind: false }
+    fn new(id: InvalidationId, stale: impl IntoIterator<Item = KernelInvalidation>, urgent: bool) -> Job {
+        Job { id, stale: stale.into_iter().collect(), urgent, untold: VecDeque::new(), is_remainder: false }
     }
 }
 
-impl Telling {
+impl NotifierModel {
     pub fn is_idle(&self) -> bool {
         self.jobs.is_empty()
     }
 
     /// Returns whether an invalidation of an inode's data or listing is queued.
-    pub fn is_told(&self, ino: u64) -> bool {
+    pub fn has_queued_invalidation(&self, ino: u64) -> bool {
         let about = |stale: &KernelInvalidation| matches!(stale, KernelInvalidation::Data { ino: i, .. } if *i == ino);
         self.jobs.iter().any(|job| job.stale.iter().chain(&job.untold).any(about))
-            || self.stuck.iter().chain(&self.slow).any(|stuck| stuck.ino == ino)
+            || self.stuck.iter().chain(&self.blocked).any(|stuck| stuck.ino == ino)
     }
 
     fn has_worker(&self, workers: u32) -> bool {
-        ((self.slow.len() + self.left.len()) as u64) < u64::from(workers)
+        ((self.blocked.len() + self.detached.len()) as u64) < u64::from(workers)
     }
 }
 
 impl<B: Backend> World<B> {
     /// Returns whether a client's kernel must be coherent now; the kernel of a sleeping machine need not be.
-    pub(super) fn is_judged(&self, at: usize, client: &Client<B>) -> bool {
-        let sleeps = client.asleep && client.cache.is_forgetting() || !self.server.runs(at);
+    pub(super) fn must_be_coherent(&self, at: usize, client: &Client<B>) -> bool {
+        let sleeps = client.asleep && client.cache.is_flushing_all() || !self.server.runs(at);
         let sleeps = sleeps || !self.server.is_faithful(at);
         !(client.cache.is_stale() || sleeps)
     }
 
     /// Mounts another filesystem below a client's mount, and informs its daemon.
-    pub fn mount_below(&mut self, at: usize) {
+    pub fn add_submount(&mut self, at: usize) {
         let client = &mut self.clients[at];
-        client.kernel.mounted_below = true;
+        client.kernel.has_submounts = true;
         if let Some((id, names)) = client.cache.handle_mounted_below() {
             let stale = names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name });
             // After the job in progress.
-            let behind = client.telling.jobs.iter().filter(|job| job.first).count();
-            let behind = behind.max(usize::from(client.telling.stuck.is_some()));
-            client.telling.jobs.insert(behind, Job::new(id, stale, false));
+            let behind = client.notifier.jobs.iter().filter(|job| job.urgent).count();
+            let behind = behind.max(usize::from(client.notifier.stuck.is_some()));
+            client.notifier.jobs.insert(behind, Job::new(id, stale, false));
         }
         self.settle();
     }
 
     /// Delivers the kernel notifications that were held back.
-    pub fn let_invalidate(&mut self, at: usize) {
+    pub fn release_notifications(&mut self, at: usize) {
         let client = &mut self.clients[at];
         (client.hold_invalidations, client.asleep) = (false, false);
         self.settle();
@@ -94,40 +94,46 @@ impl<B: Backend> World<B> {
 
     /// Writes back stores into maps, as at msync(2).
     pub fn write_back(&mut self, at: usize, ino: u64) {
-        if let Some(op) = self.clients[at].kernel.kept.write_back(ino) {
+        if let Some(op) = self.clients[at].kernel.page_cache.write_back(ino) {
             self.put(at, op);
         }
         self.settle();
     }
 
     /// Returns whether a kernel with held-back notifications has some queued.
-    pub(crate) fn has_to_tell(&self, at: usize) -> bool {
-        self.clients[at].hold_invalidations && !self.clients[at].telling.is_idle()
+    pub(crate) fn has_held_notifications(&self, at: usize) -> bool {
+        self.clients[at].hold_invalidations && !self.clients[at].notifier.is_idle()
     }
 
     /// Delivers the first queued job only.
-    pub(crate) fn tell_first(&mut self, at: usize) {
-        let before = self.clients[at].telling.jobs.len();
+    pub(crate) fn deliver_first(&mut self, at: usize) {
+        let before = self.clients[at].notifier.jobs.len();
         self.clients[at].hold_invalidations = false;
-        while self.clients[at].telling.jobs.len() == before && self.tell_one(at) {}
+        while self.clients[at].notifier.jobs.len() == before && self.deliver_one(at) {}
         self.clients[at].hold_invalidations = true;
         self.settle();
     }
 
     /// Ends the blocking of page invalidations.
-    pub fn let_drop(&mut self, at: usize) {
-        self.clients[at].drops_slowly = false;
+    pub fn end_slow_invalidation(&mut self, at: usize) {
+        self.clients[at].invalidates_slowly = false;
         self.settle();
     }
 
     /// Returns whether a client's kernel has received and executed all notifications.
     #[must_use]
-    pub fn is_told(&self, at: usize) -> bool {
-        let telling = &self.clients[at].telling;
-        telling.is_idle() && telling.left.is_empty()
+    pub fn has_drained_notifications(&self, at: usize) -> bool {
+        let telling = &self.clients[at].notifier;
+        telling.is_idle() && telling.detached.is_empty()
     }
 
-    pub(super) fn queue(&mut self, at: usize, id: Invalidation, stale: Vec<KernelInvalidation>, first: bool) {
+    pub(super) fn queue(
+        &mut self,
+        at: usize,
+        id: InvalidationId,
+        stale: Vec<KernelInvalidation>,
+        first: bool,
+    ) {
         let client = &mut self.clients[at];
         if client.hold_invalidations && (client.asleep || !first) {
             self.trace.push(format!("{}'s kernel is slow to forget", name_of(at)));
@@ -138,33 +144,33 @@ impl<B: Backend> World<B> {
             let named = |one: &&KernelInvalidation| {
                 matches!(one, KernelInvalidation::Entry { .. } | KernelInvalidation::AllDentries(_))
             };
-            let others = client.telling.jobs.iter().flat_map(|other| &other.stale);
+            let others = client.notifier.jobs.iter().flat_map(|other| &other.stale);
             job.stale.extend(others.filter(named).cloned());
         }
         if !first {
-            return client.telling.jobs.push_back(job);
+            return client.notifier.jobs.push_back(job);
         }
         // A blocked invalidation in progress no longer delays the queue; it is repeated after this job.
-        let mut left: Vec<Stuck> = client.telling.stuck.take().into_iter().collect();
-        if let Some(told) = client.telling.jobs.front_mut() {
-            for stuck in client.telling.slow.drain(..) {
+        let mut left: Vec<BlockedInvalidation> = client.notifier.stuck.take().into_iter().collect();
+        if let Some(told) = client.notifier.jobs.front_mut() {
+            for stuck in client.notifier.blocked.drain(..) {
                 told.untold.push_back(stuck.stale());
                 left.push(stuck);
             }
         }
-        let behind = client.telling.jobs.iter().filter(|job| job.first).count();
-        client.telling.jobs.insert(behind, job);
+        let behind = client.notifier.jobs.iter().filter(|job| job.urgent).count();
+        client.notifier.jobs.insert(behind, job);
         for stuck in left {
             self.trace.push(format!("{}'s kernel is left writing back {}", name_of(at), stuck.ino));
-            self.clients[at].telling.left.push(stuck);
+            self.clients[at].notifier.detached.push(stuck);
         }
     }
 
     /// Delivers the due notifications, as far as possible; returns whether there were any.
-    pub(super) fn tell(&mut self, at: usize) -> bool {
-        let mut moved = self.end_left(at);
+    pub(super) fn deliver(&mut self, at: usize) -> bool {
+        let mut moved = self.end_detached(at);
         let mut told = 0;
-        while self.tell_one(at) {
+        while self.deliver_one(at) {
             moved = true;
             told += 1;
             let last = self.trace.len().saturating_sub(20);
@@ -174,54 +180,54 @@ impl<B: Backend> World<B> {
     }
 
     /// Invalidates pages of detached invalidations as soon as their write-back has ended.
-    fn end_left(&mut self, at: usize) -> bool {
-        let left = std::mem::take(&mut self.clients[at].telling.left);
+    fn end_detached(&mut self, at: usize) -> bool {
+        let left = std::mem::take(&mut self.clients[at].notifier.detached);
         let (over, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|stuck| self.is_over(at, stuck));
-        self.clients[at].telling.left = left;
+        self.clients[at].notifier.detached = left;
         for stuck in &over {
             self.drop_pages(at, stuck.ino, &stuck.ranges);
         }
         !over.is_empty()
     }
 
-    fn is_over(&self, at: usize, stuck: &Stuck) -> bool {
+    fn is_over(&self, at: usize, stuck: &BlockedInvalidation) -> bool {
         let client = &self.clients[at];
-        !client.drops_slowly && stuck.flush.is_none_or(|flush| !client.ops.contains_key(&flush))
+        !client.invalidates_slowly && stuck.flush.is_none_or(|flush| !client.ops.contains_key(&flush))
     }
 
-    fn tell_one(&mut self, at: usize) -> bool {
-        if let Some(stuck) = self.clients[at].telling.stuck.take() {
+    fn deliver_one(&mut self, at: usize) -> bool {
+        if let Some(stuck) = self.clients[at].notifier.stuck.take() {
             return self.wait_for(at, stuck);
         }
         let client = &mut self.clients[at];
-        let Some(job) = client.telling.jobs.front() else { return false };
-        if client.hold_invalidations && (client.asleep || !job.first) {
+        let Some(job) = client.notifier.jobs.front() else { return false };
+        if client.hold_invalidations && (client.asleep || !job.urgent) {
             return false;
         }
         match job.stale.front().cloned() {
-            Some(one) => self.tell_stale(at, one),
+            Some(one) => self.deliver_invalidation(at, one),
             None => self.end_job(at),
         }
     }
 
     /// Blocks the first job until the page invalidation ends; an urgent job waits for it at its end.
-    fn wait_for(&mut self, at: usize, stuck: Stuck) -> bool {
+    fn wait_for(&mut self, at: usize, stuck: BlockedInvalidation) -> bool {
         let over = self.is_over(at, &stuck);
         if over && let Some(stuck) = self.launder(at, &stuck) {
-            self.clients[at].telling.stuck = Some(stuck);
+            self.clients[at].notifier.stuck = Some(stuck);
             return true;
         }
         let client = &mut self.clients[at];
-        let telling = &mut client.telling;
+        let telling = &mut client.notifier;
         let job = &mut telling.jobs[0];
         if over {
             job.stale.pop_front();
             self.drop_stuck(at, &stuck);
-        } else if client.cache.is_in_the_way(job.id, stuck.ino, &stuck.ranges) {
-            telling.left.push(stuck);
-        } else if job.first {
+        } else if client.cache.blocks_drop(job.id, stuck.ino, &stuck.ranges) {
+            telling.detached.push(stuck);
+        } else if job.urgent {
             job.stale.pop_front();
-            telling.slow.push(stuck);
+            telling.blocked.push(stuck);
         } else {
             telling.stuck = Some(stuck);
             return false;
@@ -230,40 +236,40 @@ impl<B: Backend> World<B> {
     }
 
     /// Writes back stores that were made while a page waited for its invalidation (`invalidate_inode_pages2`).
-    fn launder(&mut self, at: usize, stuck: &Stuck) -> Option<Stuck> {
+    fn launder(&mut self, at: usize, stuck: &BlockedInvalidation) -> Option<BlockedInvalidation> {
         let locks = stuck.ranges.iter().any(|range| range.0 == 0);
         if !locks {
             return None;
         }
-        let op = self.clients[at].kernel.kept.write_back(stuck.ino)?;
+        let op = self.clients[at].kernel.page_cache.write_back(stuck.ino)?;
         self.trace.push(format!("{}'s kernel writes back {}", name_of(at), stuck.ino));
         let flush = Some(self.put(at, op));
-        Some(Stuck { ino: stuck.ino, range: stuck.range, ranges: stuck.ranges.clone(), flush })
+        Some(BlockedInvalidation { ino: stuck.ino, range: stuck.range, ranges: stuck.ranges.clone(), flush })
     }
 
     /// Ends the first job, except for blocked page invalidations and those for which no worker was free.
     fn end_job(&mut self, at: usize) -> bool {
         let mut moved = false;
-        for stuck in std::mem::take(&mut self.clients[at].telling.slow) {
+        for stuck in std::mem::take(&mut self.clients[at].notifier.blocked) {
             let over = self.is_over(at, &stuck);
             let again = if over { self.launder(at, &stuck) } else { None };
             let client = &mut self.clients[at];
-            let job = &mut client.telling.jobs[0];
+            let job = &mut client.notifier.jobs[0];
             if let Some(stuck) = again {
-                client.telling.slow.push(stuck);
+                client.notifier.blocked.push(stuck);
             } else if over {
                 self.drop_stuck(at, &stuck);
-            } else if client.cache.is_in_the_way(job.id, stuck.ino, &stuck.ranges) {
+            } else if client.cache.blocks_drop(job.id, stuck.ino, &stuck.ranges) {
                 job.stale.push_back(stuck.stale());
-                client.telling.left.push(stuck);
+                client.notifier.detached.push(stuck);
             } else {
-                client.telling.slow.push(stuck);
+                client.notifier.blocked.push(stuck);
                 continue;
             }
             moved = true;
         }
-        let telling = &mut self.clients[at].telling;
-        if moved || !telling.slow.is_empty() {
+        let telling = &mut self.clients[at].notifier;
+        if moved || !telling.blocked.is_empty() {
             return moved;
         }
         let Some(Job { id, untold, .. }) = telling.jobs.pop_front() else { return false };
@@ -271,18 +277,18 @@ impl<B: Backend> World<B> {
             let now = self.time(at);
             self.clients[at].cache.handle_invalidated(now, id);
         } else {
-            telling.jobs.push_back(Job { behind: true, ..Job::new(id, untold, false) });
+            telling.jobs.push_back(Job { is_remainder: true, ..Job::new(id, untold, false) });
         }
         true
     }
 
     /// Postpones a page invalidation of the first job, because no worker is free.
-    fn put_off(&mut self, at: usize, one: KernelInvalidation) -> bool {
-        let jobs = &mut self.clients[at].telling.jobs;
-        if jobs[0].first {
+    fn postpone(&mut self, at: usize, one: KernelInvalidation) -> bool {
+        let jobs = &mut self.clients[at].notifier.jobs;
+        if jobs[0].urgent {
             jobs[0].stale.pop_front();
             jobs[0].untold.push_back(one);
-        } else if jobs[0].behind && jobs.iter().any(|job| !job.behind) {
+        } else if jobs[0].is_remainder && jobs.iter().any(|job| !job.is_remainder) {
             jobs.rotate_left(1);
         } else {
             return false;
@@ -290,46 +296,46 @@ impl<B: Backend> World<B> {
         true
     }
 
-    fn tell_stale(&mut self, at: usize, one: KernelInvalidation) -> bool {
+    fn deliver_invalidation(&mut self, at: usize, one: KernelInvalidation) -> bool {
         let client = &mut self.clients[at];
-        let job = &mut client.telling.jobs[0];
+        let job = &mut client.notifier.jobs[0];
         let KernelInvalidation::Data { ino, offset, length } = one else {
             job.stale.pop_front();
             self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(&one)));
-            client.kernel.forget(&one);
+            client.kernel.invalidate(&one);
             return true;
         };
         // As a notifier does: page ranges that the kernel has locked for local requests are left out.
         let ranges = client.cache.droppable_ranges(job.id, ino, (offset, length));
-        if !ranges.is_empty() && !client.telling.has_worker(client.workers) {
-            return self.put_off(at, one);
+        if !ranges.is_empty() && !client.notifier.has_worker(client.workers) {
+            return self.postpone(at, one);
         }
         // The kernel writes dirty pages back before it drops them.
         let locks = ranges.iter().any(|range| range.0 == 0);
-        let is_flush = |op: &Op| matches!(op, Op::Write { ino: i, flags: WriteFlags { flush: true, .. }, .. } if *i == ino);
+        let is_flush = |op: &Op| matches!(op, Op::Write { ino: i, flags: WriteFlags { write_back: true, .. }, .. } if *i == ino);
         let out = client.ops.iter().find(|(_, op)| is_flush(op)).map(|(id, _)| *id);
         let flush = match out {
-            None if locks => client.kernel.kept.write_back(ino).map(|op| {
+            None if locks => client.kernel.page_cache.write_back(ino).map(|op| {
                 self.trace.push(format!("{}'s kernel writes back {ino}", name_of(at)));
                 self.put(at, op)
             }),
             out => out.filter(|_| locks),
         };
         let client = &mut self.clients[at];
-        if flush.is_some() || client.drops_slowly && !ranges.is_empty() {
-            client.telling.stuck = Some(Stuck { ino, range: (offset, length), ranges, flush });
+        if flush.is_some() || client.invalidates_slowly && !ranges.is_empty() {
+            client.notifier.stuck = Some(BlockedInvalidation { ino, range: (offset, length), ranges, flush });
         } else {
-            client.telling.jobs[0].stale.pop_front();
-            self.drop_stuck(at, &Stuck { ino, range: (offset, length), ranges, flush: None });
+            client.notifier.jobs[0].stale.pop_front();
+            self.drop_stuck(at, &BlockedInvalidation { ino, range: (offset, length), ranges, flush: None });
         }
         true
     }
 
     /// Also drops pages that a local write fills in part, if the kernel has not locked them.
-    fn drop_stuck(&mut self, at: usize, stuck: &Stuck) {
+    fn drop_stuck(&mut self, at: usize, stuck: &BlockedInvalidation) {
         self.drop_pages(at, stuck.ino, &stuck.ranges);
         let Client { cache, kernel, .. } = &self.clients[at];
-        if !kernel.kept.is_locked(stuck.ino) {
+        if !kernel.page_cache.is_locked(stuck.ino) {
             let parts = cache.partial_pages(stuck.ino, stuck.range);
             self.drop_pages(at, stuck.ino, &parts);
         }
@@ -339,12 +345,12 @@ impl<B: Backend> World<B> {
         for &(offset, length) in ranges {
             let part = KernelInvalidation::Data { ino, offset, length };
             self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(&part)));
-            self.clients[at].kernel.forget(&part);
+            self.clients[at].kernel.invalidate(&part);
         }
     }
 }
 
-impl Stuck {
+impl BlockedInvalidation {
     fn stale(&self) -> KernelInvalidation {
         KernelInvalidation::Data { ino: self.ino, offset: self.range.0, length: self.range.1 }
     }

@@ -1,14 +1,14 @@
 //! Trace lines in plain words.
 
-use nigh_cache::{Answer, KernelInvalidation};
+use nigh_cache::{KernelInvalidation, OpReply};
 use nigh_remote::Event;
 use nigh_types::{LeaseScope, Span, UpdateCommit, UpdatePrepare, UpdatedFact};
 
 /// A line for a lost or restored session.
-pub(super) fn away_line(at: usize, event: &Event) -> Option<String> {
+pub(super) fn session_line(at: usize, event: &Event) -> Option<String> {
     let at = name_of(at);
     match event {
-        Event::Lapsed { .. } => Some(format!("{at} is away for too long")),
+        Event::Expired { .. } => Some(format!("{at} is away for too long")),
         Event::Restored { kept: true, .. } => Some(format!("{at} is back, and known")),
         Event::Restored { kept: false, .. } => Some(format!("{at} is back, and was forgotten")),
         _ => None,
@@ -16,7 +16,7 @@ pub(super) fn away_line(at: usize, event: &Event) -> Option<String> {
 }
 
 /// A line for a prepared update.
-pub(super) fn held_line(hold: &UpdatePrepare) -> String {
+pub(super) fn prepare_line(hold: &UpdatePrepare) -> String {
     let facts = hold.facts.iter().map(|held| match held.covers {
         LeaseScope::Directory => {
             let names: Vec<String> =
@@ -29,7 +29,7 @@ pub(super) fn held_line(hold: &UpdatePrepare) -> String {
 }
 
 /// A line for an update's commit.
-pub(super) fn became_line(commit: &UpdateCommit) -> String {
+pub(super) fn commit_line(commit: &UpdateCommit) -> String {
     let facts = commit.facts.iter().map(|fact| match fact {
         UpdatedFact::Name { dir, name, entry: Some(entry) } => {
             format!("{}/{name} is inode {}", dir.ino, entry.id.ino)
@@ -42,8 +42,8 @@ pub(super) fn became_line(commit: &UpdateCommit) -> String {
 
 /// Returns whether the outcome of a change is unknown: its caller was killed, or its time ran out.
 #[must_use]
-pub fn given_up(answer: &Answer) -> bool {
-    matches!(answer, Answer::Failed(nigh_types::Errno::INTR | nigh_types::Errno::IO))
+pub fn has_unknown_outcome(answer: &OpReply) -> bool {
+    matches!(answer, OpReply::Failed(nigh_types::Errno::INTR | nigh_types::Errno::IO))
 }
 
 /// Letters that name clients: A, B, C …
@@ -60,21 +60,21 @@ pub(super) fn words(stale: &KernelInvalidation) -> String {
             format!("data of {ino} from {offset}, {length} bytes")
         }
         KernelInvalidation::Entry { dir, name } => format!("{dir}/{name}"),
-        KernelInvalidation::Gone { dir, name } => format!("{dir}/{name}, which is gone"),
+        KernelInvalidation::RemovedDentry { dir, name } => format!("{dir}/{name}, which is gone"),
         KernelInvalidation::AllDentries(_) => "every name".to_owned(),
     }
 }
 
 /// Describes a reply in a few words.
 #[must_use]
-pub fn short(answer: &Answer) -> String {
+pub fn short(answer: &OpReply) -> String {
     let valid = |span: Span| match span {
         Span::ZERO => "not to be kept".to_owned(),
         span if span.as_millis() > 1_000_000 => "long".to_owned(),
         span => format!("{} ms", span.as_millis()),
     };
     match answer {
-        Answer::Node(node) => {
+        OpReply::Node(node) => {
             format!(
                 "inode {}, name {}, attributes {}",
                 node.id.ino,
@@ -82,13 +82,13 @@ pub fn short(answer: &Answer) -> String {
                 valid(node.attr_valid)
             )
         }
-        Answer::Created(node, _) => format!("made inode {}", node.id.ino),
-        Answer::Missing(span) => format!("no such name, {}", valid(*span)),
-        Answer::Attr(id, attr, span) => {
+        OpReply::Created(node, _) => format!("made inode {}", node.id.ino),
+        OpReply::Missing(span) => format!("no such name, {}", valid(*span)),
+        OpReply::Attr(id, attr, span) => {
             format!("inode {} size {} nlink {}, {}", id.ino, attr.size, attr.nlink, valid(*span))
         }
-        Answer::Opened(opened) => format!("opened, keep {} listing {}", opened.keep_cache, opened.cache_dir),
-        Answer::Page(page) => {
+        OpReply::Opened(opened) => format!("opened, keep {} listing {}", opened.keep_cache, opened.cache_dir),
+        OpReply::Page(page) => {
             let mut names = page.names.as_slice();
             let mut list = Vec::new();
             for entry in &page.entries {
@@ -98,9 +98,9 @@ pub fn short(answer: &Answer) -> String {
             }
             format!("[{}]", list.join(" "))
         }
-        Answer::Target(target) => format!("target {:?}", String::from_utf8_lossy(target)),
-        Answer::Data(data) => format!("data {:?}", String::from_utf8_lossy(data)),
-        Answer::Failed(errno) => errno.to_string(),
+        OpReply::Target(target) => format!("target {:?}", String::from_utf8_lossy(target)),
+        OpReply::Data(data) => format!("data {:?}", String::from_utf8_lossy(data)),
+        OpReply::Failed(errno) => errno.to_string(),
         other => format!("{other:?}"),
     }
 }

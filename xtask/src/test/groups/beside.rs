@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::report::Tally;
-use crate::test::mount::{How, Mount};
+use crate::report::TestReport;
+use crate::test::mount::{Mount, MountParams};
 use crate::test::table::{self, Table};
 use crate::test::world::World;
 
@@ -18,7 +18,7 @@ const HOST_TIMEOUT: &str = "--host-timeout=1s";
 const WITHIN: Duration = Duration::from_millis(1800);
 
 /// In a short run so many of the three ways.
-pub fn shared(world: &World, tally: &mut Tally, name: &str, how: &How, ways: usize) {
+pub fn shared(world: &World, tally: &mut TestReport, name: &str, how: &MountParams, ways: usize) {
     let limited = how.clone().with(HOST_TIMEOUT);
     let tests = [
         ("changed on disk", on_disk as Test, &limited, WITHIN),
@@ -33,9 +33,14 @@ pub fn shared(world: &World, tally: &mut Tally, name: &str, how: &How, ways: usi
     }
 }
 
-type Test = fn(&World, &mut Tally, &str, (&How, Duration)) -> Result<()>;
+type Test = fn(&World, &mut TestReport, &str, (&MountParams, Duration)) -> Result<()>;
 
-fn on_disk(world: &World, tally: &mut Tally, name: &str, (how, within): (&How, Duration)) -> Result<()> {
+fn on_disk(
+    world: &World,
+    tally: &mut TestReport,
+    name: &str,
+    (how, within): (&MountParams, Duration),
+) -> Result<()> {
     let (source, point) = (world.dir("source", how.who)?, world.dir("mnt", how.who)?);
     let mount = Mount::new(world, &source, &point, how)?;
     let table = Table { name: "shared", beside: Some(&source), within, ..Table::EVERYDAY };
@@ -44,7 +49,12 @@ fn on_disk(world: &World, tally: &mut Tally, name: &str, (how, within): (&How, D
     mount.unmount()
 }
 
-fn by_second(world: &World, tally: &mut Tally, name: &str, (how, within): (&How, Duration)) -> Result<()> {
+fn by_second(
+    world: &World,
+    tally: &mut TestReport,
+    name: &str,
+    (how, within): (&MountParams, Duration),
+) -> Result<()> {
     let source = world.dir("source", how.who)?;
     let (point, second) = (world.dir("mnt", how.who)?, world.dir("mnt-second", how.who)?);
     let mount = Mount::new(world, &source, &point, how)?;

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use crate::checker::{self, Fault};
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
 use crate::test::sample;
 use crate::test::world::World;
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     if !root::is_root() {
         // What is made belongs to a group that tells who made it, which only root may choose.
         return tally.not_run("checker", "needs root");

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::bench::places::Distant;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::test::mount::Mount;
-use crate::test::over::Over;
+use crate::test::over::LinkKind;
 use crate::test::world::{As, World};
 
 /// Limits in workloads.md for a walk, and for a listing of one directory.
@@ -24,7 +24,7 @@ const AT_ONCE: u64 = 8;
 
 const WALKS: &[&str] = &["ls -R", "ls -lR", "find . -type f -size +0c", "du -s .", "tar cf - ."];
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     let Some(distant) = tally.prepare("cold: the trees", || prepared(world)) else { return };
     for (tree, most) in [("deep", MOST_WALKING), ("chain", MOST_WALKING), ("flat", MOST_FLAT)] {
         for walk in WALKS.iter().filter(|walk| !walk.starts_with("tar") || tree == "deep") {
@@ -81,7 +81,7 @@ fn prepared(world: &World) -> Result<Distant<'_>> {
         (0..1_000).try_for_each(|n| fs::write(dir.join(format!("file-{n:05}")), b""))?;
     }
     world.give_all(&source, As::Us)?;
-    Distant::start(world, &source, Over::Local, ("10ms", "1Gbit"), "forever")
+    Distant::start(world, &source, LinkKind::Local, ("10ms", "1Gbit"), "forever")
 }
 
 /// Returns the requests that waited for data not yet in transit, and all that waited.

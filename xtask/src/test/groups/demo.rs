@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::test::world::{As, World};
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     for who in world.users() {
         tally.test(&format!("demo as {}", who.name()), || demo(world, who));
     }

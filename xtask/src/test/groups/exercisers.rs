@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::report::Tally;
-use crate::test::mount::{How, Mount};
+use crate::report::TestReport;
+use crate::test::mount::{Mount, MountParams};
 use crate::test::packages;
 use crate::test::world::{As, TESTER, World};
 
@@ -17,7 +17,7 @@ use crate::test::world::{As, TESTER, World};
 /// `link_count_max`: glibc knows LINK_MAX by the filesystem's magic number, and for FUSE says 127.
 pub const INHERENT: &[&str] = &["link::link_count_max"];
 
-pub fn pjdfstest(world: &World, tally: &mut Tally, disk: &Path, how: &How) {
+pub fn pjdfstest(world: &World, tally: &mut TestReport, disk: &Path, how: &MountParams) {
     let Some(program) = packages::exerciser("pjdfstest") else {
         return tally.not_run("pjdfstest", "not installed (cargo install --locked pjdfstest@0.2.2)");
     };
@@ -31,7 +31,13 @@ pub fn pjdfstest(world: &World, tally: &mut Tally, disk: &Path, how: &How) {
     println!("pjdfstest took {:.0} s, locally and mounted", start.elapsed().as_secs_f64());
 }
 
-fn compare_pjdfstest(world: &World, tally: &mut Tally, program: &Path, disk: &Path, how: &How) -> Result<()> {
+fn compare_pjdfstest(
+    world: &World,
+    tally: &mut TestReport,
+    program: &Path,
+    disk: &Path,
+    how: &MountParams,
+) -> Result<()> {
     let local = world_dir(disk, "pjd-local")?;
     let expected = cases(world, program, &local, None)?;
     let (source, point) = (world_dir(disk, "pjd-source")?, world.dir("mnt", As::Us)?);
@@ -99,7 +105,7 @@ pub fn cases(
 
 /// All operations but posix_fallocate (fsx draws length 0 for it now and then, which every filesystem
 /// refuses), with and without maps. Fixed seeds: a failure can be repeated.
-pub fn fsx(world: &World, tally: &mut Tally, disk: &Path, how: &How) {
+pub fn fsx(world: &World, tally: &mut TestReport, disk: &Path, how: &MountParams) {
     let Some(program) = packages::exerciser("fsx") else {
         return tally.not_run("fsx", "not installed (cargo install --locked fsx@0.3.2)");
     };
@@ -119,7 +125,7 @@ fn one_fsx(
     world: &World,
     program: &Path,
     disk: &Path,
-    how: &How,
+    how: &MountParams,
     config: &str,
     operations: u32,
     seed: &str,

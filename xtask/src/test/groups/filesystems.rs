@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
-use crate::test::mount::{How, Mount, no_orphans};
+use crate::test::mount::{Mount, MountParams, no_orphans};
 use crate::test::table::{self, Table};
 use crate::test::world::{As, World};
 
@@ -65,7 +65,7 @@ pub fn overlay(world: &World, below: &Path) -> Result<Disk> {
     Ok(Disk { point })
 }
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     if !root::is_root() {
         return tally.not_run("filesystems", "needs root");
     }
@@ -92,11 +92,11 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-fn one(world: &World, tally: &mut Tally, kind: &str, disk: &Disk, whole: bool) {
+fn one(world: &World, tally: &mut TestReport, kind: &str, disk: &Disk, whole: bool) {
     let table = if whole { world.table() } else { Table::NAMES };
     let source = disk.point.join("source");
     match fs::create_dir(&source) {
-        Ok(()) => table::compare(world, tally, kind, &source, &How::new(As::Us), &table),
+        Ok(()) => table::compare(world, tally, kind, &source, &MountParams::new(As::Us), &table),
         Err(e) => tally.fail(kind, &format!("{}: {e}", source.display())),
     }
     if kind == "btrfs" {
@@ -111,7 +111,7 @@ fn subvolumes(world: &World, disk: &Disk) -> Result<()> {
         fs::write(disk.point.join(name).join("file"), name)?;
     }
     let point = world.dir("mnt", As::Us)?;
-    let mount = Mount::new(world, &disk.point, &point, &How::new(As::Us))?;
+    let mount = Mount::new(world, &disk.point, &point, &MountParams::new(As::Us))?;
     distinct(world, &mount, &["one", "two"])?;
     let verdicts = table::run(world, &point.join("one"), As::Us, &names(world), Some(&mount))?;
     all_pass(&verdicts).context("inside a subvolume").context(mount.said())?;
@@ -156,7 +156,7 @@ fn nested_in_export(world: &World) -> Result<()> {
         fs::write(source.join(name).join("file"), name)?;
     }
     let point = world.dir("mnt", As::Us)?;
-    let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(As::Us))?;
     distinct(world, &mount, &["one", "two"])?;
     let verdicts = table::run(world, &point.join("two"), As::Us, &names(world), Some(&mount))?;
     all_pass(&verdicts).context("inside a nested mount").context(mount.said())?;
@@ -172,7 +172,7 @@ fn nested_in_export(world: &World) -> Result<()> {
 fn mounts_below(world: &World) -> Result<()> {
     let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
     fs::create_dir_all(source.join("a/b"))?;
-    let how = How::new(As::Us).with("--host-timeout=300ms");
+    let how = MountParams::new(As::Us).with("--host-timeout=300ms");
     let mount = Mount::new(world, &source, &point, &how)?;
     process::output(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(point.join("a/b")))?;
     let inner = Disk { point: point.join("a/b") };
@@ -199,7 +199,7 @@ fn bound_elsewhere(world: &World) -> Result<()> {
     let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
     let elsewhere = world.dir("bound", As::Us)?;
     fs::write(source.join("f"), b"through a bind mount")?;
-    let mount = Mount::new(world, &source, &point, &How::new(As::Us).with("-o").with("allow_other"))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(As::Us).with("-o").with("allow_other"))?;
     process::output(Command::new("mount").arg("--bind").arg(&point).arg(&elsewhere))?;
     let bound = Disk { point: elsewhere.clone() };
     let Some(tester) = world.tester else { bail!("no ordinary user can be made") };

@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::restart::end_server;
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
 /// Limit of the 99th percentile of the time until a change is visible.
@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MOUNTS: u32 = 15;
 const LONG_LIMIT: Duration = Duration::from_secs(500);
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     for who in world.users() {
         for (what, rate) in [("1,000 a second", 1000), ("one after the other", 0)] {
             let name = format!("host: changes on the server's disk, {what}, as {}", who.name());
@@ -61,7 +61,7 @@ fn first_in(world: &World, source: &Path, point: &Path, who: As, nth: u32) -> Re
     let script = "until grep -q \" $1 \" /proc/self/mountinfo; do :; done; exec ls \"$1\"";
     first.args(["-c", script, "sh"]).arg(point).stdin(Stdio::null()).stdout(Stdio::null());
     let mut first = first.stderr(Stdio::piped()).spawn()?;
-    let mount = Mount::new(world, source, point, &How::new(who));
+    let mount = Mount::new(world, source, point, &MountParams::new(who));
     let status = process::wait(&mut first, Duration::from_secs(20))?;
     if status.is_none() {
         // It waits for a mount that does not come, or on one that does not respond.
@@ -86,7 +86,7 @@ fn changes(world: &World, who: As, rate: u64) -> Result<()> {
         _ => (10_000, 1000),
     };
     let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
-    let mount = Mount::new(world, &source, &point, &How::new(who))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(who))?;
     let mut command = world.command(world.xtask(), who);
     command.args(["host", "--count", &count.to_string(), "--rate", &rate.to_string()]);
     command.args(["--dirs", &dirs.to_string()]).arg("--source").arg(&source).arg("--point").arg(&point);

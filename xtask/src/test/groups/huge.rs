@@ -12,9 +12,9 @@ use serde_json::Value;
 use super::filesystems::{self, Disk};
 use super::restart::signal_server;
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 use crate::wait;
 
@@ -57,7 +57,7 @@ const SHORT: Scale = Scale {
     peak: 50_000,
 };
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     if !root::is_root() {
         return tally.not_run("huge", "needs root for a filesystem of its own");
     }
@@ -112,7 +112,7 @@ fn another_server(world: &World) -> Result<()> {
 
 fn mounted<'w>(world: &'w World, disk: &Disk, tree: &str, arguments: &[&str]) -> Result<Mount<'w>> {
     let point = world.dir("mnt", As::Us)?;
-    let how = arguments.iter().fold(How::new(As::Us), |how, argument| how.with(argument));
+    let how = arguments.iter().fold(MountParams::new(As::Us), |how, argument| how.with(argument));
     Mount::new(world, &disk.point.join(tree), &point, &how.with("--host-timeout=forever"))
 }
 
@@ -241,7 +241,7 @@ fn short(world: &World, disk: &Disk, scale: &Scale) -> Result<()> {
     }
     let point = world.dir("mnt", As::Us)?;
     // The trigger fires as soon as any task has waited for memory.
-    let how = How::new(As::Us).set("NIGH_PRESSURE", "some 1 2000000").with("--host-timeout=forever");
+    let how = MountParams::new(As::Us).set("NIGH_PRESSURE", "some 1 2000000").with("--host-timeout=forever");
     let mount = Mount::new(world, &disk.point.join("one"), &point, &how)?;
     watched(world, &mount, "ls -f > /dev/null")?;
     let held = |status: &Value| status["cache"]["bytes"].as_u64().unwrap_or(0);

@@ -8,20 +8,20 @@ use serde_json::Value;
 
 use super::two;
 use crate::bench::places::Distant;
-use crate::report::Tally;
-use crate::test::mount::{How, Mount};
-use crate::test::over::Over;
-use crate::test::pulse::Pulse;
+use crate::report::TestReport;
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::LinkKind;
 use crate::test::reclaim::Reclaim;
+use crate::test::stall_detector::StallDetector;
 use crate::test::table;
 use crate::test::world::{As, World};
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     let tables = world.sample.of("links: tables", &CELLS, 2);
-    let two = world.sample.of("links: two mounts", &Over::LINKS, 1);
-    let quiet = world.sample.of("links: warm", &[Over::Nigh, Over::Ssh], 1);
-    for over in Over::LINKS {
-        if over == Over::Ssh && !Path::new("/usr/sbin/sshd").exists() {
+    let two = world.sample.of("links: two mounts", &LinkKind::LINKS, 1);
+    let quiet = world.sample.of("links: warm", &[LinkKind::Nigh, LinkKind::Ssh], 1);
+    for over in LinkKind::LINKS {
+        if over == LinkKind::Ssh && !Path::new("/usr/sbin/sshd").exists() {
             tally.not_run("links: ssh", "sshd is missing: install the package openssh-server");
             continue;
         }
@@ -43,20 +43,22 @@ pub fn run(world: &World, tally: &mut Tally) {
 }
 
 /// Each link, as root and as an ordinary user.
-const CELLS: [(Over, bool); 6] = [
-    (Over::Unix, false),
-    (Over::Nigh, false),
-    (Over::Ssh, false),
-    (Over::Unix, true),
-    (Over::Nigh, true),
-    (Over::Ssh, true),
+const CELLS: [(LinkKind, bool); 6] = [
+    (LinkKind::Unix, false),
+    (LinkKind::Nigh, false),
+    (LinkKind::Ssh, false),
+    (LinkKind::Unix, true),
+    (LinkKind::Nigh, true),
+    (LinkKind::Ssh, true),
 ];
 
-fn over_one(world: &World, tally: &mut Tally, over: Over, cells: &[&(Over, bool)]) {
+fn over_one(world: &World, tally: &mut TestReport, over: LinkKind, cells: &[&(LinkKind, bool)]) {
     for who in world.mounting_users().into_iter().filter(|who| cells.contains(&&(over, *who != As::Us))) {
         let name = format!("links: {} as {}", over.name(), who.name());
         match world.dir("source", who) {
-            Ok(source) => table::compare(world, tally, &name, &source, &How::new(who), &world.table()),
+            Ok(source) => {
+                table::compare(world, tally, &name, &source, &MountParams::new(who), &world.table())
+            }
             Err(e) => tally.fail(&name, &format!("{e:#}")),
         }
     }
@@ -86,7 +88,7 @@ const READ_BYTES: u64 = 600;
 /// when nobody does anything. Where this machine takes pages away they are read again, and where it stands still for longer than a
 /// lease all is asked again: says so if it never stopped, and anything else must be so in one of a few windows. Nor is a read excused where
 /// anything was recalled.
-fn warm_is_quiet(world: &World, over: Over) -> Result<Option<String>> {
+fn warm_is_quiet(world: &World, over: LinkKind) -> Result<Option<String>> {
     let source = world.dir("source", As::Us)?;
     shell(world, None, &source, TREE)?;
     let distant = Distant::start(world, &source, over, ("10ms", "1Gbit"), "forever")?;
@@ -149,7 +151,7 @@ impl Seen {
 
 fn walk_warm(world: &World, distant: &Distant<'_>, mount: &Mount<'_>, since: &mut Seen) -> Result<Warm> {
     let Seen { status: before, reclaim: from } = Seen::now(mount)?;
-    let pulse = Pulse::start();
+    let pulse = StallDetector::start();
     let mut rounds = 0;
     let bytes = window(distant, || {
         let end = Instant::now() + WINDOW;

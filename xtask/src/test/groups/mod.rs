@@ -25,9 +25,9 @@ mod tools;
 mod two;
 pub mod unit;
 
-use super::over::Over;
+use super::over::LinkKind;
 use super::world::World;
-use crate::report::Tally;
+use crate::report::TestReport;
 
 /// A group: its name, what it is for people, about how long it takes on two cores.
 pub struct Group {
@@ -42,19 +42,19 @@ pub struct Group {
 /// What a group stands on.
 pub enum Run {
     /// Only on the checkout.
-    Plain(fn(&mut Tally)),
+    Plain(fn(&mut TestReport)),
     /// On mounts.
-    Mounted(fn(&World, &mut Tally)),
+    Mounted(fn(&World, &mut TestReport)),
 }
 
 impl Run {
-    pub fn plain(&self, tally: &mut Tally) {
+    pub fn plain(&self, tally: &mut TestReport) {
         if let Run::Plain(run) = self {
             run(tally);
         }
     }
 
-    pub fn mounted(&self, world: &World, over: Over, tally: &mut Tally) {
+    pub fn mounted(&self, world: &World, over: LinkKind, tally: &mut TestReport) {
         if let Run::Mounted(run) = self {
             world.over(over, || run(world, tally));
         }
@@ -126,7 +126,7 @@ pub fn all() -> &'static [Group] {
 }
 
 /// What `cargo xtask check` says that needs no build of the whole workspace.
-fn lints(tally: &mut Tally) {
+fn lints(tally: &mut TestReport) {
     crate::check::house_rules(tally);
 }
 

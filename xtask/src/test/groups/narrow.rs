@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::process::Ended;
-use crate::report::Tally;
-use crate::test::mount::{How, Mount};
+use crate::process::CommandResult;
+use crate::report::TestReport;
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
 const PROGRAM: &str = include_str!("narrow.c");
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// For listings that are not cached, so that the server makes each one again.
 const FEW: u32 = 20_000;
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     let count = if world.short { 100_000 } else { 1_000_000 };
     let program = match compiled(world) {
         Ok(program) => program,
@@ -60,9 +60,15 @@ fn directory(world: &World, count: u32) -> Result<PathBuf> {
     Ok(source)
 }
 
-fn ended(world: &World, program: &Path, source: &Path, count: u32, arguments: &[&str]) -> Result<Ended> {
+fn ended(
+    world: &World,
+    program: &Path,
+    source: &Path,
+    count: u32,
+    arguments: &[&str],
+) -> Result<CommandResult> {
     let point = world.dir("narrow-mnt", As::Us)?;
-    let how = arguments.iter().fold(How::new(As::Us), |how, argument| how.with(argument));
+    let how = arguments.iter().fold(MountParams::new(As::Us), |how, argument| how.with(argument));
     let mount = Mount::new(world, source, &point, &how)?;
     let mut command = world.command(program, As::Us);
     command.arg(&point).arg(count.to_string());

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::over;
 use crate::test::world::{As, World};
 use crate::wait;
@@ -53,7 +53,7 @@ impl Drop for Server {
     }
 }
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     if !root::is_root() {
         return tally.not_run("reexport", "needs root");
     }
@@ -133,7 +133,7 @@ fn by_smbd(world: &World, source: &Path, sizes: [u32; 2]) -> Result<()> {
     let (Some(smbd), Some(client)) = (process::which("smbd"), process::which("smbclient")) else {
         bail!("smbd or smbclient is missing: install the packages samba and smbclient");
     };
-    let mount = Mount::new(world, source, &world.dir("reexported", As::Us)?, &How::new(As::Us))?;
+    let mount = Mount::new(world, source, &world.dir("reexported", As::Us)?, &MountParams::new(As::Us))?;
     let (dir, port) = (world.dir("samba", As::Us)?, over::free_port()?);
     let config = dir.join("smb.conf");
     let own = ["private dir", "lock directory", "state directory", "cache directory", "pid directory"];
@@ -169,7 +169,7 @@ fn by_ganesha(world: &World, source: &Path, sizes: [u32; 2]) -> Result<()> {
     let (Some(ganesha), Some(client)) = (process::which("ganesha.nfsd"), process::which("nfs-ls")) else {
         bail!("ganesha.nfsd or nfs-ls is missing: install nfs-ganesha, nfs-ganesha-vfs and libnfs-utils");
     };
-    let mount = Mount::new(world, source, &world.dir("reexported", As::Us)?, &How::new(As::Us))?;
+    let mount = Mount::new(world, source, &world.dir("reexported", As::Us)?, &MountParams::new(As::Us))?;
     let (dir, port) = (world.dir("ganesha", As::Us)?, over::free_port()?);
     let config = dir.join("ganesha.conf");
     let text = format!(

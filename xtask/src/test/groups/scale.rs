@@ -1,10 +1,10 @@
 //! Many clients on one server: each gets one recall per lease, and the server waits for each.
 
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::scale;
 use crate::test::world::World;
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     tally.test("100 clients: who holds is asked once, and nobody waits for another's silence", || {
         scale::check(world)
     });

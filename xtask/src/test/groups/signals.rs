@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::link::client::Emulator;
 use crate::process;
-use crate::report::Tally;
-use crate::test::mount::{How, Mount};
+use crate::report::TestReport;
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
 /// The limit of S8.
@@ -19,7 +19,7 @@ const FATAL_LIMIT_ONCE: Duration = Duration::from_secs(1);
 
 const ROUNDS: u32 = 8;
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     let tests: &[super::Test] = &[
         ("a build at 50 ms under 1,000 alarms a second", build_under_alarms),
         ("SIGKILL ends a wait for a slow answer", killed_while_slow),
@@ -41,14 +41,14 @@ struct Distant<'w> {
 fn distant<'w>(world: &'w World, rtt: &str) -> Result<Distant<'w>> {
     let who = As::Us;
     let (idle, keep) = (world.dir("keeper-source", who)?, world.dir("keeper", who)?);
-    let keeper = Mount::new(world, &idle, &keep, &How::new(who))?;
+    let keeper = Mount::new(world, &idle, &keep, &MountParams::new(who))?;
     let link = world.link(rtt)?;
     let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
     // Made before mounting: a cached absence would need no wait.
     for round in 0..ROUNDS {
         fs::create_dir(source.join(format!("d{round}")))?;
     }
-    let how = How::new(who).through(&link);
+    let how = MountParams::new(who).through(&link);
     let mount = Mount::new(world, &source, &point, &how)?;
     Ok(Distant { link, mount, _keeper: keeper })
 }

@@ -9,12 +9,12 @@ use anyhow::{Result, ensure};
 
 use super::scripts::{SCRIPTS, Script};
 use super::{exercisers, filesystems};
-use crate::report::Tally;
-use crate::test::mount::{How, Mount};
+use crate::report::TestReport;
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 use crate::{process, root};
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     if root::is_root() {
         if let Err(e) = on_ext4(world, tally) {
             tally.not_run("tools: pjdfstest and fsx on ext4", &format!("{e:#}"));
@@ -42,9 +42,9 @@ fn available(world: &World, program: &str) -> bool {
         || world.root.join("rust/bin").join(program).is_file()
 }
 
-fn on_ext4(world: &World, tally: &mut Tally) -> Result<()> {
+fn on_ext4(world: &World, tally: &mut TestReport) -> Result<()> {
     let disk = filesystems::disk(world, "ext4", "tools-ext4")?;
-    let how = How::new(As::Us);
+    let how = MountParams::new(As::Us);
     exercisers::pjdfstest(world, tally, &disk.point, &how);
     exercisers::fsx(world, tally, &disk.point, &how);
     Ok(())
@@ -66,7 +66,7 @@ fn compare(world: &World, script: &Script, who: As) -> Result<()> {
     let local = world.dir("local", who)?;
     let expected = script_in(world, script, who, &local, &inputs, None)?;
     let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
-    let mount = Mount::new(world, &source, &point, &How::new(who))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(who))?;
     let got = script_in(world, script, who, &point, &inputs, Some(&mount))?;
     ensure!(expected == got, "local and mounted differ:\n{}", first_difference(&expected, &got));
     mount.unmount()

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
 
-pub fn run(tally: &mut Tally) {
+pub fn run(tally: &mut TestReport) {
     let mut command = Command::new(root::cargo());
     command.current_dir(root::checkout()).args(["test", "--workspace", "--locked", "--no-fail-fast"]);
     command.args(["--", "--show-output"]);

@@ -4,7 +4,7 @@ use super::*;
 
 /// Returns the precondition that a write-back of the page would carry.
 fn said(rig: &Rig, offset: u64) -> Option<WriteBackPrecondition> {
-    rig.cache.since(FILE.ino, (offset, 4)).expect("nothing is lost")
+    rig.cache.writeback_precondition(FILE.ino, (offset, 4)).expect("nothing is lost")
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn pages_locked_by_a_local_write_keep_their_version_until_dropped_after_it() {
     rig.write(false);
     rig.told();
     assert_eq!(said(&rig, 0), ended(1));
-    assert_eq!(rig.written(2, None), Answer::Written(4));
+    assert_eq!(rig.written(2, None), OpReply::Written(4));
     assert_eq!(said(&rig, 0), ended(1));
     rig.told();
     assert_eq!(said(&rig, 0), None);
@@ -90,7 +90,7 @@ fn pages_locked_by_a_local_write_keep_their_version_until_dropped_after_it() {
 fn pages_written_without_a_grant_have_the_version_after_the_write() {
     let mut rig = Rig::with(Config::default());
     rig.write(false);
-    assert_eq!(rig.written(2, None), Answer::Written(4));
+    assert_eq!(rig.written(2, None), OpReply::Written(4));
     assert_eq!(rig.dropped(), [(0, 4)]);
     assert_eq!(said(&rig, 0), ended(2));
 }
@@ -103,7 +103,7 @@ fn recalled_grants_are_not_named_in_another_session() {
     rig.recall();
     rig.told();
     rig.answered(read, Reply::Data(b"text".to_vec()), attr(2), Some(GrantId(12)));
-    rig.event(Event::Lapsed { why: String::new() });
+    rig.event(Event::Expired { why: String::new() });
     rig.write(true);
     rig.event(Event::Restored { session: session(), kept: true });
     let (forgetting, _) = rig.stale.pop().expect("all is forgotten first");
@@ -133,7 +133,7 @@ fn recall_drops_pages_that_were_left_out_while_they_were_written_back() {
     rig.tell();
     assert_eq!(said(&rig, 0), under(2, GrantId(12)), "they were left out");
     rig.recall();
-    assert_eq!(rig.written(3, None), Answer::Written(4));
+    assert_eq!(rig.written(3, None), OpReply::Written(4));
     assert_eq!(rig.dropped(), [(0, 0), (0, 4)]);
     rig.tell();
     assert_eq!(said(&rig, 0), None);
@@ -155,7 +155,7 @@ fn pages_kept_for_a_later_open_keep_their_version() {
             Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         rig.ask(Op::Open { ino: FILE.ino, access, append: false });
         rig.respond(Ok(Reply::Opened { handle: Handle(4), attr: attr(2) }), 2, granted);
-        let Some((_, Answer::Opened(opened))) = rig.answers.pop() else { panic!("not opened") };
+        let Some((_, OpReply::Opened(opened))) = rig.answers.pop() else { panic!("not opened") };
         assert!(opened.keep_cache);
         assert_eq!(said(&rig, 0), under(2, FIRST));
     }
@@ -171,7 +171,7 @@ fn pages_dropped_by_a_later_open_have_no_version() {
         Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     rig.ask(Op::Open { ino: FILE.ino, access, append: false });
     rig.respond(Ok(Reply::Opened { handle: Handle(4), attr: attr(5) }), 5, None);
-    let Some((_, Answer::Opened(opened))) = rig.answers.pop() else { panic!("not opened") };
+    let Some((_, OpReply::Opened(opened))) = rig.answers.pop() else { panic!("not opened") };
     assert!(!opened.keep_cache);
     assert_eq!(said(&rig, 0), None);
 }

@@ -12,7 +12,7 @@ fn change_recalls_other_holders_and_waits_for_all_acknowledgements() {
     let id = bench.table.handle_change(
         T0,
         Some(A),
-        &[Change { key: names(1), names: names_changed.clone(), writes: false, told: false }],
+        &[Change { key: names(1), names: names_changed.clone(), writes: false, can_update: false }],
     );
     let recalls = bench.recalls();
     assert_eq!(recalls.len(), 2, "not the one who changes it: {recalls:?}");
@@ -164,7 +164,7 @@ fn names_of_key_listed_twice_are_sent_in_one_recall() {
         key,
         names: text.iter().map(|t| name(t)).collect(),
         writes: false,
-        told: false,
+        can_update: false,
     };
     let renames = [of(names(1), &["from"]), of(names(2), &["x"]), of(names(1), &["to"]), change(names(2))];
     bench.table.handle_change(T0, Some(A), &renames);
@@ -179,13 +179,13 @@ fn later_grant_on_key_replaces_earlier_grant() {
     let first = bench.granted(B, names(1)).id;
     let second = bench.granted(B, names(1)).id;
     assert!(first < second);
-    assert!(!bench.table.stands(B, first) && bench.table.stands(B, second));
+    assert!(!bench.table.is_live(B, first) && bench.table.is_live(B, second));
     bench.table.handle_return(T0, B, &[first]);
     bench.table.handle_return(T0, A, &[second]);
     assert_eq!(bench.table.report().holders[1].grants, 1);
     bench.change(A, names(1));
     bench.recall();
-    assert!(!bench.table.stands(B, second), "an answer that carries it comes too late");
+    assert!(!bench.table.is_live(B, second), "an answer that carries it comes too late");
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn a_silent_holder_is_fenced_after_1_1_terms_and_its_grants_end() {
     assert_eq!(bench.timeout(), (at_ms(LAPSE_MS), LeaseReason::Lapse));
     assert_eq!(bench.go_to(at_ms(LAPSE_MS - 1)), []);
     assert_eq!(bench.go_to(at_ms(LAPSE_MS)), [LeaseOutput::Fenced(B)]);
-    assert!(!bench.table.knows(B) && bench.table.knows(A));
+    assert!(!bench.table.is_known(B) && bench.table.is_known(A));
     assert!(!bench.heard(B));
     assert_eq!(bench.refused(B, names(1)), Refusal::Detached);
     let id = bench.change(A, names(1));
@@ -108,7 +108,7 @@ fn goodbye_ends_all_grants_at_once() {
     bench.granted(B, names(2));
     let id = bench.change(A, names(1));
     bench.recall();
-    bench.table.handle_gone(T0, B);
+    bench.table.handle_goodbye(T0, B);
     assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)]);
     let other = bench.change(A, names(2));
     assert_eq!(bench.outputs(), [LeaseOutput::Ready(other)]);
@@ -116,7 +116,7 @@ fn goodbye_ends_all_grants_at_once() {
         bench.table.handle_done(T0, id);
     }
     bench.granted(A, names(1));
-    bench.table.handle_gone(T0, A);
+    bench.table.handle_goodbye(T0, A);
     bench.go_to(at_ms(30_000));
     bench.assert_empty();
 }
@@ -263,13 +263,13 @@ fn report_lists_overdue_holders_and_waiting_changes() {
     assert_eq!((report.counters.granted, report.counters.recalled), (2, 2));
 }
 
-fn party(client: Client) -> Party {
-    Party { client, origin: Origin { uid: Some(1000), host: None } }
+fn party(client: Client) -> ClientOrigin {
+    ClientOrigin { client, origin: Origin { uid: Some(1000), host: None } }
 }
 
 /// A client attaches, gets a grant, and ignores its recall until it is fenced; from `holder` on, each time in another
 /// session. Returns its penalty.
-fn let_others_wait(bench: &mut Bench, holder: Holder) -> Span {
+fn delay_others(bench: &mut Bench, holder: Holder) -> Span {
     bench.table.handle_attach(bench.now, holder, false);
     bench.table.handle_client(bench.now, holder, party((7, 7)));
     bench.granted(holder, names(1));
@@ -279,21 +279,21 @@ fn let_others_wait(bench: &mut Bench, holder: Holder) -> Span {
     assert_eq!(ended, [LeaseOutput::Suspect(holder), LeaseOutput::Fenced(holder), LeaseOutput::Ready(id)]);
     bench.table.handle_done(bench.now, id);
     bench.outputs();
-    doubt_of(bench, Holder(holder.0 + 1), (7, 7))
+    penalty_of(bench, Holder(holder.0 + 1), (7, 7))
 }
 
 /// Attaches a client for a moment, to read its penalty.
-fn doubt_of(bench: &mut Bench, holder: Holder, client: Client) -> Span {
+fn penalty_of(bench: &mut Bench, holder: Holder, client: Client) -> Span {
     bench.table.handle_attach(bench.now, holder, false);
     bench.table.handle_client(bench.now, holder, party(client));
-    let until = bench.table.report().holders[0].doubted_until;
+    let until = bench.table.report().holders[0].penalised_until;
     if until.is_some() {
         assert_eq!(bench.refused(holder, names(1)), Refusal::Suspect);
         let id = bench.table.handle_change(bench.now, None, &[change(names(1))]);
         assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)], "nobody waits for it again");
         bench.table.handle_done(bench.now, id);
     }
-    bench.table.handle_gone(bench.now, holder);
+    bench.table.handle_goodbye(bench.now, holder);
     bench.outputs();
     until.map_or(Span::ZERO, |until| until.since(bench.now))
 }
@@ -303,14 +303,14 @@ fn penalty_of_delaying_client_doubles_each_time() {
     let mut bench = Bench::with(&[]);
     let mut seconds = Vec::new();
     for round in 0..6 {
-        let doubt = let_others_wait(&mut bench, Holder(10 * round + 1));
+        let doubt = delay_others(&mut bench, Holder(10 * round + 1));
         seconds.push(doubt.0 / 1_000_000_000);
-        assert_eq!(doubt_of(&mut bench, A, (7, 8)), Span::ZERO, "others of the same machine are not meant");
+        assert_eq!(penalty_of(&mut bench, A, (7, 8)), Span::ZERO, "others of the same machine are not meant");
         bench.go_to(bench.now.after(doubt));
     }
     assert_eq!(seconds, [66, 132, 264, 528, 600, 600]);
     bench.go_to(bench.now.after(Span::from_secs(600)));
-    assert_eq!(let_others_wait(&mut bench, A), Span::from_secs(66), "it behaved well for long enough");
+    assert_eq!(delay_others(&mut bench, A), Span::from_secs(66), "it behaved well for long enough");
     bench.assert_empty();
 }
 
@@ -324,7 +324,7 @@ fn late_acknowledgement_or_goodbye_is_penalised_too() {
         let (_, recall) = bench.recall();
         assert_eq!(bench.go_to(at_ms(3_000)), [LeaseOutput::Suspect(B)]);
         if goodbye {
-            bench.table.handle_gone(bench.now, B);
+            bench.table.handle_goodbye(bench.now, B);
             bench.table.handle_attach(bench.now, B, false);
             bench.table.handle_client(bench.now, B, party((7, 7)));
         } else {
@@ -346,7 +346,7 @@ fn late_acknowledgement_or_goodbye_is_penalised_too() {
 fn delays(bench: &mut Bench, (holder, number): (Holder, u64), maker: Holder) -> bool {
     bench.table.handle_attach(bench.now, holder, false);
     let origin = Origin { uid: Some(7001), host: None };
-    bench.table.handle_client(bench.now, holder, Party { client: (number, number), origin });
+    bench.table.handle_client(bench.now, holder, ClientOrigin { client: (number, number), origin });
     let granted = bench.grant(holder, names(1)).is_some();
     let id = bench.change(maker, names(1));
     while !bench.table.is_ready(id) {
@@ -355,7 +355,7 @@ fn delays(bench: &mut Bench, (holder, number): (Holder, u64), maker: Holder) -> 
     }
     bench.table.handle_done(bench.now, id);
     bench.outputs();
-    bench.table.handle_gone(bench.now, holder);
+    bench.table.handle_goodbye(bench.now, holder);
     granted
 }
 
@@ -366,7 +366,7 @@ fn new_clients_of_penalised_origin_get_no_grants() {
     for (maker, uid) in origins {
         bench.table.handle_attach(T0, maker, false);
         let origin = Origin { uid, host: None };
-        bench.table.handle_client(T0, maker, Party { client: (maker.0, 1), origin });
+        bench.table.handle_client(T0, maker, ClientOrigin { client: (maker.0, 1), origin });
     }
     let mut held_up = Vec::new();
     let mut number = 10;
@@ -386,7 +386,7 @@ fn new_clients_of_penalised_origin_get_no_grants() {
 fn delay_within_one_origin_penalises_only_that_client() {
     let mut bench = Bench::with(&[B]);
     let origin = Origin { uid: Some(7001), host: None };
-    bench.table.handle_client(T0, B, Party { client: (1, 1), origin });
+    bench.table.handle_client(T0, B, ClientOrigin { client: (1, 1), origin });
     assert!(delays(&mut bench, (Holder(10), 10), B));
     assert!(bench.grant(B, names(2)).is_some());
     assert!(delays(&mut bench, (Holder(11), 11), B), "another client of the same user");
@@ -399,11 +399,11 @@ fn write_queued_behind_delayed_change_counts_as_delayed() {
     let mut bench = Bench::with(&[A, B, C]);
     for (holder, uid) in [(A, 7001), (B, 7001), (C, 7002)] {
         let origin = Origin { uid: Some(uid), host: None };
-        bench.table.handle_client(T0, holder, Party { client: (holder.0, 1), origin });
+        bench.table.handle_client(T0, holder, ClientOrigin { client: (holder.0, 1), origin });
     }
     bench.granted(A, data(1));
     let write = |bench: &mut Bench, by| {
-        let change = Change { key: data(1), names: vec![], writes: true, told: false };
+        let change = Change { key: data(1), names: vec![], writes: true, can_update: false };
         bench.table.handle_change(bench.now, Some(by), &[change])
     };
     let first = write(&mut bench, B);

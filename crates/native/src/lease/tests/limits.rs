@@ -56,11 +56,11 @@ fn limited_and_unlimited_grants_of_one_holder_end_independently() {
     let again = bench.granted(A, elsewhere(1));
     bench.now = at_ms(5600);
     bench.table.handle_timeout(bench.now);
-    assert!(!bench.table.stands(A, first.id) && bench.table.stands(A, second.id));
-    assert!(bench.table.stands(A, again.id));
+    assert!(!bench.table.is_live(A, first.id) && bench.table.is_live(A, second.id));
+    assert!(bench.table.is_live(A, again.id));
     bench.now = at_ms(8500);
     bench.table.handle_timeout(bench.now);
-    assert!(!bench.table.stands(A, second.id) && !bench.table.stands(A, again.id));
+    assert!(!bench.table.is_live(A, second.id) && !bench.table.is_live(A, again.id));
     let report = bench.table.report();
     assert_eq!((report.holders[0].grants, report.counters.expired), (1, 2));
 }
@@ -71,7 +71,7 @@ fn limited_grant_never_replaces_unlimited_grant_without_recall() {
     let unlimited = bench.granted(A, names(1));
     bench.table.handle_unwatched(bench.now, 8);
     assert_eq!(bench.refused(A, names(1)), Refusal::Changing, "it may believe the other one yet");
-    assert!(!bench.table.stands(A, unlimited.id));
+    assert!(!bench.table.is_live(A, unlimited.id));
     let recalls = bench.recalls();
     assert_eq!(recalls.len(), 1);
     assert_eq!(bench.refused(A, names(1)), Refusal::Changing);
@@ -81,7 +81,7 @@ fn limited_grant_never_replaces_unlimited_grant_without_recall() {
     bench.table.handle_watched_object(bench.now, object(2));
     let unlimited = bench.granted(A, inode(2));
     bench.table.handle_unwatched_object(bench.now, object(2));
-    assert!(!bench.table.stands(A, unlimited.id) && !bench.table.is_watched(object(2)));
+    assert!(!bench.table.is_live(A, unlimited.id) && !bench.table.is_watched(object(2)));
     assert_eq!(bench.refused(A, inode(2)), Refusal::Changing);
     let recalls = bench.recalls();
     bench.acknowledge(A, recalls[0].1.id);
@@ -102,8 +102,8 @@ fn watch_overflow_recalls_only_grants_registered_before_it() {
     let anew = bench.granted(A, names(3));
     let later = bench.granted(A, names(11));
     assert_eq!(missed(&mut bench, until, 7), 4);
-    assert!(bench.table.stands(A, later.id) && bench.table.stands(B, kept.id));
-    assert!(!bench.table.stands(A, anew.id), "an answer of before may be under way");
+    assert!(bench.table.is_live(A, later.id) && bench.table.is_live(B, kept.id));
+    assert!(!bench.table.is_live(A, anew.id), "an answer of before may be under way");
     assert_eq!(bench.recalls().len(), 20);
 }
 
@@ -117,7 +117,7 @@ fn watch_overflow_does_not_make_keys_contended() {
         let recalls = bench.recalls();
         assert_eq!(recalls.len(), 1);
         bench.acknowledge(A, recalls[0].1.id);
-        assert!(!bench.table.stands(A, granted.id));
+        assert!(!bench.table.is_live(A, granted.id));
     }
     assert!(bench.table.report().contended.is_empty());
 }

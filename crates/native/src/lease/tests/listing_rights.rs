@@ -67,10 +67,10 @@ fn list_permission_read_before_change_does_not_apply_to_later_grant() {
 #[test]
 fn confined_holder_is_sent_no_updates() {
     let mut bench = bench();
-    bench.table.handle_pushes(T0, B);
+    bench.table.handle_takes_updates(T0, B);
     let grant = bench.granted(B, names(1));
     bench.table.handle_may_list(bench.now, B, grant.id);
-    let named = Change { names: vec![name("x")], told: true, ..change(names(1)) };
+    let named = Change { names: vec![name("x")], can_update: true, ..change(names(1)) };
     bench.table.handle_change(bench.now, Some(A), &[named]);
     assert_eq!(bench.recall().1.names, [name("x")]);
 }

@@ -7,7 +7,7 @@ const DATA: LeaseKey =
 
 impl Bench {
     fn flush_data(&mut self, by: Holder) -> ChangeId {
-        self.table.handle_flush(self.now, by, &[Change { writes: true, ..change(DATA) }])
+        self.table.handle_write_back(self.now, by, &[Change { writes: true, ..change(DATA) }])
     }
 
     /// Applies a ready write-back of four bytes, from its merge to its end, to the file.
@@ -16,7 +16,7 @@ impl Bench {
         let base =
             self.table.merge_base(self.now, id, (held, LeaseScope::Data), (0, 4)).expect("it is known");
         let written = base.merge(0, pages, file);
-        let before = self.table.overtakes(id).then_some(file.as_slice());
+        let before = self.table.needs_before_image(id).then_some(file.as_slice());
         self.table.handle_wrote_back(id, WroteBack { offset: 0, before, pages, written: &written });
         self.table.handle_done(self.now, id);
         *file = written;
@@ -151,7 +151,7 @@ fn merge_memory_is_bounded_by_dropping_largest_holders_base() {
     let known = [(first, a), (last, c)]
         .map(|(id, held)| bench.table.merge_base(bench.now, id, (held, LeaseScope::Data), (0, 4)).is_some());
     assert_eq!(known.iter().filter(|known| **known).count(), 1, "{known:?}");
-    bench.table.handle_gone(bench.now, A);
-    bench.table.handle_gone(bench.now, C);
+    bench.table.handle_goodbye(bench.now, A);
+    bench.table.handle_goodbye(bench.now, C);
     assert_eq!(bench.table.report().merge_bytes, 0);
 }

@@ -15,11 +15,11 @@ const LIMIT: Span = Span::from_secs(3);
 const CONFIG: LeaseConfig = LeaseConfig {
     term: Span::from_secs(10),
     patience: Span::from_secs(2),
-    most_doubt: Span::from_secs(600),
+    max_penalty: Span::from_secs(600),
     contention_window: Span::from_secs(1),
     contention_recalls: 2,
     young: Span::from_millis(200),
-    quiet: Span::from_secs(4),
+    cooldown: Span::from_secs(4),
     grants_per_holder: 2,
     merge_bytes: 64 << 20,
 };
@@ -197,7 +197,7 @@ impl World {
                 }
             }
             Step::Gone(holder) => {
-                self.bench.table.handle_gone(now, Holder(holder));
+                self.bench.table.handle_goodbye(now, Holder(holder));
                 self.forget(Holder(holder));
             }
             Step::Cut(holder) => {
@@ -265,7 +265,7 @@ impl World {
         for client in self.clients.values_mut().filter(|client| asks && client.held.contains_key(&key)) {
             client.asked.insert(key, Asked { since: now, recall: None, delivered: false });
         }
-        let quiet = self.changed.get(&key).is_none_or(|at| at.after(CONFIG.quiet) <= now);
+        let quiet = self.changed.get(&key).is_none_or(|at| at.after(CONFIG.cooldown) <= now);
         let Some(client) = self.clients.get_mut(&holder).filter(|client| !client.cut && !client.suspect)
         else {
             assert_eq!(granted, None, "there is nobody to give it to");
@@ -353,7 +353,7 @@ impl World {
     fn expire(&mut self) {
         let now = self.now();
         let Some(client) = self.clients.get_mut(&LIMITED) else { return };
-        let lives = |held: &Held| held.since.after(types::longer(LIMIT)) > now;
+        let lives = |held: &Held| held.since.after(types::with_margin(LIMIT)) > now;
         let ended: Vec<LeaseKey> =
             client.held.iter().filter(|(_, held)| !lives(held)).map(|(key, _)| *key).collect();
         for key in ended {
@@ -447,7 +447,7 @@ impl World {
             assert_eq!(holder.grants, client.held.len() as u64, "{:?}", holder.holder);
             assert_eq!(holder.owed, client.asked.len() as u64, "{:?}", holder.holder);
             assert_eq!(
-                (holder.heard, holder.suspect, holder.cut),
+                (holder.last_renewed, holder.suspect, holder.disconnected),
                 (client.heard, client.suspect, client.cut)
             );
             assert!(now < client.heard.after(CONFIG.lapse()), "{:?} should be fenced", holder.holder);
@@ -474,7 +474,7 @@ impl World {
         }
         self.step(&Step::Gone(1));
         self.step(&Step::Gone(4));
-        let silence = CONFIG.lapse().0 + CONFIG.quiet.0;
+        let silence = CONFIG.lapse().0 + CONFIG.cooldown.0;
         self.step(&Step::WaitMs(Span(silence).as_millis()));
         self.bench.assert_empty();
         (self.bench.table.report().counters, self.trusted)

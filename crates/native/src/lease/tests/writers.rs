@@ -63,7 +63,7 @@ impl World {
     }
 
     fn step(&mut self, step: &Step) {
-        let change = [Change { key: self.key, names: Vec::new(), writes: true, told: false }];
+        let change = [Change { key: self.key, names: Vec::new(), writes: true, can_update: false }];
         let table = &mut self.bench.table;
         match *step {
             Step::Write(by) => {
@@ -71,7 +71,7 @@ impl World {
                 self.calls.insert(id, (Holder(by), What::Write));
             }
             Step::Flush(by) => {
-                let id = table.handle_flush(T0, Holder(by), &change);
+                let id = table.handle_write_back(T0, Holder(by), &change);
                 self.calls.insert(id, (Holder(by), What::Flush));
             }
             Step::Sync(by) => {

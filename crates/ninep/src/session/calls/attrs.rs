@@ -1,7 +1,7 @@
 //! Attributes of an inode, and of its filesystem.
 
-use super::super::answers::{Answer, Outcome};
 use super::super::executor::CallContext;
+use super::super::reply::{CallReply, Outcome};
 use super::super::resolve::DIRECTORY;
 use super::data;
 use crate::{Rmessage, Tmessage, mask};
@@ -11,14 +11,14 @@ pub(super) async fn get(desk: &CallContext, uid: u32, place: &NodeRef) -> Outcom
     desk.attributes_of(uid, place).await.map(answer)
 }
 
-fn answer((node, attr): (NodeId, Attr)) -> Answer {
-    Answer::plain(Reply::Attr(node, attr)).granting([(node, LeaseScope::Attributes)])
+fn answer((node, attr): (NodeId, Attr)) -> CallReply {
+    CallReply::plain(Reply::Attr(node, attr)).granting([(node, LeaseScope::Attributes)])
 }
 
 pub(super) async fn space(desk: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
-    let (answer, _) = desk.ask_of(uid, place, |fid| Tmessage::Statfs { fid }).await?;
+    let (answer, _) = desk.request_of(uid, place, |fid| Tmessage::Statfs { fid }).await?;
     let Rmessage::Statfs { space } = answer else { return Err(Errno::PROTO) };
-    Ok(Answer::plain(Reply::Space(Space {
+    Ok(CallReply::plain(Reply::Space(Space {
         blocks: space.blocks,
         blocks_free: space.free,
         blocks_available: space.available,
@@ -35,8 +35,8 @@ pub(super) async fn seek(desk: &CallContext, uid: u32, place: &NodeRef, offset: 
     let (_, attr) = desk.attributes_of(uid, place).await?;
     match (offset < attr.size, data) {
         (false, _) => Err(Errno::NXIO),
-        (true, true) => Ok(Answer::plain(Reply::Offset(offset))),
-        (true, false) => Ok(Answer::plain(Reply::Offset(attr.size))),
+        (true, true) => Ok(CallReply::plain(Reply::Offset(offset))),
+        (true, false) => Ok(CallReply::plain(Reply::Offset(attr.size))),
     }
 }
 
@@ -52,18 +52,18 @@ pub(super) async fn set(
     }
     let open = handle.and_then(|handle| desk.shared().files.fid(handle, place.node));
     if let Some(fid) = open {
-        desk.ask(change(fid.number(), set)).await?;
+        desk.request(change(fid.number(), set)).await?;
         let attr = data::attributes(desk, uid, &fid, place).await?;
         return Ok(answer((place.node, attr)));
     }
-    let changed = desk.ask_of(uid, place, |fid| change(fid, set)).await;
+    let changed = desk.request_of(uid, place, |fid| change(fid, set)).await;
     if changed.as_ref().err() == Some(&Errno::STALE) {
         // The file was moved, and no name is known for it: the handle's own fid is used if it still refers to this
         // file.
         let moved = desk.shared().files.fid_moved(handle, place.node).ok().flatten();
         let fid = moved.ok_or(Errno::STALE)?;
         desk.attributes_by(&fid, place.node).await?;
-        desk.ask(change(fid.number(), set)).await?;
+        desk.request(change(fid.number(), set)).await?;
     } else {
         changed?;
     }

@@ -1,8 +1,8 @@
 //! File data: several messages in flight for a request that one message cannot carry.
 
-use super::super::answers::{Answer, Outcome};
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
+use super::super::reply::{CallReply, Outcome};
 use super::super::resolve::DIRECTORY;
 use super::open;
 use crate::{Data, Rmessage, Tmessage, flags};
@@ -26,7 +26,7 @@ async fn readable(
     }
     let home = place.path_hint.clone();
     let fid = open::fresh(desk, uid, place, flags::RDONLY).await?;
-    desk.shared().nodes.know(uid, place.node, Arc::clone(&fid), home, true);
+    desk.shared().nodes.note_known(uid, place.node, Arc::clone(&fid), home, true);
     Ok(fid)
 }
 
@@ -47,8 +47,8 @@ pub(super) async fn read(
         }
         read => read?,
     };
-    let answer = Answer::plain(Reply::Data(data)).granting([(place.node, LeaseScope::Data)]);
-    Ok(Answer { after: before.map(|attr| (place.node, attr)).into_iter().collect(), ..answer })
+    let answer = CallReply::plain(Reply::Data(data)).granting([(place.node, LeaseScope::Data)]);
+    Ok(CallReply { after: before.map(|attr| (place.node, attr)).into_iter().collect(), ..answer })
 }
 
 /// Reads so many bytes; fewer only at the end of the file, which is where the server says so, or at `end` if that is
@@ -66,7 +66,7 @@ pub(super) async fn bytes(
             offset: offset + u64::from(from),
             count: most.min(length - from),
         };
-        (from, desk.ask(message))
+        (from, desk.request(message))
     };
     let asked: Vec<_> = (0..length).step_by(most as usize).map(ask).collect();
     let mut data = Vec::new();
@@ -100,12 +100,12 @@ pub(super) async fn write(
 ) -> Outcome {
     let fid = writable(desk, uid, place, handle).await?;
     let mut before = desk.shared().nodes.attr(place.node);
-    if let Some(since) = flags.since.filter(|_| flags.flush) {
+    if let Some(since) = flags.since.filter(|_| flags.write_back) {
         let now = attributes(desk, uid, &fid, place).await?;
         before = Some(now);
         let is_own = desk.shared().files.is_own(place.node, since.stamp, DataVersion::of(&now));
         if !is_own {
-            return same(desk, uid, place, handle, (offset, data)).await;
+            return write_if_unchanged(desk, uid, place, handle, (offset, data)).await;
         }
     }
     let (offset, count) = match flags.append {
@@ -113,37 +113,37 @@ pub(super) async fn write(
         false => (offset, put(desk, &fid, offset, data, false).await?),
     };
     if flags.sync && count > 0 {
-        desk.ask(Tmessage::Fsync { fid: fid.number(), data_only: 1 }).await?;
+        desk.request(Tmessage::Fsync { fid: fid.number(), data_only: 1 }).await?;
     }
-    let is_followed = desk.shared().files.is_followed(place.node);
-    if !is_followed && asks_nothing(flags, before.as_ref()) {
+    let is_followed = desk.shared().files.tracks_own_writes(place.node);
+    if !is_followed && needs_no_attributes(flags, before.as_ref()) {
         // A later call reads the attributes if they are needed: a message for each write, and a wait, would cost more
         // than the write.
         note_end(desk, place.node, offset + u64::from(count));
-        return Ok(Answer::plain(Reply::Written { offset, count: u64::from(count) }));
+        return Ok(CallReply::plain(Reply::Written { offset, count: u64::from(count) }));
     }
     let mut attr = match attributes(desk, uid, &fid, place).await {
         // The data was written all the same.
-        Err(Errno::STALE) => return Ok(nameless(desk, uid, place.node, (offset, count))),
+        Err(Errno::STALE) => return Ok(unlinked_write_reply(desk, uid, place.node, (offset, count))),
         told => told?,
     };
     if attr.nlink == 0 {
-        return Ok(nameless(desk, uid, place.node, (offset, count)));
+        return Ok(unlinked_write_reply(desk, uid, place.node, (offset, count)));
     }
     if flags.kill_suidgid && count > 0 {
         attr = without_suid(desk, uid, place, attr).await?;
     }
     if let Some(then) = before {
-        desk.shared().files.followed(place.node, DataVersion::of(&then), DataVersion::of(&attr));
+        desk.shared().files.note_own_write(place.node, DataVersion::of(&then), DataVersion::of(&attr));
     }
     let reply = Reply::Written { offset, count: u64::from(count) };
-    Ok(Answer::plain(reply).after([Some((place.node, attr))]))
+    Ok(CallReply::plain(reply).after([Some((place.node, attr))]))
 }
 
 /// Whether a write needs no attributes of the file.
-fn asks_nothing(flags: WriteFlags, known: Option<&Attr>) -> bool {
+fn needs_no_attributes(flags: WriteFlags, known: Option<&Attr>) -> bool {
     let may_have_suid = known.is_none_or(|attr| attr.mode & 0o6000 != 0);
-    !(flags.append || flags.flush || flags.kill_suidgid && may_have_suid)
+    !(flags.append || flags.write_back || flags.kill_suidgid && may_have_suid)
 }
 
 /// Notes that a file is at least that long. The noted attributes are no data version that the file had, and are never
@@ -194,16 +194,21 @@ async fn append(
 
 /// The reply to a write to an unlinked file for which the server returns no attributes: its size is derived from the
 /// write.
-fn nameless(desk: &CallContext, uid: u32, node: NodeId, (offset, count): (u64, u32)) -> Answer {
-    let answer = Answer::plain(Reply::Written { offset, count: u64::from(count) });
-    let Some(attr) = desk.left_open(uid, node) else { return answer };
+fn unlinked_write_reply(
+    desk: &CallContext,
+    uid: u32,
+    node: NodeId,
+    (offset, count): (u64, u32),
+) -> CallReply {
+    let answer = CallReply::plain(Reply::Written { offset, count: u64::from(count) });
+    let Some(attr) = desk.unlinked_attr(uid, node) else { return answer };
     let attr = Attr { size: attr.size.max(offset + u64::from(count)), ..attr };
     desk.shared().nodes.note_attr(node, attr);
-    Answer { after: vec![(node, attr)], ..answer }
+    CallReply { after: vec![(node, attr)], ..answer }
 }
 
 /// Write-back of mmap stores into another version of the file: it succeeds only if the file already holds these bytes.
-async fn same(
+async fn write_if_unchanged(
     desk: &CallContext,
     uid: u32,
     place: &NodeRef,
@@ -217,7 +222,7 @@ async fn same(
     }
     let attr = attributes(desk, uid, &fid, place).await?;
     let reply = Reply::Written { offset, count: data.len() as u64 };
-    Ok(Answer::plain(reply).after([Some((place.node, attr))]))
+    Ok(CallReply::plain(reply).after([Some((place.node, attr))]))
 }
 
 /// Drops setuid and setgid bits that the server's kernel left, if it does not treat the server as an ordinary writer.
@@ -231,7 +236,7 @@ async fn without_suid(desk: &CallContext, uid: u32, place: &NodeRef, attr: Attr)
         return Ok(attr);
     }
     let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-    desk.ask_of(uid, place, |fid| super::attrs::change(fid, &set)).await?;
+    desk.request_of(uid, place, |fid| super::attrs::change(fid, &set)).await?;
     desk.attributes_of(uid, place).await.map(|(_, attr)| attr)
 }
 
@@ -277,7 +282,7 @@ async fn put(desk: &CallContext, fid: &Fid, offset: u64, data: &[u8], in_order: 
     let most = desk.shared().most_data() as usize;
     let ask = |at: usize, part: &[u8]| {
         let (fid, data) = (fid.number(), Data(part.to_vec()));
-        desk.ask(Tmessage::Write { fid, offset: offset + at as u64, data })
+        desk.request(Tmessage::Write { fid, offset: offset + at as u64, data })
     };
     let parts: Vec<(usize, &[u8])> =
         (0..data.len()).step_by(most).map(|at| (at, &data[at..data.len().min(at + most)])).collect();
@@ -327,6 +332,6 @@ pub(super) async fn sync(
     } else {
         readable(desk, uid, place, handle).await?
     };
-    desk.ask(Tmessage::Fsync { fid: fid.number(), data_only: u32::from(data_only) }).await?;
-    Ok(Answer::plain(Reply::Done))
+    desk.request(Tmessage::Fsync { fid: fid.number(), data_only: u32::from(data_only) }).await?;
+    Ok(CallReply::plain(Reply::Done))
 }

@@ -1,7 +1,7 @@
 //! Directory listings: read whole, and sorted into the order of this mount's cookies.
 
-use super::super::answers::Answer;
 use super::super::executor::CallContext;
+use super::super::reply::CallReply;
 use super::open;
 use crate::values::{Qid, QidKind};
 use crate::{Dirent, ProtocolError, Rmessage, Tmessage, dirents};
@@ -36,7 +36,7 @@ pub(super) async fn list(desk: &CallContext, id: CallId, uid: u32, dir: &NodeRef
             part.push(one);
         }
         let last = rest.peek().is_none();
-        let answer = Answer::plain(Reply::Names(part)).granting(granted.take());
+        let answer = CallReply::plain(Reply::Names(part)).granting(granted.take());
         let answer = if last { answer.after([own]) } else { answer };
         say(desk.respond(Ok(answer), last));
         if last {
@@ -56,14 +56,14 @@ async fn names(desk: &CallContext, uid: u32, dir: &NodeRef) -> Result<Names, Err
     };
     loop {
         let Rmessage::Readdir { entries } =
-            desk.ask(Tmessage::Readdir { fid: fid.number(), offset, count }).await?
+            desk.request(Tmessage::Readdir { fid: fid.number(), offset, count }).await?
         else {
             return Err(Errno::PROTO);
         };
-        let entries = dirents(&entries).map_err(|error| desk.break_off(error))?;
+        let entries = dirents(&entries).map_err(|error| desk.abort(error))?;
         let Some(last) = entries.last() else { break };
         if last.offset == offset {
-            return Err(desk.break_off(ProtocolError::Malformed("a listing does not go on")));
+            return Err(desk.abort(ProtocolError::Malformed("a listing does not go on")));
         }
         offset = last.offset;
         told += entries.len() as u64;

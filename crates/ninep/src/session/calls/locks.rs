@@ -2,9 +2,9 @@
 //! So ranges are managed here, among the owners of this mount. At the server a file is locked whole, in the strongest
 //! mode of any owner.
 
-use super::super::answers::{Answer, Outcome};
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
+use super::super::reply::{CallReply, Outcome};
 use super::open;
 use crate::{LockStatus, Rmessage, Tmessage, flags};
 use nigh_remote::locks::Locks;
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Time between two attempts to get a lock that another machine holds.
-const AGAIN: Span = Span::from_millis(100);
+const RETRY_INTERVAL: Span = Span::from_millis(100);
 /// As 9P numbers the types of fcntl(2).
 const READ: u8 = 0;
 const WRITE: u8 = 1;
@@ -30,7 +30,7 @@ pub(in super::super) struct FileLocks {
     changes: u64,
 }
 
-pub(super) async fn carry_out(desk: &CallContext, id: CallId, uid: u32, call: &Call) -> Outcome {
+pub(super) async fn execute_lock_call(desk: &CallContext, id: CallId, uid: u32, call: &Call) -> Outcome {
     let (Call::Lock { node: place, .. }
     | Call::Unlock { node: place, .. }
     | Call::GetLock { node: place, .. }) = call
@@ -45,30 +45,30 @@ pub(super) async fn carry_out(desk: &CallContext, id: CallId, uid: u32, call: &C
         Call::Lock { reclaim: true, .. } => Err(Errno::AGAIN),
         Call::Lock { wait, kind, .. } => lock(desk, (id, *wait), uid, (place, *kind), call).await,
         Call::Unlock { .. } => {
-            let _turn = Turn::wait(desk, place.node).await;
+            let _turn = FileLockGuard::wait(desk, place.node).await;
             execute(desk, place.node, call)?;
-            settle(desk, place.node).await;
-            Ok(Answer::plain(Reply::Done))
+            weaken_to_held(desk, place.node).await;
+            Ok(CallReply::plain(Reply::Done))
         }
         _ => test(desk, uid, place, call).await,
     }
 }
 
 /// Mutual exclusion for changes of a file's lock at the server.
-struct Turn<'a> {
+struct FileLockGuard<'a> {
     desk: &'a CallContext,
     node: NodeId,
 }
 
-impl<'a> Turn<'a> {
-    async fn wait(desk: &'a CallContext, node: NodeId) -> Turn<'a> {
+impl<'a> FileLockGuard<'a> {
+    async fn wait(desk: &'a CallContext, node: NodeId) -> FileLockGuard<'a> {
         desk.until_others(|shared| !shared.files.locks.busy.contains(&node)).await;
         desk.shared().files.locks.busy.insert(node);
-        Turn { desk, node }
+        FileLockGuard { desk, node }
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for FileLockGuard<'_> {
     fn drop(&mut self) {
         let mut shared = self.desk.shared();
         shared.files.locks.busy.remove(&self.node);
@@ -94,24 +94,24 @@ async fn lock(
     let (at_once, tests) = without_wait(call);
     loop {
         {
-            let _turn = Turn::wait(desk, place.node).await;
-            let is_free = execute(desk, place.node, &tests)? == Reply::Locked(None);
+            let _turn = FileLockGuard::wait(desk, place.node).await;
+            let is_free = execute(desk, place.node, &tests)? == Reply::LockConflict(None);
             if is_free && strengthen(desk, uid, place, kind).await? {
                 execute(desk, place.node, &at_once)?;
-                settle(desk, place.node).await;
-                return Ok(Answer::plain(Reply::Done));
+                weaken_to_held(desk, place.node).await;
+                return Ok(CallReply::plain(Reply::Done));
             }
-            settle(desk, place.node).await;
+            weaken_to_held(desk, place.node).await;
         }
         if !wait {
             return Err(Errno::AGAIN);
         }
         let seen = desk.shared().files.locks.changes;
         let others = |shared: &super::super::executor::SessionState| {
-            shared.given_up.contains(&id) || shared.files.locks.changes != seen
+            shared.cancelled.contains(&id) || shared.files.locks.changes != seen
         };
-        desk.pause_unless(AGAIN, others).await;
-        if desk.shared().given_up.contains(&id) {
+        desk.pause_unless(RETRY_INTERVAL, others).await;
+        if desk.shared().cancelled.contains(&id) {
             return Err(Errno::INTR);
         }
     }
@@ -145,7 +145,7 @@ async fn strengthen(desk: &CallContext, uid: u32, place: &NodeRef, kind: LockKin
             opened => opened?,
         },
     };
-    let granted = at_server(desk, &fid, number(kind)).await;
+    let granted = lock_at_server(desk, &fid, number(kind)).await;
     if granted == Ok(true) {
         desk.shared().files.locks.files.insert(place.node, (fid, kind));
     } else if let Some((fid, held)) = held {
@@ -157,16 +157,16 @@ async fn strengthen(desk: &CallContext, uid: u32, place: &NodeRef, kind: LockKin
 /// Takes back the earlier lock. A server that locks as flock(2) does releases it before it checks whether it can grant
 /// the new one. If another machine got a lock in between, this mount's lock is lost.
 async fn retake(desk: &CallContext, node: NodeId, fid: &Fid, held: LockKind) {
-    if at_server(desk, fid, number(held)).await != Ok(true) {
+    if lock_at_server(desk, fid, number(held)).await != Ok(true) {
         let mut shared = desk.shared();
         shared.files.locks.changes += 1;
         shared.files.locks.files.remove(&node);
-        shared.files.locks.ranges.lose(node);
+        shared.files.locks.ranges.drop_of_file(node);
     }
 }
 
 /// Weakens the server's lock to the strongest one that is still held here.
-async fn settle(desk: &CallContext, node: NodeId) {
+async fn weaken_to_held(desk: &CallContext, node: NodeId) {
     let (held, wanted) = {
         let shared = desk.shared();
         let locks = &shared.files.locks;
@@ -176,11 +176,11 @@ async fn settle(desk: &CallContext, node: NodeId) {
     match wanted {
         None => {
             // Clunking the fid would also release its lock; some servers keep it until it is unlocked.
-            let _ = at_server(desk, &fid, NONE).await;
+            let _ = lock_at_server(desk, &fid, NONE).await;
             desk.shared().files.locks.files.remove(&node);
         }
         Some(wanted) if wanted < held => {
-            if at_server(desk, &fid, number(wanted)).await == Ok(true) {
+            if lock_at_server(desk, &fid, number(wanted)).await == Ok(true) {
                 desk.shared().files.locks.files.insert(node, (fid, wanted));
             } else {
                 retake(desk, node, &fid, held).await;
@@ -197,10 +197,10 @@ fn number(kind: LockKind) -> u8 {
     }
 }
 
-async fn at_server(desk: &CallContext, fid: &Fid, kind: u8) -> Result<bool, Errno> {
+async fn lock_at_server(desk: &CallContext, fid: &Fid, kind: u8) -> Result<bool, Errno> {
     let client = desk.shared().config.uname.clone();
     let message = Tmessage::Lock { fid: fid.number(), kind, flags: 0, start: 0, length: 0, pid: 1, client };
-    let Rmessage::Lock { status } = desk.ask(message).await? else { return Err(Errno::PROTO) };
+    let Rmessage::Lock { status } = desk.request(message).await? else { return Err(Errno::PROTO) };
     match status {
         LockStatus::Granted => Ok(true),
         LockStatus::Blocked | LockStatus::Grace => Ok(false),
@@ -213,8 +213,8 @@ async fn test(desk: &CallContext, uid: u32, place: &NodeRef, call: &Call) -> Out
     let own = execute(desk, place.node, call)?;
     let held = desk.shared().files.locks.files.get(&place.node).cloned();
     let excludes = held.as_ref().is_some_and(|(_, held)| *held == LockKind::Write);
-    if own != Reply::Locked(None) || excludes {
-        return Ok(Answer::plain(own));
+    if own != Reply::LockConflict(None) || excludes {
+        return Ok(CallReply::plain(own));
     }
     let fid = match held {
         Some((fid, _)) => fid,
@@ -227,18 +227,19 @@ async fn test(desk: &CallContext, uid: u32, place: &NodeRef, call: &Call) -> Out
         pid: 1,
         client: desk.shared().config.uname.clone(),
     };
-    let Rmessage::Getlock { lock } = desk.ask(Tmessage::Getlock { fid: fid.number(), lock }).await? else {
+    let Rmessage::Getlock { lock } = desk.request(Tmessage::Getlock { fid: fid.number(), lock }).await?
+    else {
         return Err(Errno::PROTO);
     };
     let kind = match lock.kind {
         READ => LockKind::Read,
         WRITE => LockKind::Write,
-        _ => return Ok(Answer::plain(Reply::Locked(None))),
+        _ => return Ok(CallReply::plain(Reply::LockConflict(None))),
     };
     let end = match lock.length {
         0 => u64::MAX,
         length => lock.start.saturating_add(length - 1),
     };
     // The pid is of another machine's process.
-    Ok(Answer::plain(Reply::Locked(Some(LockInfo { kind, start: lock.start, end, pid: 0 }))))
+    Ok(CallReply::plain(Reply::LockConflict(Some(LockInfo { kind, start: lock.start, end, pid: 0 }))))
 }

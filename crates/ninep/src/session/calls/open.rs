@@ -1,9 +1,9 @@
 //! Opening and closing files.
 
-use super::super::answers::{Answer, Outcome};
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
 use super::super::files::OpenFile;
+use super::super::reply::{CallReply, Outcome};
 use super::super::resolve::stale;
 use crate::{Rmessage, Tmessage, flags};
 use nigh_types::{Access, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply};
@@ -44,7 +44,7 @@ async fn fresh_for(desk: &CallContext, uid: u32, place: &NodeRef, access: Access
 /// Opens a directory for reading.
 pub(super) async fn directory(desk: &CallContext, uid: u32, dir: &NodeRef) -> Result<Arc<Fid>, Errno> {
     // Later requests about the directory use this fid.
-    desk.reach_dir(uid, dir).await?;
+    desk.resolve_dir(uid, dir).await?;
     opened(desk, uid, dir, flags::RDONLY | flags::DIRECTORY).await
 }
 
@@ -69,14 +69,14 @@ async fn open_once(desk: &CallContext, uid: u32, place: &NodeRef, how: u32) -> R
 
 async fn open_fid(desk: &CallContext, fid: &Fid, node: NodeId, how: u32) -> Result<(), Errno> {
     let message = Tmessage::Lopen { fid: fid.number(), flags: how };
-    let Rmessage::Lopen { qid, .. } = desk.ask(message).await? else { return Err(Errno::PROTO) };
+    let Rmessage::Lopen { qid, .. } = desk.request(message).await? else { return Err(Errno::PROTO) };
     if desk.shared().nodes.node(qid) == node { Ok(()) } else { Err(Errno::STALE) }
 }
 
 pub(super) async fn open(desk: &CallContext, uid: u32, place: &NodeRef, access: Access) -> Outcome {
     let fid = fresh_for(desk, uid, place, access).await?;
     let handle = desk.shared().files.add(OpenFile::new(uid, place.node, Arc::clone(&fid)));
-    told(desk, &fid, place.node, handle).await
+    open_reply(desk, &fid, place.node, handle).await
 }
 
 pub(super) async fn reopen(
@@ -98,15 +98,15 @@ pub(super) async fn reopen(
         }
         shared.files.add_as(handle, OpenFile::new(uid, place.node, Arc::clone(&fid)));
     }
-    told(desk, &fid, place.node, handle).await
+    open_reply(desk, &fid, place.node, handle).await
 }
 
 /// The reply for an opened file; without its attributes it is closed again.
-async fn told(desk: &CallContext, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
+async fn open_reply(desk: &CallContext, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
     match desk.attributes_by(fid, node).await {
         Ok(attr) => {
             let grants = [(node, LeaseScope::Attributes), (node, LeaseScope::Data)];
-            Ok(Answer::plain(Reply::Opened { handle, attr }).granting(grants))
+            Ok(CallReply::plain(Reply::Opened { handle, attr }).granting(grants))
         }
         Err(errno) => {
             desk.shared().files.remove(handle);
@@ -116,15 +116,15 @@ async fn told(desk: &CallContext, fid: &Fid, node: NodeId, handle: Handle) -> Ou
 }
 
 /// Keeps a file readable that the client's kernel has open, under a handle that the client chose.
-pub(super) async fn keep(desk: &CallContext, uid: u32, place: &NodeRef, handle: Handle) -> Outcome {
-    desk.shared().files.keep_begins(handle);
+pub(super) async fn pin_open(desk: &CallContext, uid: u32, place: &NodeRef, handle: Handle) -> Outcome {
+    desk.shared().files.pin_begins(handle);
     let fid = fresh(desk, uid, place, flags::RDONLY).await;
     let mut shared = desk.shared();
-    let is_wanted = shared.files.keep_ends(handle) && !shared.files.is_open(handle);
+    let is_wanted = shared.files.pin_ends(handle) && !shared.files.is_open(handle);
     if let (Ok(fid), true) = (fid, is_wanted) {
         shared.files.add_as(handle, OpenFile::new(uid, place.node, fid));
     }
-    Ok(Answer::plain(Reply::Done))
+    Ok(CallReply::plain(Reply::Done))
 }
 
 /// Opens a file that is about to be unlinked, also for writing if permitted.

@@ -1,9 +1,9 @@
 //! Calls that remove a name.
 
-use super::super::answers::{Answer, Outcome};
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
-use super::super::resolve::{DIRECTORY, Reached, getattr};
+use super::super::reply::{CallReply, Outcome};
+use super::super::resolve::{DIRECTORY, ResolvedFid, getattr};
 use super::open;
 use crate::{Tmessage, flags};
 use nigh_types::{Attr, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
@@ -26,11 +26,11 @@ pub(super) async fn victim(
     if dir.node.generation != DIRECTORY {
         return Err(Errno::NOTDIR);
     }
-    let Reached { fid: mut at, remembered } = desk.reach(uid, dir).await?;
+    let ResolvedFid { fid: mut at, remembered } = desk.resolve(uid, dir).await?;
     let mut walked = desk.walk_one(&at, name).await;
     if matches!(walked, Err(Errno::NOENT | Errno::STALE)) && remembered {
         // The directory itself may have been moved.
-        at = desk.reach_anew(uid, dir).await?;
+        at = desk.resolve_again(uid, dir).await?;
         walked = desk.walk_one(&at, name).await;
     }
     let (fid, node) = match walked {
@@ -80,14 +80,14 @@ async fn remove(desk: &CallContext, at: &Fid, name: &Name, fid: &Fid, how: u32) 
     let knows = desk.shared().unlinkat;
     if knows {
         let (dir, name) = (at.number(), name.as_bytes().to_vec());
-        match desk.ask(Tmessage::Unlinkat { dir, name, flags: how }).await {
+        match desk.request(Tmessage::Unlinkat { dir, name, flags: how }).await {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => desk.shared().unlinkat = false,
             other => return other.map(drop),
         }
     }
     // The server clunks the fid even if this fails.
-    let asked = desk.ask(Tmessage::Remove { fid: fid.number() });
-    fid.ended();
+    let asked = desk.request(Tmessage::Remove { fid: fid.number() });
+    fid.mark_ended();
     asked.await.map(drop)
 }
 
@@ -98,17 +98,17 @@ async fn removed(
     victim: &Victim,
     kept: Option<nigh_types::Handle>,
 ) -> Outcome {
-    let own = desk.ask(getattr(at.number()));
-    let left = left(desk, uid, (dir.node, name), victim).await;
-    let told = desk.told(own.await);
+    let own = desk.request(getattr(at.number()));
+    let left = remaining_attr(desk, uid, (dir.node, name), victim).await;
+    let told = desk.attributes_if_sent(own.await);
     let grants = [(dir.node, LeaseScope::NegativeDentry)];
-    let reply = Reply::Removed { node: victim.node, kept };
-    Ok(Answer::plain(reply).granting(grants).after([told, Some(left)]))
+    let reply = Reply::Removed { node: victim.node, pinned: kept };
+    Ok(CallReply::plain(reply).granting(grants).after([told, Some(left)]))
 }
 
 /// The attributes of an inode that has lost a name, read by another name if one is known. Else nothing is known of it,
 /// and it is reported as unlinked.
-pub(super) async fn left(
+pub(super) async fn remaining_attr(
     desk: &CallContext,
     uid: u32,
     (dir, name): (NodeId, &Name),
@@ -116,7 +116,7 @@ pub(super) async fn left(
 ) -> (NodeId, Attr) {
     let others = {
         let mut shared = desk.shared();
-        shared.nodes.name_left(victim.node, (dir, name), false);
+        shared.nodes.note_name_removed(victim.node, (dir, name), false);
         // If the server cannot return attributes of an open file, it keeps the known ones with one link less.
         let nlink = victim.attr.nlink.saturating_sub(1);
         shared.nodes.note_attr(victim.node, Attr { nlink, ..victim.attr });

@@ -1,11 +1,11 @@
 //! Renames.
 
-use super::super::answers::{Answer, Outcome};
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
+use super::super::reply::{CallReply, Outcome};
 use super::super::resolve::getattr;
-use super::remove::{Victim, left, victim};
-use super::{look, open};
+use super::remove::{Victim, remaining_attr, victim};
+use super::{lookup, open};
 use crate::Tmessage;
 use nigh_types::{Attr, Call, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
 
@@ -32,27 +32,28 @@ pub(super) async fn rename(desk: &CallContext, uid: u32, call: &Call) -> Outcome
     let reply = Reply::Renamed {
         moved: moved.node,
         replaced: replaced.as_ref().map(|v| v.node),
-        kept,
+        pinned: kept,
         whiteout: None,
     };
-    let (asked_from, asked_to) = (desk.ask(getattr(from_fid.number())), desk.ask(getattr(to_fid.number())));
-    let mut answer = Answer::plain(reply).granting([(to.node, LeaseScope::Dentry)]);
+    let (asked_from, asked_to) =
+        (desk.request(getattr(from_fid.number())), desk.request(getattr(to_fid.number())));
+    let mut answer = CallReply::plain(reply).granting([(to.node, LeaseScope::Dentry)]);
     if replaced.as_ref().is_none_or(|replaced| replaced.node != moved.node) {
         answer = answer.granting([(from.node, LeaseScope::NegativeDentry)]);
         {
             let mut shared = desk.shared();
-            shared.nodes.name_left(moved.node, (from.node, name), true);
+            shared.nodes.note_name_removed(moved.node, (from.node, name), true);
             shared.files.moved(moved.node);
         }
-        let own = now_at(desk, uid, (to, &to_fid, new_name), &moved).await;
+        let own = attr_at_new_name(desk, uid, (to, &to_fid, new_name), &moved).await;
         let gone = match &replaced {
-            Some(replaced) => Some(left(desk, uid, (to.node, new_name), replaced).await),
+            Some(replaced) => Some(remaining_attr(desk, uid, (to.node, new_name), replaced).await),
             None => None,
         };
         answer = answer.after([own, gone]);
     }
-    let from_told = desk.told(asked_from.await);
-    let to_told = desk.told(asked_to.await).filter(|_| to.node != from.node);
+    let from_told = desk.attributes_if_sent(asked_from.await);
+    let to_told = desk.attributes_if_sent(asked_to.await).filter(|_| to.node != from.node);
     Ok(answer.after([from_told, to_told]))
 }
 
@@ -67,17 +68,17 @@ async fn move_it(
     if knows {
         let (name, new_name) = (name.as_bytes().to_vec(), text.clone());
         let message = Tmessage::Renameat { from: from.number(), name, to: to.number(), new_name };
-        match desk.ask(message).await {
+        match desk.request(message).await {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => desk.shared().renameat = false,
             other => return other.map(drop),
         }
     }
     let message = Tmessage::Rename { fid: moved.number(), dir: to.number(), name: text };
-    desk.ask(message).await.map(drop)
+    desk.request(message).await.map(drop)
 }
 
 /// The attributes of the moved inode, read by its new name.
-async fn now_at(
+async fn attr_at_new_name(
     desk: &CallContext,
     uid: u32,
     (to, at, new_name): (&NodeRef, &Fid, &Name),
@@ -85,5 +86,8 @@ async fn now_at(
 ) -> Option<(NodeId, Attr)> {
     let (fid, node) = desk.walk_one(at, new_name).await.ok()?;
     desk.shared().nodes.forget(uid, moved.node);
-    look::found(desk, uid, (to.node, new_name), fid, node).await.ok().filter(|(node, _)| *node == moved.node)
+    lookup::note_found(desk, uid, (to.node, new_name), fid, node)
+        .await
+        .ok()
+        .filter(|(node, _)| *node == moved.node)
 }

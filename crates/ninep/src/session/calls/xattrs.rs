@@ -1,8 +1,8 @@
 //! Extended attributes: each is read or written through a fid of its own.
 
-use super::super::answers::{Answer, Outcome};
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
+use super::super::reply::{CallReply, Outcome};
 use super::{attrs, data};
 use crate::{Data, Rmessage, Tmessage};
 use nigh_types::{Errno, LeaseScope, NodeRef, Reply, XattrSet};
@@ -15,10 +15,10 @@ const REPLACE: u32 = 2;
 
 /// The value of an xattr, or, without a name, the list of all names.
 async fn bytes(desk: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Result<Vec<u8>, Errno> {
-    let reached = desk.reach(uid, place).await?;
+    let reached = desk.resolve(uid, place).await?;
     match bytes_by(desk, &reached.fid, name).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
-            let at = desk.reach_anew(uid, place).await?;
+            let at = desk.resolve_again(uid, place).await?;
             bytes_by(desk, &at, name).await
         }
         bytes => bytes,
@@ -28,8 +28,10 @@ async fn bytes(desk: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Re
 async fn bytes_by(desk: &CallContext, at: &Fid, name: &[u8]) -> Result<Vec<u8>, Errno> {
     let fid = Fid::new(desk);
     let message = Tmessage::Xattrwalk { fid: at.number(), new: fid.number(), name: name.to_vec() };
-    let Rmessage::Xattrwalk { size } = desk.ask_for(message, &fid).await? else { return Err(Errno::PROTO) };
-    fid.stands();
+    let Rmessage::Xattrwalk { size } = desk.request_fid(message, &fid).await? else {
+        return Err(Errno::PROTO);
+    };
+    fid.mark_live();
     if size > LONGEST {
         return Err(Errno::TOOBIG);
     }
@@ -48,14 +50,14 @@ pub(super) async fn list(desk: &CallContext, uid: u32, place: &NodeRef) -> Outco
     let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     let items = names.map(|name| (name.into(), None)).collect();
     let grants = [(place.node, LeaseScope::Attributes)];
-    Ok(Answer::plain(Reply::Xattrs(XattrSet { items })).granting(grants))
+    Ok(CallReply::plain(Reply::Xattrs(XattrSet { items })).granting(grants))
 }
 
 pub(super) async fn get(desk: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
     if name.is_empty() {
         return Err(Errno::RANGE);
     }
-    bytes(desk, uid, place, name).await.map(|value| Answer::plain(Reply::Value(value)))
+    bytes(desk, uid, place, name).await.map(|value| CallReply::plain(Reply::Value(value)))
 }
 
 pub(super) async fn remove(desk: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
@@ -85,10 +87,10 @@ async fn change(
     value: &[u8],
     flags: u32,
 ) -> Outcome {
-    let reached = desk.reach(uid, place).await?;
+    let reached = desk.resolve(uid, place).await?;
     match change_by(desk, uid, (place, &reached.fid), name, value, flags).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
-            let at = desk.reach_anew(uid, place).await?;
+            let at = desk.resolve_again(uid, place).await?;
             change_by(desk, uid, (place, &at), name, value, flags).await?;
         }
         changed => changed?,
@@ -107,18 +109,18 @@ async fn change_by(
     let fid = unopened(desk, uid, place, at).await?;
     let name = name.to_vec();
     let message = Tmessage::Xattrcreate { fid: fid.number(), name, size: value.len() as u64, flags };
-    desk.ask(message).await?;
+    desk.request(message).await?;
     let most = desk.shared().most_data() as usize;
     for (offset, part) in (0u64..).step_by(most).zip(value.chunks(most)) {
         let message = Tmessage::Write { fid: fid.number(), offset, data: Data(part.to_vec()) };
-        let Rmessage::Write { count } = desk.ask(message).await? else { return Err(Errno::PROTO) };
+        let Rmessage::Write { count } = desk.request(message).await? else { return Err(Errno::PROTO) };
         if count as usize != part.len() {
             return Err(Errno::IO);
         }
     }
     // The change takes effect with the clunk, and an error is reported here.
-    let asked = desk.ask(Tmessage::Clunk { fid: fid.number() });
-    fid.ended();
+    let asked = desk.request(Tmessage::Clunk { fid: fid.number() });
+    fid.mark_ended();
     asked.await.map(drop)
 }
 

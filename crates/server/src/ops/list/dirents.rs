@@ -1,6 +1,6 @@
 //! Names-only listings, with the contents of getdents64 (docs/decisions/0023-names-before-attributes.md).
 
-use super::{Listing, Names, PART_BYTES, Row, open};
+use super::{Listing, NameEntry, Names, PART_BYTES, open};
 use crate::error::{Fault, Result};
 use crate::ops::Context;
 use crate::stat::Stat;
@@ -15,19 +15,19 @@ pub(crate) fn dirents(
     sink: &mut dyn FnMut(Response) -> bool,
 ) -> Result<Option<Box<Listing>>> {
     let mut listing = match begun {
-        Some(listing) if !listing.is_within(cx) => return Err(Fault::STALE),
+        Some(listing) if !listing.is_confined(cx) => return Err(Fault::STALE),
         Some(listing) => listing,
         None => {
             let (dir, open) = open(cx, place)?;
             let names = Names::read(&open, cx)?;
-            let at = names.rows.partition_point(|row| row.cookie <= after);
+            let at = names.entries.partition_point(|row| row.cookie <= after);
             Box::new(Listing { at, ..Listing::new(dir, names, false) })
         }
     };
     loop {
-        let part = listing.names_alone(cx)?;
+        let part = listing.names_only_part(cx)?;
         let last = listing.is_done();
-        cx.reach().ids.settle()?;
+        cx.resolver().ids.settle()?;
         let room = sink(Response { last, ..Response::plain(Ok(Reply::Dirents(part))) });
         if last {
             return Ok(None);
@@ -40,14 +40,14 @@ pub(crate) fn dirents(
 
 impl Listing {
     /// Returns the next names.
-    fn names_alone(&mut self, cx: Context<'_>) -> Result<Vec<Dirent>> {
+    fn names_only_part(&mut self, cx: Context<'_>) -> Result<Vec<Dirent>> {
         let (mut part, mut bytes) = (Vec::new(), 0);
-        while let Some(row) = self.names.rows.get(self.at) {
+        while let Some(row) = self.names.entries.get(self.at) {
             self.at += 1;
             let name = self.names.name(row);
             bytes += dirent_bytes(name);
             if let Ok(name) = Name::new(name) {
-                part.push(Dirent { name, ino: self.shown(cx, row)?, kind: row.kind });
+                part.push(Dirent { name, ino: self.visible_ino(cx, row)?, kind: row.kind });
             }
             if bytes >= PART_BYTES && self.group_ends(row) {
                 break;
@@ -56,9 +56,9 @@ impl Listing {
         Ok(part)
     }
 
-    fn shown(&self, cx: Context<'_>, row: &Row) -> Result<u64> {
+    fn visible_ino(&self, cx: Context<'_>, row: &NameEntry) -> Result<u64> {
         let stat = Stat { ino: row.ino, known_anew: false, ..self.dir.stat };
-        let (ino, _) = cx.reach().ids.shown(&stat, || Ok(self.dir.fd.try_clone()?))?;
+        let (ino, _) = cx.resolver().ids.visible_ino(&stat, || Ok(self.dir.fd.try_clone()?))?;
         Ok(ino)
     }
 }

@@ -9,7 +9,7 @@ pub mod attributes;
 pub mod data;
 pub mod names;
 pub mod open;
-mod seen;
+mod snapshot;
 
 use super::cases;
 
@@ -19,7 +19,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use crate::room::{Room, refuses};
-use seen::Tree;
+use snapshot::TreeSnapshot;
 
 /// Returns the mounts to check, each with a name; the first mount is last, because it knows its own change.
 fn ways(room: &Room) -> Vec<(String, &Path)> {
@@ -35,7 +35,7 @@ fn ways(room: &Room) -> Vec<(String, &Path)> {
 fn warm(room: &Room, absent: &[&str]) -> Result<()> {
     for (way, dir) in ways(room) {
         for _ in 0..2 {
-            Tree::of(dir).with_context(|| format!("warming {way}"))?;
+            TreeSnapshot::of(dir).with_context(|| format!("warming {way}"))?;
             all_absent(dir, absent).with_context(|| format!("warming {way}"))?;
         }
     }
@@ -57,9 +57,9 @@ fn all_see(room: &Room, absent: &[&str], check: impl Fn(&Path) -> Result<()>) ->
         check(dir).with_context(|| way.clone())?;
         all_absent(dir, absent).with_context(|| way.clone())?;
     }
-    let own = Tree::of(&room.path)?;
+    let own = TreeSnapshot::of(&room.path)?;
     for (way, dir) in &ways {
-        let tree = Tree::of(dir).with_context(|| way.clone())?;
+        let tree = TreeSnapshot::of(dir).with_context(|| way.clone())?;
         if let Some(difference) = own.difference(&tree) {
             anyhow::bail!("{way} the tree differs from the first: {difference}");
         }

@@ -18,17 +18,17 @@ use nigh_types::Errno;
 use super::{refused, text};
 use crate::link::client::Emulator;
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
 use crate::test::clean;
-use crate::test::mount::{How, Mount};
-use crate::test::over::{self, Over, Serving};
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::{self, LinkKind, Serving};
 use crate::test::world::{As, World};
 use crate::wait;
 
 const WHO: As = As::Us;
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     let tests: &[crate::test::groups::Test] = &[
         ("nigh://: a host that nobody knows", unknown_host),
         ("nigh://: a port on which nobody listens", nobody_listens),
@@ -241,8 +241,8 @@ fn another_version_later(world: &World) -> Result<()> {
     lead_to(&first.socket)?;
     let (source, point) = (world.dir("source", WHO)?, world.dir("mnt", WHO)?);
     fs::write(source.join("file"), b"here")?;
-    let mut how = How::new(WHO);
-    how.over = Some((Over::Local, None));
+    let mut how = MountParams::new(WHO);
+    how.over = Some((LinkKind::Local, None));
     let address = PathBuf::from(format!("unix://{}:all/source", socket.display()));
     let mount = Mount::new(world, &address, &point, &how)?;
     ensure!(fs::read(point.join("file"))? == b"here", "before");

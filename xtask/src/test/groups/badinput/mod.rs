@@ -11,17 +11,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process::Ended;
-use crate::report::Tally;
+use crate::process::CommandResult;
+use crate::report::TestReport;
 use crate::root;
 use crate::test::clean;
-use crate::test::mount::{How, Mount, device_of};
+use crate::test::mount::{Mount, MountParams, device_of};
 use crate::test::world::{As, PREFIX, World};
 use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     let tests: &[super::Test] = &[
         ("an export that is a file", export_is_file),
         ("an export that is missing", export_missing),
@@ -56,7 +56,7 @@ pub fn run(world: &World, tally: &mut Tally) {
     }
 }
 
-fn nigh(world: &World, who: As, arguments: &[&str]) -> Result<Ended> {
+fn nigh(world: &World, who: As, arguments: &[&str]) -> Result<CommandResult> {
     let mut command = world.command(world.nigh(), who);
     command.args(arguments);
     world.run(command, LIMIT)
@@ -121,7 +121,7 @@ fn point_is_file(world: &World) -> Result<()> {
 
 fn point_busy(world: &World) -> Result<()> {
     let (source, point) = dirs(world)?;
-    let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(As::Us))?;
     refused(world, As::Us, &["mount", &text(&source), &text(&point)], &[1], "mnt")?;
     fs::write(point.join("still works"), b"")?;
     mount.unmount()
@@ -156,7 +156,7 @@ fn status_nothing(world: &World) -> Result<()> {
 fn umount_busy(world: &World) -> Result<()> {
     let (source, point) = dirs(world)?;
     fs::write(source.join("f"), b"")?;
-    let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(As::Us))?;
     let open = fs::File::open(point.join("f"))?;
     refused(world, As::Us, &["umount", &text(&point)], &[1], "in use")?;
     ensure!(device_of(&point).is_some(), "unmounted although busy");
@@ -168,7 +168,7 @@ fn umount_busy(world: &World) -> Result<()> {
 fn killed(world: &World) -> Result<(PathBuf, PathBuf)> {
     let (source, point) = dirs(world)?;
     fs::write(source.join("f"), b"contents")?;
-    let mount = Mount::new(world, &source, &point, &How::new(As::Us))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(As::Us))?;
     crate::process::signal(mount.daemon(), libc::SIGKILL);
     wait::holds(Duration::from_secs(5), || Ok(fs::metadata(point.join("f")).is_err()))?;
     // The guard would clean up; this test checks that nigh does.
@@ -178,7 +178,7 @@ fn killed(world: &World) -> Result<(PathBuf, PathBuf)> {
 
 fn mount_after_kill(world: &World) -> Result<()> {
     let (source, point) = killed(world)?;
-    let mount = Mount::new(world, &source, &point, &How::new(As::Us)).context("mounting again")?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(As::Us)).context("mounting again")?;
     ensure!(fs::read(point.join("f")).context("reading from the new mount")? == b"contents");
     mount.unmount()?;
     ensure!(device_of(&point).is_none(), "the dead mount is still below");

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use nigh_sim::random::Dice;
 
 use super::{PACE, Pair};
-use crate::test::mount::How;
+use crate::test::mount::MountParams;
 use crate::test::world::{As, World};
 
 const DIRECTORIES: usize = 48;
@@ -26,7 +26,7 @@ enum Kind {
 }
 
 /// The expected tree, and the expected events.
-struct Load {
+struct EventLoad {
     root: PathBuf,
     dirs: Vec<(String, BTreeMap<String, Kind>, Instant)>,
     told: BTreeMap<String, Vec<(String, String)>>,
@@ -34,7 +34,7 @@ struct Load {
     made: u64,
 }
 
-impl Load {
+impl EventLoad {
     fn below(&mut self, most: usize) -> usize {
         usize::try_from(self.dice.below(most.max(1) as u64)).unwrap_or(0)
     }
@@ -150,11 +150,11 @@ pub fn mixed(world: &World) -> Result<()> {
         _ => 1_000,
     };
     let dirs: Vec<String> = (0..DIRECTORIES).map(|number| format!("d{number}")).collect();
-    let pair = Pair::new(world, &dirs, &How::new(As::Us))?;
+    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us))?;
     let watcher = pair.watch(world, &dirs)?;
     std::thread::sleep(PACE);
     let now = Instant::now();
-    let mut load = Load {
+    let mut load = EventLoad {
         root: pair.there.point.clone(),
         dirs: dirs.iter().map(|dir| (dir.clone(), BTreeMap::new(), now)).collect(),
         told: BTreeMap::new(),

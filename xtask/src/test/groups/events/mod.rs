@@ -14,9 +14,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::restart::{kill_server, signal_server};
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 use crate::wait;
 
@@ -26,7 +26,7 @@ const PACE: Duration = Duration::from_millis(500);
 /// How long no further event may come before the events count as complete.
 const QUIET: Duration = Duration::from_millis(1_500);
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     if !root::is_root() && process::which("fusermount3").is_none() {
         return tally.not_run("events", "fusermount3 is missing: install the package fuse3");
     }
@@ -57,7 +57,7 @@ pub struct Pair<'w> {
 }
 
 impl<'w> Pair<'w> {
-    pub fn new(world: &'w World, dirs: &[String], how: &How) -> Result<Pair<'w>> {
+    pub fn new(world: &'w World, dirs: &[String], how: &MountParams) -> Result<Pair<'w>> {
         let source = world.dir("source", how.who)?;
         for dir in dirs {
             fs::create_dir(source.join(dir))?;
@@ -66,11 +66,12 @@ impl<'w> Pair<'w> {
         Pair::of(world, source, how)
     }
 
-    fn of(world: &'w World, source: PathBuf, how: &How) -> Result<Pair<'w>> {
+    fn of(world: &'w World, source: PathBuf, how: &MountParams) -> Result<Pair<'w>> {
         let (here, there) = (world.dir("mnt-1", how.who)?, world.dir("mnt-2", how.who)?);
         let how = how.clone().with("--host-timeout=forever");
         let here = Mount::new(world, &source, &here, &how)?;
-        let there = Mount::new(world, &source, &there, &How::new(As::Us).with("--host-timeout=forever"))?;
+        let there =
+            Mount::new(world, &source, &there, &MountParams::new(As::Us).with("--host-timeout=forever"))?;
         Ok(Pair { source, here, there })
     }
 
@@ -166,7 +167,7 @@ fn names(dirs: &[&str]) -> Vec<String> {
 
 fn each_kind(world: &World) -> Result<()> {
     let dirs = names(&["d", "e"]);
-    let pair = Pair::new(world, &dirs, &How::new(As::Us))?;
+    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us))?;
     let watcher = pair.watch(world, &dirs)?;
     let there = pair.there.point.clone();
     let at = |path: &str| there.join(path);
@@ -235,7 +236,7 @@ fn wait_for(
 
 fn own(world: &World) -> Result<()> {
     let dirs = names(&["d"]);
-    let pair = Pair::new(world, &dirs, &How::new(As::Us))?;
+    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us))?;
     let watcher = pair.watch(world, &dirs)?;
     let mut expected = Vec::new();
     for round in 0..20 {
@@ -260,7 +261,7 @@ fn own(world: &World) -> Result<()> {
 }
 
 fn one_file(world: &World) -> Result<()> {
-    let pair = Pair::new(world, &names(&["d"]), &How::new(As::Us))?;
+    let pair = Pair::new(world, &names(&["d"]), &MountParams::new(As::Us))?;
     fs::write(pair.there.point.join("d/f"), b"1")?;
     let watcher = pair.watch(world, &names(&["d/f"]))?;
     std::thread::sleep(PACE);
@@ -276,7 +277,7 @@ fn one_file(world: &World) -> Result<()> {
 }
 
 fn tail(world: &World) -> Result<()> {
-    let pair = Pair::new(world, &names(&["d"]), &How::new(As::Us))?;
+    let pair = Pair::new(world, &names(&["d"]), &MountParams::new(As::Us))?;
     fs::write(pair.there.point.join("d/log"), b"first\n")?;
     let log = world.log();
     let mut command = world.command("tail", As::Us);
@@ -299,7 +300,7 @@ fn tail(world: &World) -> Result<()> {
 
 fn gap(world: &World) -> Result<()> {
     let dirs = names(&["d"]);
-    let pair = Pair::new(world, &dirs, &How::new(As::Us))?;
+    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us))?;
     fs::write(pair.there.point.join("d/goes"), b"")?;
     fs::write(pair.there.point.join("d/moves"), b"")?;
     let watcher = pair.watch(world, &dirs)?;
@@ -345,7 +346,7 @@ fn replaying(point: &Path) -> Result<Vec<u32>> {
 
 fn killed(world: &World) -> Result<()> {
     let dirs = names(&["d"]);
-    let pair = Pair::new(world, &dirs, &How::new(As::Us))?;
+    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us))?;
     let watcher = pair.watch(world, &dirs)?;
     std::thread::sleep(PACE);
     fs::create_dir(pair.there.point.join("d/s"))?;
@@ -364,7 +365,7 @@ fn killed(world: &World) -> Result<()> {
 
 fn off(world: &World) -> Result<()> {
     let dirs = names(&["d"]);
-    let pair = Pair::new(world, &dirs, &How::new(As::Us).with("--events=off"))?;
+    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us).with("--events=off"))?;
     let watcher = Watcher::start(world, As::Us, &pair.here.point, &dirs)?;
     std::thread::sleep(PACE * 4);
     fs::create_dir(pair.there.point.join("d/s"))?;
@@ -387,7 +388,7 @@ fn refused(world: &World) -> Result<()> {
     world.give(&open, who)?;
     fs::set_permissions(&open, fs::Permissions::from_mode(0o755))?;
     let (here, there) = (world.dir("mnt-1", who)?, world.dir("mnt-2", who)?);
-    let how = How::new(who).with("--host-timeout=500ms");
+    let how = MountParams::new(who).with("--host-timeout=500ms");
     let here = Mount::new(world, &source, &here, &how)?;
     let there = Mount::new(world, &source, &there, &how)?;
     let pair = Pair { source, here, there };

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::root;
 use crate::test::groups::Test;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
 pub const TESTS: &[Test] = &[
@@ -36,7 +36,7 @@ fn changed_program(world: &World) -> Result<()> {
         println!("SKIPPED: needs root");
         return Ok(());
     }
-    changed(world, WAYS, How::new(As::Us))
+    changed(world, WAYS, MountParams::new(As::Us))
 }
 
 fn changed_program_at_levels(world: &World) -> Result<()> {
@@ -50,13 +50,13 @@ fn changed_program_at_levels(world: &World) -> Result<()> {
         ("NIGH_FUSE_WITHOUT", "HANDLE_KILLPRIV_V2"),
         ("NIGH_FUSE_MINOR", "31"),
     ] {
-        changed(world, &WAYS[..2], How::new(As::Us).set(name, value))
+        changed(world, &WAYS[..2], MountParams::new(As::Us).set(name, value))
             .with_context(|| format!("{name}={value}"))?;
     }
     Ok(())
 }
 
-fn changed(world: &World, ways: &[&str], how: How) -> Result<()> {
+fn changed(world: &World, ways: &[&str], how: MountParams) -> Result<()> {
     let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
     std::fs::set_permissions(&source, std::fs::Permissions::from_mode(0o755))?;
     let mount = Mount::new(world, &source, &point, &how.with("-o").with("suid"))?;

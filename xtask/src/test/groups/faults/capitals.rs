@@ -11,7 +11,7 @@ use crate::process;
 use crate::root;
 use crate::test::groups::Test;
 use crate::test::groups::filesystems::Disk;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
 pub const TESTS: &[Test] = &[
@@ -37,8 +37,8 @@ fn ntfs(world: &World) -> Result<Option<Disk>> {
     Ok(Some(Disk { point }))
 }
 
-fn how() -> How {
-    How::new(As::Us).with("--host-timeout=1h")
+fn how() -> MountParams {
+    MountParams::new(As::Us).with("--host-timeout=1h")
 }
 
 fn missing(path: &Path) -> bool {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::process::Ended;
+use crate::process::CommandResult;
 use crate::root;
 use crate::test::groups::Test;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
 pub const TESTS: &[Test] = &[
@@ -36,7 +36,7 @@ refused chown 1 mnt/old
 umount mnt
 "#;
 
-fn unshared(world: &World, script: &str, who: As, dir: &Path) -> Result<Ended> {
+fn unshared(world: &World, script: &str, who: As, dir: &Path) -> Result<CommandResult> {
     let mut command = world.command("unshare", who);
     command.args(["-Ur", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script]);
     command.current_dir(dir).env("NIGH", world.nigh());
@@ -135,7 +135,7 @@ fn capabilities(world: &World) -> Result<()> {
     }
     let (local, source, mnt) =
         (world.dir("local", As::Us)?, world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
-    let mount = Mount::new(world, &source, &mnt, &How::new(As::Us))?;
+    let mount = Mount::new(world, &source, &mnt, &MountParams::new(As::Us))?;
     for dir in [&local, &mnt] {
         for script in [CONTAINER, SERVICE] {
             let mut command = world.command("bash", As::Us);
@@ -205,11 +205,11 @@ fn idmapped(world: &World) -> Result<()> {
         command.args(["-c", IDMAPPED]).env("DIR", dir);
         mount.run(command, LIMIT)
     };
-    let plain = Mount::new(world, &source, &mnt, &How::new(As::Us))?;
+    let plain = Mount::new(world, &source, &mnt, &MountParams::new(As::Us))?;
     let ended = run(&plain, &mnt)?;
     ensure!(!ended.ok() && ended.said.contains("Invalid argument"), "without the option: {}", ended.said);
     plain.unmount()?;
-    let mount = Mount::new(world, &source, &mnt, &How::new(As::Us).with("-oidmapped"))?;
+    let mount = Mount::new(world, &source, &mnt, &MountParams::new(As::Us).with("-oidmapped"))?;
     for dir in [&local, &mnt] {
         let ended = run(&mount, dir)?;
         ensure!(ended.ok(), "in {}: {:?}, {}", dir.display(), ended.code(), ended.said);

@@ -16,7 +16,7 @@ use crate::root;
 use crate::test::groups::Test;
 use crate::test::groups::filesystems::disk;
 use crate::test::groups::restart::end_server;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
 pub const TESTS: &[Test] = &[
@@ -68,7 +68,7 @@ impl Handle {
 }
 
 /// A file's name, handle and inode number.
-struct Kept {
+struct SavedHandle {
     name: &'static str,
     handle: Handle,
     number: u64,
@@ -94,13 +94,13 @@ fn earlier_mount(world: &World, kind: &str, finds: bool) -> Result<()> {
         names.push("sub/e");
     }
     let point = world.dir("mnt", As::Us)?;
-    let how = How::new(As::Us);
+    let how = MountParams::new(As::Us);
     let mount = Mount::new(world, &source, &point, &how)?;
     fs::create_dir(point.join("d"))?;
-    let keep = |name: &'static str| -> Result<Kept> {
+    let keep = |name: &'static str| -> Result<SavedHandle> {
         fs::write(point.join(name), name)?;
         let handle = Handle::of(&point.join(name)).with_context(|| name.to_owned())?;
-        Ok(Kept { name, handle, number: fs::metadata(point.join(name))?.ino() })
+        Ok(SavedHandle { name, handle, number: fs::metadata(point.join(name))?.ino() })
     };
     let files = names.into_iter().map(keep).collect::<Result<Vec<_>>>()?;
     let directory = (Handle::of(&point.join("d"))?, fs::metadata(point.join("d"))?.ino());
@@ -120,7 +120,7 @@ fn earlier_mount(world: &World, kind: &str, finds: bool) -> Result<()> {
     let mount = Mount::new(world, &source, &point, &how)?;
     let top = File::open(&point)?;
     for round in 0..3 {
-        for Kept { name, handle, number } in &files {
+        for SavedHandle { name, handle, number } in &files {
             if !finds {
                 ensure!(handle.is_stale(&top), "{name}, {round}: the limits say that this cannot be");
                 continue;

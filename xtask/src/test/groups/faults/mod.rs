@@ -13,10 +13,10 @@ mod space;
 mod stuck;
 mod unwatched;
 
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::test::world::World;
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     let areas: &[&[super::Test]] = &[
         attributes::TESTS,
         capitals::TESTS,

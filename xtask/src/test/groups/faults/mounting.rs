@@ -11,8 +11,8 @@ use anyhow::{Result, ensure};
 use crate::process;
 use crate::root;
 use crate::test::groups::Test;
-use crate::test::mount::{How, Mount, device_of};
-use crate::test::over::{self, Over};
+use crate::test::mount::{Mount, MountParams, device_of};
+use crate::test::over::{self, LinkKind};
 use crate::test::world::{As, World};
 
 pub const TESTS: &[Test] = &[
@@ -181,8 +181,8 @@ fn inside_by_socket(world: &World) -> Result<()> {
         fs::create_dir_all(source.join(dir))?;
     }
     fs::write(source.join("file"), b"1")?;
-    let mut how = How::new(As::Us);
-    how.over = Some((Over::Local, None));
+    let mut how = MountParams::new(As::Us);
+    how.over = Some((LinkKind::Local, None));
     let address = PathBuf::from(format!("unix://{}:all/source", over::socket(world, As::Us).display()));
     let outside = world.dir("mnt", As::Us)?;
     let mount = Mount::new(world, &address, &source.join("deep/in"), &how)?;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::process;
 use crate::root;
 use crate::test::groups::Test;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 use crate::wait;
 
@@ -30,7 +30,7 @@ const COMMANDS: &[&[&str]] =
     &[&["status"], &["status", "--json"], &["status", "--server"], &["--help"], &["mount", "--help"]];
 
 fn mounted(world: &World) -> Result<Mount<'_>> {
-    Mount::new(world, &world.dir("source", As::Us)?, &world.dir("mnt", As::Us)?, &How::new(As::Us))
+    Mount::new(world, &world.dir("source", As::Us)?, &world.dir("mnt", As::Us)?, &MountParams::new(As::Us))
 }
 
 fn status_at(world: &World, point: &Path) -> Result<Value> {
@@ -58,7 +58,7 @@ fn moved(world: &World) -> Result<()> {
     mount_by("mount", &[OsStr::new("--make-private"), room.as_os_str()])?;
     let point = room.join("mnt");
     fs::create_dir(&point)?;
-    let mount = Mount::new(world, &world.dir("source", As::Us)?, &point, &How::new(As::Us))?;
+    let mount = Mount::new(world, &world.dir("source", As::Us)?, &point, &MountParams::new(As::Us))?;
     mount_by("mount", &[OsStr::new("--move"), point.as_os_str(), elsewhere.as_os_str()])?;
     let status = status_at(world, &elsewhere);
     let stays = status_at(world, &point);
@@ -73,7 +73,7 @@ fn moved(world: &World) -> Result<()> {
 fn not_utf8(world: &World) -> Result<()> {
     let point = world.dir("mnt", As::Us)?.join(OsStr::from_bytes(b"caf\xe9"));
     fs::create_dir(&point)?;
-    let mount = Mount::new(world, &world.dir("source", As::Us)?, &point, &How::new(As::Us))?;
+    let mount = Mount::new(world, &world.dir("source", As::Us)?, &point, &MountParams::new(As::Us))?;
     let status = status_at(world, &point);
     mount.unmount()?;
     ensure!(status?["remote"]["connected"] == true);

@@ -13,8 +13,8 @@ use crate::process;
 use crate::root;
 use crate::test::groups::Test;
 use crate::test::groups::filesystems::Disk;
-use crate::test::mount::{How, Mount};
-use crate::test::over::Over;
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::LinkKind;
 use crate::test::world::{As, World};
 use crate::wait;
 
@@ -61,7 +61,7 @@ fn layers(world: &World) -> Result<()> {
         return Ok(());
     }
     let (source, local) = (world.dir("source", As::Us)?, world.dir("local", As::Us)?);
-    let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &How::new(As::Us))?;
+    let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &MountParams::new(As::Us))?;
     let all =
         ["redirect_dir=off", "redirect_dir=on,metacopy=on", "redirect_dir=nofollow,userxattr", "index=on"];
     for (nth, options) in all.into_iter().enumerate() {
@@ -81,7 +81,7 @@ fn lower_layer(world: &World) -> Result<()> {
         return Ok(());
     }
     let (source, local) = (world.dir("source", As::Us)?, world.dir("local", As::Us)?);
-    let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &How::new(As::Us))?;
+    let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &MountParams::new(As::Us))?;
     let dir = |name: &str| -> Result<String> {
         fs::create_dir_all(local.join(name))?;
         Ok(local.join(name).display().to_string())
@@ -101,7 +101,7 @@ fn lower_layer(world: &World) -> Result<()> {
 }
 
 fn refused_over_9p(world: &World) -> Result<()> {
-    let how = How { over: Some((Over::Ninep, None)), ..How::new(As::Us) };
+    let how = MountParams { over: Some((LinkKind::Ninep, None)), ..MountParams::new(As::Us) };
     let mount = Mount::new(world, &world.dir("nine", As::Us)?, &world.dir("mnt", As::Us)?, &how)?;
     let (from, to) = (mount.point.join("a"), mount.point.join("b"));
     fs::write(&from, "a")?;

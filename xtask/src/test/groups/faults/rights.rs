@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::root;
 use crate::test::groups::Test;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
 pub const TESTS: &[Test] = &[
@@ -42,7 +42,7 @@ fn with_xattr<'w>(world: &'w World, name: &str) -> Result<Option<(Mount<'w>, Pat
     if !root::is_root() || setxattr(source.join("f"), name, b"label", XattrFlags::empty()).is_err() {
         return Ok(None);
     }
-    let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &How::new(As::Us))?;
+    let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &MountParams::new(As::Us))?;
     let file = mount.point.join("f");
     Ok(Some((mount, file)))
 }
@@ -94,7 +94,7 @@ fn append_only(world: &World) -> Result<()> {
     if !root::is_root() || !set_append_only(&log, true) {
         return Ok(());
     }
-    let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &How::new(As::Us))?;
+    let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &MountParams::new(As::Us))?;
     let file = mount.point.join("log");
     let seen = looks_append_only(&file, &log);
     // Otherwise the cleanup could not remove it.

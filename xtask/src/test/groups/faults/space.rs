@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::root;
 use crate::test::groups::Test;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
 pub const TESTS: &[Test] =
@@ -39,7 +39,7 @@ fn space_after_removal(world: &World) -> Result<()> {
     mount.args(["-t", "tmpfs", "-o", "size=16m", "none"]).arg(&disk);
     ensure!(world.run(mount, LIMIT)?.ok(), "no tmpfs");
     let _disk = Mounted(world, &disk);
-    let how = How::new(As::Us);
+    let how = MountParams::new(As::Us);
     let one = Mount::new(world, &disk, &world.dir("one", As::Us)?, &how)?;
     let two = Mount::new(world, &disk, &world.dir("two", As::Us)?, &how)?;
     let at = |name: &str| one.point.join(name);

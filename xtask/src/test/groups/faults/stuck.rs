@@ -9,14 +9,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nigh_native::{ServerConfig, ServerConnection, ServerEvent, Session};
-use nigh_remote::model_fs::{Tree, TreeConfig};
+use nigh_native::{ServerConfig, ServerEvent, ServerSession, SessionParams};
+use nigh_remote::model_fs::{ModelFs, ModelFsConfig};
 use nigh_types::Time;
 
 use crate::process;
 use crate::test::clean;
 use crate::test::groups::Test;
-use crate::test::mount::{How, Mount, device_of};
+use crate::test::mount::{Mount, MountParams, device_of};
 use crate::test::world::{As, World};
 use crate::wait;
 
@@ -80,7 +80,7 @@ impl Drop for Program {
     }
 }
 
-fn umount(world: &World, who: As, words: &[&str], point: &Path) -> Result<process::Ended> {
+fn umount(world: &World, who: As, words: &[&str], point: &Path) -> Result<process::CommandResult> {
     let mut command = world.command(world.nigh(), who);
     command.arg("umount").args(words).arg(point);
     world.run(command, LIMIT)
@@ -93,7 +93,7 @@ fn killed(world: &World, who: As) -> Result<()> {
     fs::create_dir(source.join("d"))?;
     fs::write(source.join("d/old"), b"1")?;
     world.give_all(&source, who)?;
-    let mount = |name: &str| Mount::new(world, &source, &world.dir(name, who)?, &How::new(who));
+    let mount = |name: &str| Mount::new(world, &source, &world.dir(name, who)?, &MountParams::new(who));
     let (a, b, c) = (mount("mnt-1")?, mount("mnt-2")?, mount("mnt-3")?);
     let text = |path: PathBuf| path.display().to_string();
     for (point, name) in [(&a.point, "d"), (&b.point, "d"), (&b.point, "d/none"), (&c.point, "d/old")] {
@@ -136,8 +136,8 @@ fn serve_mute(socket: &Path) -> Result<()> {
         for mut stream in listener.incoming().flatten() {
             std::thread::spawn(move || {
                 let now = Time::default();
-                let tree = Tree::new(TreeConfig::default());
-                let mut connection = ServerConnection::new(now, ServerConfig::default());
+                let tree = ModelFs::new(ModelFsConfig::default());
+                let mut connection = ServerSession::new(now, ServerConfig::default());
                 let mut buffer = vec![0; 1 << 16];
                 while let Ok(length @ 1..) = stream.read(&mut buffer) {
                     if connection.handle_input(now, &buffer[..length]).is_err() {
@@ -145,7 +145,7 @@ fn serve_mute(socket: &Path) -> Result<()> {
                     }
                     while let Some(event) = connection.poll_event() {
                         if let ServerEvent::Attach { term, .. } = event {
-                            connection.accept(Session { has_acls: true, ..tree.session(term) });
+                            connection.accept(SessionParams { has_acls: true, ..tree.session(term) });
                         }
                     }
                     while let Some(frame) = connection.poll_transmit() {
@@ -186,7 +186,7 @@ fn mounted<'w>(world: &'w World, who: As) -> Result<(Mount<'w>, PathBuf)> {
     let source = world.dir("source", who)?;
     fs::write(source.join("file"), b"1")?;
     world.give_all(&source, who)?;
-    let mount = Mount::new(world, &source, &world.dir("mnt", who)?, &How::new(who))?;
+    let mount = Mount::new(world, &source, &world.dir("mnt", who)?, &MountParams::new(who))?;
     let file = mount.point.join("none");
     Ok((mount, file))
 }

@@ -13,8 +13,8 @@ use crate::process;
 use crate::root;
 use crate::test::groups::Test;
 use crate::test::groups::filesystems::{disk, overlay};
-use crate::test::mount::{How, Mount};
-use crate::test::over::Over;
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::LinkKind;
 use crate::test::world::{As, World};
 
 pub const TESTS: &[Test] = &[
@@ -31,7 +31,7 @@ fn symlink_over_9p(world: &World) -> Result<()> {
     // On a filesystem that reuses inode numbers at once, if one is available.
     let disk = root::is_root().then(|| disk(world, "ext4", "nine")).transpose()?;
     let source = disk.as_ref().map_or_else(|| world.dir("nine", As::Us), |disk| Ok(disk.point.clone()))?;
-    let how = How { over: Some((Over::Ninep, None)), ..How::new(As::Us) };
+    let how = MountParams { over: Some((LinkKind::Ninep, None)), ..MountParams::new(As::Us) };
     let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &how)?;
     replaced(&source, &mount.point, "links").with_context(|| mount.said())?;
     mount.unmount()
@@ -54,7 +54,7 @@ fn symlink_on_overlay(world: &World) -> Result<()> {
 }
 
 fn limited<'w>(world: &'w World, source: &Path) -> Result<Mount<'w>> {
-    Mount::new(world, source, &world.dir("mnt", As::Us)?, &How::new(As::Us).with("--host-timeout=1s"))
+    Mount::new(world, source, &world.dir("mnt", As::Us)?, &MountParams::new(As::Us).with("--host-timeout=1s"))
 }
 
 /// Symlinks that were read on the mount are replaced on the source. The first read after the bound follows the new

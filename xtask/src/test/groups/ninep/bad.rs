@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail, ensure};
 use nigh_ninep::{FrameReader, Rmessage, VERSION};
 
 use crate::test::groups::badinput::refused;
-use crate::test::mount::{How, Mount};
-use crate::test::over::{self, Over};
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::{self, LinkKind};
 use crate::test::world::{As, World};
 use crate::wait;
 
@@ -137,8 +137,8 @@ pub fn in_the_midst(world: &World) -> Result<()> {
         let liar = Liar::start(over::diod(world)?, lie)?;
         let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
         std::fs::write(source.join("file"), "data")?;
-        let mut how = How::new(As::Us);
-        how.over = Some((Over::Ninep, Some(liar.port)));
+        let mut how = MountParams::new(As::Us);
+        how.over = Some((LinkKind::Ninep, Some(liar.port)));
         let mount = Mount::new(world, &source, &point, &how)?;
         ensure!(std::fs::read_to_string(point.join("file"))? == "data");
         liar.lies.store(true, Ordering::SeqCst);

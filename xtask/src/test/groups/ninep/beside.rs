@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::test::mount::{How, Mount};
-use crate::test::over::Over;
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::LinkKind;
 use crate::test::table::{self, Table, Verdict};
 use crate::test::world::{As, World};
 
 /// The default bound of all facts, and the time of a check.
 const WITHIN: Duration = Duration::from_millis(1_800);
 
-fn how() -> How {
-    How { over: Some((Over::Ninep, None)), ..How::new(As::Us) }
+fn how() -> MountParams {
+    MountParams { over: Some((LinkKind::Ninep, None)), ..MountParams::new(As::Us) }
 }
 
 pub fn on_disk(world: &World) -> Result<()> {

@@ -9,10 +9,10 @@ mod restart;
 mod server;
 mod wire;
 
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::test::world::World;
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     let tests: &[super::Test] = &[
         ("diod conforms as any remote", conformance::diod),
         ("unpfs conforms as any remote", conformance::unpfs),

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use super::raw;
 
 use crate::test::groups::{exercisers, filesystems};
-use crate::test::mount::{How, Mount};
-use crate::test::over::{self, Over};
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::{self, LinkKind};
 use crate::test::packages;
 use crate::test::world::{As, World};
 
@@ -19,8 +19,8 @@ pub fn both(world: &World, program: &Path) -> Result<[BTreeMap<String, String>; 
     let local = exercisers::world_dir(&disk.point, "pjd-local")?;
     let expected = exercisers::cases(world, program, &local, None)?;
     let (source, point) = (exercisers::world_dir(&disk.point, "pjd-source")?, world.dir("mnt", As::Us)?);
-    let mut how = How::new(As::Us).with("-o").with("suid,dev,allow_other");
-    how.over = Some((Over::Ninep, None));
+    let mut how = MountParams::new(As::Us).with("-o").with("suid,dev,allow_other");
+    how.over = Some((LinkKind::Ninep, None));
     let mount = Mount::new(world, &source, &point, &how)?;
     let got = exercisers::cases(world, program, &point, Some(&mount))?;
     mount.unmount()?;

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use nigh_ninep::{Few, NO_FID, NO_TAG, Rmessage, Tmessage, VERSION};
+use nigh_ninep::{NO_FID, NO_TAG, Rmessage, ShortSequence, Tmessage, VERSION};
 use nigh_types::Errno;
 
 pub struct Client {
@@ -57,7 +57,7 @@ pub fn refuses_long_paths(port: u16, tree: &Path) -> Result<bool> {
             Err(errno) => bail!("Tmkdir below {length} bytes: {errno}"),
             Ok(_) => {}
         }
-        let walk = Tmessage::Walk { fid, new: fid + 1, names: Few(vec![NAME.to_vec()]) };
+        let walk = Tmessage::Walk { fid, new: fid + 1, names: ShortSequence(vec![NAME.to_vec()]) };
         match client.ask(&walk)? {
             Err(Errno::NAMETOOLONG) => return Ok(true),
             Err(errno) => bail!("Twalk below {length} bytes: {errno}"),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::test::mount::{How, Mount};
-use crate::test::over::{self, Over, free_port};
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::{self, LinkKind, free_port};
 use crate::test::world::{As, World};
 
 /// Open files continue, waiting calls get replies, and changes made meanwhile are visible.
@@ -17,8 +17,8 @@ pub fn killed(world: &World) -> Result<()> {
     let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
     fs::create_dir_all(source.join("a/b"))?;
     fs::write(source.join("a/b/read"), "to be read")?;
-    let mut how = How::new(As::Us).with("--entry-timeout=forever").with("--attr-timeout=forever");
-    how.over = Some((Over::Ninep, Some(port)));
+    let mut how = MountParams::new(As::Us).with("--entry-timeout=forever").with("--attr-timeout=forever");
+    how.over = Some((LinkKind::Ninep, Some(port)));
     let mount = Mount::new(world, &source, &point, &how)?;
     let mut reads = fs::File::open(point.join("a/b/read"))?;
     let mut log = fs::OpenOptions::new().create(true).append(true).open(point.join("a/b/log"))?;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::link::client::Emulator;
-use crate::test::mount::{How, Mount};
-use crate::test::over::{self, Over, free_port};
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::{self, LinkKind, free_port};
 use crate::test::world::{As, World};
 
 /// A mount of diod behind a counting relay.
@@ -26,8 +26,8 @@ pub fn counted<'w>(world: &'w World, rtt: &str, options: &[&str]) -> Result<Coun
     let ports = [free_port()?, over::diod(world)?];
     let wire = Emulator::of_ninep(&world.xtask(), &world.root, ports, rtt)?;
     let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
-    let mut how = How::new(As::Us);
-    how.over = Some((Over::Ninep, Some(ports[0])));
+    let mut how = MountParams::new(As::Us);
+    how.over = Some((LinkKind::Ninep, Some(ports[0])));
     for option in options {
         how = how.with(option);
     }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::link::client::Emulator;
 use crate::process;
-use crate::test::mount::{How, Mount};
+use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 use crate::wait;
 
@@ -30,13 +30,13 @@ impl<'w> Cut<'w> {
     fn new(world: &'w World, test: &str, arguments: &[&str]) -> Result<Cut<'w>> {
         let dir = |name: &str| world.dir(&format!("{test}-{name}"), WHO);
         let (idle, keep) = (dir("keeper-source")?, dir("keeper")?);
-        let keeper = Mount::new(world, &idle, &keep, &How::new(WHO))?;
+        let keeper = Mount::new(world, &idle, &keep, &MountParams::new(WHO))?;
         let link = world.link("1ms")?;
         let (source, point) = (dir("source")?, dir("mnt")?);
         fs::write(source.join("file"), b"here")?;
         fs::create_dir(source.join("unknown"))?;
         fs::write(source.join("unknown/file"), b"there")?;
-        let mut how = How::new(WHO).through(&link);
+        let mut how = MountParams::new(WHO).through(&link);
         for argument in arguments {
             how = how.with(argument);
         }
@@ -204,7 +204,7 @@ pub fn answers_stale(world: &World) -> Result<()> {
 pub fn replaced_fails(world: &World) -> Result<()> {
     let (source, point) = (world.dir("source", WHO)?, world.dir("mnt", WHO)?);
     fs::write(source.join("victim"), b"old")?;
-    let mount = Mount::new(world, &source, &point, &How::new(WHO))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(WHO))?;
     let mut victim = fs::OpenOptions::new().read(true).write(true).open(point.join("victim"))?;
     fs::write(source.join("new"), b"new")?;
     fs::rename(source.join("new"), source.join("victim"))?;

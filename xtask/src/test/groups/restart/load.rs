@@ -16,8 +16,8 @@ use super::{away, kill_server, stall};
 use crate::bench::places::Distant;
 use crate::load;
 use crate::process;
-use crate::test::mount::{How, Mount, no_orphans};
-use crate::test::over::{self, Over};
+use crate::test::mount::{Mount, MountParams, no_orphans};
+use crate::test::over::{self, LinkKind};
 use crate::test::world::{As, World};
 
 const WHO: As = As::Us;
@@ -35,8 +35,8 @@ pub fn killed_servers(world: &World) -> Result<()> {
     let source = world.dir("source", WHO)?;
     load::prepare(&source)?;
     let point = world.dir("mnt", WHO)?;
-    let mount = Mount::new(world, &source, &point, &How::new(WHO).with("--host-timeout=forever"))?;
-    let mut under = Under::start(world, mount, Over::Local, source)?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(WHO).with("--host-timeout=forever"))?;
+    let mut under = LoadedMount::start(world, mount, LinkKind::Local, source)?;
     for round in 0..rounds(world) {
         let began = load::moment();
         kill_server(world)?;
@@ -50,23 +50,23 @@ pub fn killed_servers(world: &World) -> Result<()> {
 }
 
 pub fn cut_links(world: &World) -> Result<()> {
-    cut_over(world, Over::Local)
+    cut_over(world, LinkKind::Local)
 }
 
 pub fn cut_links_by_tcp(world: &World) -> Result<()> {
-    cut_over(world, Over::Nigh)
+    cut_over(world, LinkKind::Nigh)
 }
 
-fn cut_over(world: &World, over: Over) -> Result<()> {
+fn cut_over(world: &World, over: LinkKind) -> Result<()> {
     let source = world.dir("source", WHO)?;
     load::prepare(&source)?;
-    if over == Over::Nigh {
+    if over == LinkKind::Nigh {
         // A user has one server; the mount beside must find this one.
         over::serve(world, WHO)?;
     }
     let distant = Distant::start(world, &source, over, ("1ms", "1Gbit"), "forever")?;
     let mount = distant.mount(world)?;
-    let mut under = Under::start(world, mount, over, source)?;
+    let mut under = LoadedMount::start(world, mount, over, source)?;
     for round in 0..rounds(world) {
         if round.is_multiple_of(2) {
             distant.link.cut()?;
@@ -85,15 +85,15 @@ fn cut_over(world: &World, over: Over) -> Result<()> {
 }
 
 /// The load process; ended when dropped.
-struct Work {
+struct LoadProcess {
     child: Child,
     input: Option<ChildStdin>,
     log: PathBuf,
     progress: PathBuf,
 }
 
-impl Work {
-    fn start(world: &World, mount: &Mount<'_>) -> Result<Work> {
+impl LoadProcess {
+    fn start(world: &World, mount: &Mount<'_>) -> Result<LoadProcess> {
         let (log, progress) = (world.log(), world.in_memory().join("progress"));
         let _ = fs::remove_file(&progress);
         let mut command = world.command(world.xtask(), WHO);
@@ -102,7 +102,7 @@ impl Work {
         command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file);
         let mut child = command.spawn()?;
         let input = child.stdin.take();
-        Ok(Work { child, input, log, progress })
+        Ok(LoadProcess { child, input, log, progress })
     }
 
     fn tell(&mut self, line: &str) -> Result<()> {
@@ -120,28 +120,28 @@ impl Work {
     }
 }
 
-impl Drop for Work {
+impl Drop for LoadProcess {
     fn drop(&mut self) {
         process::end(&mut self.child, Duration::ZERO);
     }
 }
 
 /// A load on a mount, and another mount of the directory.
-struct Under<'w> {
-    work: Work,
+struct LoadedMount<'w> {
+    work: LoadProcess,
     world: &'w World,
     mount: Mount<'w>,
     beside: Mount<'w>,
     source: PathBuf,
 }
 
-impl<'w> Under<'w> {
-    fn start(world: &'w World, mount: Mount<'w>, over: Over, source: PathBuf) -> Result<Under<'w>> {
-        let mut how = How::new(WHO).with("--host-timeout=forever");
+impl<'w> LoadedMount<'w> {
+    fn start(world: &'w World, mount: Mount<'w>, over: LinkKind, source: PathBuf) -> Result<LoadedMount<'w>> {
+        let mut how = MountParams::new(WHO).with("--host-timeout=forever");
         how.over = Some((over, None));
         let beside = Mount::new(world, &source, &world.dir("mnt-2", WHO)?, &how)?;
-        let work = Work::start(world, &mount)?;
-        let mut under = Under { work, world, mount, beside, source };
+        let work = LoadProcess::start(world, &mount)?;
+        let mut under = LoadedMount { work, world, mount, beside, source };
         under.goes_on()?;
         Ok(under)
     }
@@ -219,7 +219,7 @@ impl<'w> Under<'w> {
             number("calls")?
         );
         ensure!(u128::from(longest_ms) < GOES_ON_WITHIN.as_millis(), "a call took {longest_ms} ms");
-        let Under { work, mount, beside, source, .. } = self;
+        let LoadedMount { work, mount, beside, source, .. } = self;
         drop(work);
         mount.unmount()?;
         beside.unmount()?;

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
-use crate::test::mount::{How, Mount, no_orphans};
+use crate::test::mount::{Mount, MountParams, no_orphans};
 use crate::test::world::{As, World};
 use crate::wait;
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     let tests: &[super::Test] = &[
         ("a server that was killed: the mount goes on", goes_on),
         ("a server that was killed: what was removed while open is read on", removed_stays),
@@ -54,7 +54,7 @@ pub fn run(world: &World, tally: &mut Tally) {
 }
 
 /// Runs tests at once that wait for the end of a lease most of the time.
-fn at_once(world: &World, tally: &mut Tally, tests: &[super::Test]) {
+fn at_once(world: &World, tally: &mut TestReport, tests: &[super::Test]) {
     let timed = |test: fn(&World) -> Result<()>| {
         let start = Instant::now();
         (test(world), start.elapsed())
@@ -109,7 +109,7 @@ fn signal_peer(stream: &UnixStream, signal: i32) -> Result<()> {
 fn goes_on(world: &World) -> Result<()> {
     let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
     fs::write(source.join("file"), vec![b'x'; 200_000])?;
-    let mount = Mount::new(world, &source, &point, &How::new(As::Us).with("--host-timeout=forever"))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(As::Us).with("--host-timeout=forever"))?;
     let mut open = fs::File::open(point.join("file"))?;
     let mut first = [0; 10];
     open.read_exact(&mut first)?;
@@ -137,7 +137,7 @@ fn removed_stays(world: &World) -> Result<()> {
     for name in ["removed", "replaced", "written", "new"] {
         fs::write(source.join(name), name.repeat(50_000))?;
     }
-    let mount = Mount::new(world, &source, &point, &How::new(As::Us).with("--host-timeout=forever"))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(As::Us).with("--host-timeout=forever"))?;
     let mut open = Vec::new();
     for name in ["removed", "replaced"] {
         let mut file = fs::File::open(point.join(name))?;
@@ -177,7 +177,7 @@ fn removed_stays(world: &World) -> Result<()> {
 fn below_stays(world: &World) -> Result<()> {
     let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
     fs::create_dir_all(source.join("a/b"))?;
-    let mount = Mount::new(world, &source, &point, &How::new(As::Us).with("--host-timeout=forever"))?;
+    let mount = Mount::new(world, &source, &point, &MountParams::new(As::Us).with("--host-timeout=forever"))?;
     let below = point.join("a/b");
     process::output(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&below))?;
     let result = (|| {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::{ALL, Deadline, Mounts};
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::root;
 use crate::test::groups::filesystems::Disk;
 use crate::test::world::{As, World};
@@ -21,7 +21,7 @@ const EACH: u64 = 4;
 const LONGEST: Duration = Duration::from_secs(1);
 const SHORT: Duration = Duration::from_secs(20);
 
-pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
+pub fn run(world: &World, tally: &mut TestReport, deadline: &Deadline) {
     let name = "two: mounts below two mounts that make names in one directory";
     if !root::is_root() {
         return tally.not_run(name, "needs root");

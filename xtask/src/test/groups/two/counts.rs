@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use super::{ALL, Deadline, Mounts};
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::test::world::{As, World};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -89,7 +89,7 @@ const LOOKS: &[Look] = &[
     },
 ];
 
-pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
+pub fn run(world: &World, tally: &mut TestReport, deadline: &Deadline) {
     if deadline.is_over(tally, "two: counts") {
         return;
     }

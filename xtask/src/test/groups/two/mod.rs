@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::process::{self, Ended};
-use crate::report::Tally;
+use crate::process::{self, CommandResult};
+use crate::report::TestReport;
 use crate::root;
-use crate::test::mount::{How, Mount, no_orphans};
+use crate::test::mount::{Mount, MountParams, no_orphans};
 use crate::test::world::{As, World};
 
 /// A part that would begin later fails instead: a slow or hanging part must not hold up everything.
@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(480);
 const SHORT_LIMIT: Duration = Duration::from_secs(240);
 const LONG_LIMIT: Duration = Duration::from_secs(4 * 3600);
 
-pub fn run(world: &World, tally: &mut Tally) {
+pub fn run(world: &World, tally: &mut TestReport) {
     if !root::is_root() && process::which("fusermount3").is_none() {
         return tally.not_run("two", "fusermount3 is missing: install the package fuse3");
     }
@@ -39,7 +39,7 @@ pub fn run(world: &World, tally: &mut Tally) {
         _ => LIMIT,
     };
     let deadline = Deadline(Instant::now() + limit);
-    let parts: &[(&str, Part)] = &[
+    let parts: &[(&str, Subgroup)] = &[
         ("tables", tables::run),
         ("counts", counts::run),
         ("races", races::run),
@@ -56,20 +56,20 @@ pub fn run(world: &World, tally: &mut Tally) {
 }
 
 /// Runs the table and the programs once, over the configured link.
-pub fn over_a_link(world: &World, tally: &mut Tally, name: &str) {
+pub fn over_a_link(world: &World, tally: &mut TestReport, name: &str) {
     let deadline = Deadline(Instant::now() + SHORT_LIMIT);
     tables::once(world, tally, &format!("two over {name}"));
     programs::run(world, tally, &deadline);
 }
 
-type Part = fn(&World, &mut Tally, &Deadline);
+type Subgroup = fn(&World, &mut TestReport, &Deadline);
 
 /// The time by which the group must be done.
 struct Deadline(Instant);
 
 impl Deadline {
     /// Returns whether it is too late to begin a part, which then counts as failed.
-    fn is_over(&self, tally: &mut Tally, name: &str) -> bool {
+    fn is_over(&self, tally: &mut TestReport, name: &str) -> bool {
         let over = Instant::now() > self.0;
         if over {
             tally.fail(name, "not begun: what came before took too long");
@@ -79,12 +79,12 @@ impl Deadline {
 }
 
 /// An environment variable of a mount's daemon, and its value.
-type Kind = (&'static str, &'static str);
+type DaemonVariable = (&'static str, &'static str);
 
-const ALL: Kind = ("NIGH_NOTIFY_LEVEL", "all");
-const NO_EPOCH: Kind = ("NIGH_NOTIFY_LEVEL", "no-epoch");
-const NONE: Kind = ("NIGH_NOTIFY_LEVEL", "none");
-const OLD: Kind = ("NIGH_FUSE_MINOR", "31");
+const ALL: DaemonVariable = ("NIGH_NOTIFY_LEVEL", "all");
+const NO_EPOCH: DaemonVariable = ("NIGH_NOTIFY_LEVEL", "no-epoch");
+const NONE: DaemonVariable = ("NIGH_NOTIFY_LEVEL", "none");
+const OLD: DaemonVariable = ("NIGH_FUSE_MINOR", "31");
 
 /// Mounts of one directory. A call that hangs on one may wait for another, so all are aborted together.
 struct Mounts<'w> {
@@ -96,12 +96,12 @@ struct Mounts<'w> {
 }
 
 impl<'w> Mounts<'w> {
-    fn new(world: &'w World, who: As, kinds: &[Kind]) -> Result<Mounts<'w>> {
+    fn new(world: &'w World, who: As, kinds: &[DaemonVariable]) -> Result<Mounts<'w>> {
         let source = world.dir("source", who)?;
         let mut all = Mounts { world, who, source, mounts: Vec::new(), aborted: Cell::new(false) };
         for (i, (variable, value)) in kinds.iter().enumerate() {
             let point = world.dir(&format!("mnt-{}", i + 1), who)?;
-            let how = How::new(who).set(variable, value).with("--host-timeout=forever");
+            let how = MountParams::new(who).set(variable, value).with("--host-timeout=forever");
             let mount = Mount::new(world, &all.source, &point, &how);
             all.mounts.push(mount.with_context(|| format!("mount {}", i + 1))?);
         }
@@ -113,10 +113,10 @@ impl<'w> Mounts<'w> {
     }
 
     /// Runs a command that uses several mounts. If it does not end in time, all their connections are aborted.
-    fn run(&self, command: Command, limit: Duration) -> Result<Ended> {
+    fn run(&self, command: Command, limit: Duration) -> Result<CommandResult> {
         ensure!(!self.aborted.get(), "the mounts were aborted before");
         let ended = self.world.run(command, limit)?;
-        if ended.how == process::How::TimedOut {
+        if ended.how == process::ExitKind::TimedOut {
             self.aborted.set(true);
             for mount in &self.mounts {
                 mount.abort();

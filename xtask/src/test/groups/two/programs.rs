@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{ALL, Deadline, Mounts};
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::test::world::{As, World};
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -78,7 +78,7 @@ const PROGRAMS: &[Program] = &[
     },
 ];
 
-pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
+pub fn run(world: &World, tally: &mut TestReport, deadline: &Deadline) {
     for program in PROGRAMS {
         let name = format!("two: {}", program.name);
         if program.needs_locks && !LOCKS_BETWEEN_MOUNTS {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{ALL, Deadline, Kind, Mounts, NO_EPOCH, NONE, OLD};
-use crate::report::Tally;
+use super::{ALL, DaemonVariable, Deadline, Mounts, NO_EPOCH, NONE, OLD};
+use crate::report::TestReport;
 use crate::test::world::{As, World};
 
 /// A call of this duration has waited for a silent client's lease to expire.
@@ -62,13 +62,13 @@ const LONG: &[Race] = &[
     race("appends-seen", 10_000, 0),
 ];
 
-pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
-    let usual: &[(&str, [Kind; 2], &[Race])] = &[
+pub fn run(world: &World, tally: &mut TestReport, deadline: &Deadline) {
+    let usual: &[(&str, [DaemonVariable; 2], &[Race])] = &[
         ("", [ALL, ALL], RACES),
         (", level no-epoch", [NO_EPOCH, NO_EPOCH], MIXED),
         (", levels all and none", [ALL, NONE], MIXED),
     ];
-    let long: &[(&str, [Kind; 2], &[Race])] = &[
+    let long: &[(&str, [DaemonVariable; 2], &[Race])] = &[
         (", 10,000 at level all", [ALL, ALL], LONG),
         (", 10,000 at level no-epoch", [NO_EPOCH, NO_EPOCH], LONG),
         // Without notifications a kernel keeps mapped pages (docs/semantics.md, S1).
@@ -99,7 +99,7 @@ fn maps_nothing(error: &anyhow::Error) -> bool {
     said.contains("mmap") && said.contains("os error 19")
 }
 
-fn try_race(world: &World, race: &Race, kinds: &[Kind]) -> Result<()> {
+fn try_race(world: &World, race: &Race, kinds: &[DaemonVariable]) -> Result<()> {
     let mounts = Mounts::new(world, As::Us, kinds)?;
     let count = if world.short { race.short } else { race.count };
     let before = mounts.fallbacks()?;

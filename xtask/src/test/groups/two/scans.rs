@@ -6,14 +6,14 @@ use anyhow::{Result, ensure};
 
 use super::races::{Ran, run_race};
 use super::{ALL, Deadline, Mounts};
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::test::world::{As, World};
 
 /// Limit of all scans of a run.
 const LIMIT: Duration = Duration::from_secs(240);
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 
-pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
+pub fn run(world: &World, tally: &mut TestReport, deadline: &Deadline) {
     // Changes in one scan of a directory of twice as many entries, scans, and limit.
     let (changes, scans, limit) = match (world.short, world.hours) {
         (true, _) => (2_500, 1, LIMIT),

@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::{ALL, Deadline, Mounts};
 use crate::process;
-use crate::report::Tally;
+use crate::report::TestReport;
 use crate::test::world::{As, World};
 
 /// The time until a client that owes an acknowledgement is suspect, until its lease expires on the server's clock, and
@@ -18,7 +18,7 @@ const DROPS_WITHIN: Duration = Duration::from_secs(1);
 /// Limit until it has reconnected.
 const BACK_WITHIN: Duration = Duration::from_secs(10);
 
-pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
+pub fn run(world: &World, tally: &mut TestReport, deadline: &Deadline) {
     let name = "two: a stopped client is waited for, and no longer";
     if !deadline.is_over(tally, name) {
         tally.test(name, || stopped(world));

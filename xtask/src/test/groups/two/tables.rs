@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::{ALL, Deadline, Kind, Mounts, NO_EPOCH, NONE, OLD};
-use crate::process::{self, Ended};
-use crate::report::Tally;
+use super::{ALL, DaemonVariable, Deadline, Mounts, NO_EPOCH, NONE, OLD};
+use crate::process::{self, CommandResult};
+use crate::report::TestReport;
 use crate::test::table::{self, Verdict, Verdicts};
 use crate::test::world::{As, World};
 
@@ -19,7 +19,7 @@ const CASE_LIMIT_S: &str = "20";
 /// read first, the last is only read.
 struct Variant {
     name: &'static str,
-    kinds: [Kind; 3],
+    kinds: [DaemonVariable; 3],
     orders: &'static [[usize; 3]],
 }
 
@@ -40,7 +40,7 @@ const SMALLER: &[&str] = &[
     "again", "closed",
 ];
 
-pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
+pub fn run(world: &World, tally: &mut TestReport, deadline: &Deadline) {
     for who in world.mounting_users().into_iter().filter(|who| *who == As::Us || !world.short) {
         let control = match control(world, who) {
             Ok(control) => control,
@@ -65,7 +65,7 @@ pub fn run(world: &World, tally: &mut Tally, deadline: &Deadline) {
 }
 
 /// Runs the first variant only, for any link.
-pub fn once(world: &World, tally: &mut Tally, name: &str) {
+pub fn once(world: &World, tally: &mut TestReport, name: &str) {
     let start = Instant::now();
     let result = control(world, As::Us)
         .and_then(|control| run_variant(world, tally, name, &VARIANTS[0], As::Us, &control));
@@ -94,7 +94,7 @@ fn command(world: &World, who: As, ways: &[&Path; 4]) -> std::process::Command {
 
 fn run_variant(
     world: &World,
-    tally: &mut Tally,
+    tally: &mut TestReport,
     name: &str,
     variant: &Variant,
     who: As,
@@ -119,7 +119,7 @@ fn run_variant(
     mounts.unmount()
 }
 
-fn count(tally: &mut Tally, name: &str, variant: &Variant, control: &Verdicts, ended: &Ended) {
+fn count(tally: &mut TestReport, name: &str, variant: &Variant, control: &Verdicts, ended: &CommandResult) {
     let verdicts = table::parse(ended);
     let mut passed = 0;
     for (case, local) in control {
@@ -137,7 +137,7 @@ fn count(tally: &mut Tally, name: &str, variant: &Variant, control: &Verdicts, e
         }
     }
     println!("{passed} of {} cases pass: {name} ({:.1} s)", control.len(), ended.took.as_secs_f64());
-    if ended.how == process::How::TimedOut {
+    if ended.how == process::ExitKind::TimedOut {
         println!("  it did not end in time: {}", ended.tail(3));
     }
     tally.passed_quietly(passed);

@@ -1,0 +1,469 @@
+//! Records of inodes, directories and open files.
+
+use crate::dentry_leases::DentryTable;
+use crate::dir_entries::{CachedEntry, DirEntries};
+use crate::full_pages::FullPageTracker;
+use crate::grants::LiveGrant;
+use crate::mmap_writeback::{PageBase, StalePages};
+use crate::op::Caller;
+use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Span, Time, Timestamp, XattrSet};
+
+/// Inode that the kernel knows, or that has facts under a grant of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Inode {
+    pub id: NodeId,
+    /// The kernel's lookup count: replies that brought the inode, less forgets.
+    pub nlookup: u64,
+    /// Ends of the attribute timeout and of the entry timeout that the kernel was given under `home`.
+    pub attr_valid_until: Time,
+    pub entry_valid_until: Time,
+    /// Directory and name that last led to the inode: the hint of its [`nigh_types::Place`], and the entry with its
+    /// attributes if the directory lease covers them.
+    pub parent_entry: Option<(u64, Name)>,
+    /// Rarely used fields, read through `Deref`; `None`: all have their defaults.
+    more: Option<Box<InodeExt>>,
+    /// Position in the kernel's inode queue, see [`crate::prune::Told`].
+    pub queue_seq: u32,
+    /// The kernel has attributes with a timeout, and no invalidation of them has followed.
+    pub kernel_has_attr: bool,
+    /// Set-user-ID and set-group-ID bits among those attributes (`mode >> 9`).
+    pub kernel_set_id: u8,
+    /// A local change cleared some of these bits: the kernel must drop the attributes before the reply to that change.
+    pub set_id_cleared: bool,
+    /// Bit set of the [`UntimedCopy`] that the kernel may have.
+    copies: u8,
+}
+
+/// Kernel copies without a timeout ([`crate::targets`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum UntimedCopy {
+    Target = 1,
+    Acls = 2,
+}
+
+/// Rarely used fields of an inode. Millions of inodes that the kernel only looked up have none.
+#[derive(Clone, Debug)]
+pub(crate) struct InodeExt {
+    /// Time and attributes of the last GETATTR reply, for an open file.
+    pub last_getattr: Option<Box<(Time, Attr)>>,
+    /// Number of open [`crate::Fh`]s.
+    pub opens: u32,
+    /// Opens without a handle at the remote. The remote must pin the file before its last name goes or its permissions
+    /// change.
+    pub unpinned_opens: u32,
+    /// Opens for writing.
+    pub writers: u32,
+    /// A process of this mount has asked for an fcntl(2) lock on the file.
+    pub has_locks: bool,
+    /// Thread of root that removed the file's capability last: it may be about to write ([`crate::rights`]).
+    pub uncapped_by: Option<u32>,
+    /// Attributes of a directory that a local change removed, for processes that are still in it.
+    pub unlinked_attr: Option<Attr>,
+    /// Earlier name of a hard link: a hint once the latest name is gone.
+    pub earlier_name: Option<Box<(u64, Name)>>,
+    /// Attributes under the inode's own grant.
+    pub own: Option<(Attr, LiveGrant)>,
+    /// Symlink target, valid until that deadline.
+    pub target: Option<Box<(Box<[u8]>, Time)>>,
+    /// All xattrs, valid until that deadline.
+    pub xattrs: Option<Box<(XattrSet, Time)>>,
+    pub data: CachedData,
+    pub whole: FullPageTracker,
+    /// Data version of the kernel's pages, for the write-back of mmap stores.
+    pub base: Option<PageBase>,
+    /// Set if the kernel may also have pages of an ended grant.
+    pub old: Option<StalePages>,
+    /// Handle at the remote that keeps a file readable which was opened without one.
+    pub pin_handle: Option<Handle>,
+}
+
+static NO_EXT: InodeExt = InodeExt::nothing();
+
+impl std::ops::Deref for Inode {
+    type Target = InodeExt;
+
+    fn deref(&self) -> &InodeExt {
+        self.more.as_deref().unwrap_or(&NO_EXT)
+    }
+}
+
+/// Contents of the kernel's page cache for a file.
+#[derive(Clone, Debug)]
+pub(crate) struct CachedData {
+    pub held: Option<LiveGrant>,
+    /// The end of `held` for which a timer is set while the file is open, or an earlier end.
+    pub timer_at: Time,
+    pub pages: CachedPages,
+}
+
+impl CachedData {
+    pub const fn none() -> CachedData {
+        CachedData { held: None, timer_at: Time(0), pages: CachedPages::None }
+    }
+}
+
+/// Version of the kernel's pages, as far as attributes tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CachedPages {
+    /// The kernel has no pages.
+    None,
+    Of(ChangeToken),
+    /// Pages may mix local and remote writes: true only while the grant lives.
+    Mixed,
+}
+
+/// Attributes that tell one version of a file's data from another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ChangeToken {
+    size: u64,
+    mtime: Timestamp,
+    ctime: Timestamp,
+}
+
+impl ChangeToken {
+    pub fn of(attr: &Attr) -> ChangeToken {
+        ChangeToken { size: attr.size, mtime: attr.mtime, ctime: attr.ctime }
+    }
+}
+
+impl InodeExt {
+    const fn nothing() -> InodeExt {
+        InodeExt {
+            last_getattr: None,
+            opens: 0,
+            unpinned_opens: 0,
+            writers: 0,
+            has_locks: false,
+            uncapped_by: None,
+            unlinked_attr: None,
+            earlier_name: None,
+            own: None,
+            target: None,
+            xattrs: None,
+            data: CachedData::none(),
+            whole: FullPageTracker::none(),
+            base: None,
+            old: None,
+            pin_handle: None,
+        }
+    }
+
+    /// Returns whether all fields have their defaults.
+    fn is_nothing(&self) -> bool {
+        // The last reply is of use only while the file is open.
+        let InodeExt {
+            last_getattr: _,
+            opens,
+            unpinned_opens: opens_unpinned,
+            writers,
+            has_locks: locked,
+            // Of use only while the file is open.
+            uncapped_by: _,
+            unlinked_attr: gone,
+            earlier_name: linked_from,
+            own,
+            target,
+            xattrs,
+            data,
+            whole,
+            base,
+            old,
+            pin_handle: pinned,
+        } = self;
+        let counts = *opens == 0 && *opens_unpinned == 0 && *writers == 0 && !locked;
+        let facts =
+            gone.is_none() && linked_from.is_none() && own.is_none() && target.is_none() && xattrs.is_none();
+        let pages = data.held.is_none() && data.pages == CachedPages::None && whole.is_none();
+        counts && facts && pages && base.is_none() && old.is_none() && pinned.is_none()
+    }
+}
+
+impl Inode {
+    pub fn new(id: NodeId, nlookup: u64) -> Inode {
+        Inode {
+            id,
+            nlookup,
+            attr_valid_until: Time(0),
+            entry_valid_until: Time(0),
+            parent_entry: None,
+            more: None,
+            queue_seq: 0,
+            kernel_has_attr: false,
+            kernel_set_id: 0,
+            set_id_cleared: false,
+            copies: 0,
+        }
+    }
+
+    /// Returns whether the kernel may have a copy.
+    pub fn has_copy(&self, of: UntimedCopy) -> bool {
+        self.copies & of as u8 != 0
+    }
+
+    /// Records that the kernel may have a copy, or has none.
+    pub fn note_copy(&mut self, of: UntimedCopy, has: bool) {
+        self.copies = if has { self.copies | of as u8 } else { self.copies & !(of as u8) };
+    }
+
+    /// Returns the rarely used fields for a change, allocated if absent.
+    pub fn ext_mut(&mut self) -> &mut InodeExt {
+        self.more.get_or_insert_with(|| Box::new(InodeExt::nothing()))
+    }
+
+    /// Returns the rarely used fields if there are any, for removals.
+    pub fn ext_if_any(&mut self) -> Option<&mut InodeExt> {
+        self.more.as_deref_mut()
+    }
+
+    /// Drops xattrs and symlink target.
+    pub fn forget_xattrs(&mut self) {
+        self.ext_if_any().into_iter().for_each(|more| (more.xattrs, more.target) = (None, None));
+    }
+
+    pub fn set_target(&mut self, target: Option<(Box<[u8]>, Time)>) {
+        match target {
+            Some(target) => self.ext_mut().target = Some(Box::new(target)),
+            None => self.ext_if_any().into_iter().for_each(|more| more.target = None),
+        }
+    }
+
+    /// Drops what is known of the kernel's pages.
+    pub fn forget_pages(&mut self) {
+        self.ext_if_any()
+            .into_iter()
+            .for_each(|more| (more.data.held, more.data.pages) = (None, CachedPages::None));
+    }
+
+    pub fn drop_own_attr(&mut self) -> Option<(Attr, LiveGrant)> {
+        self.ext_if_any()?.own.take()
+    }
+
+    /// Frees the rarely used fields if all have their defaults.
+    pub fn shrink(&mut self) {
+        self.more.take_if(|more| more.is_nothing());
+    }
+
+    /// Returns whether the inode's parent entry is this name.
+    pub fn is_at(&self, dir: u64, name: impl AsRef<[u8]>) -> bool {
+        let name = name.as_ref();
+        self.parent_entry.as_ref().is_some_and(|(d, n)| *d == dir && n.as_bytes() == name)
+    }
+
+    /// Resets the record for another inode with the inode number: no fact about the old one holds.
+    pub fn reset(&mut self, id: NodeId) {
+        let old = std::mem::replace(self, Inode::new(id, self.nlookup));
+        (self.queue_seq, self.kernel_has_attr) = (old.queue_seq, old.kernel_has_attr);
+        (self.kernel_set_id, self.set_id_cleared) = (old.kernel_set_id, old.set_id_cleared);
+        self.copies = old.copies;
+        if old.opens > 0 {
+            let (opens, opens_unpinned, writers) = (old.opens, old.unpinned_opens, old.writers);
+            self.more = Some(Box::new(InodeExt {
+                opens,
+                unpinned_opens: opens_unpinned,
+                writers,
+                ..InodeExt::nothing()
+            }));
+        }
+    }
+}
+
+/// Remote changes within this span of each other make a directory hot (decision 6 of the design), until `NAMES_ONLY_AFTER` has
+/// passed without one.
+const BURST_GAP: Span = Span::from_millis(1_000);
+const BURST_END: Span = Span::from_millis(10_000);
+
+/// Names of a directory and their grants.
+#[derive(Clone, Debug)]
+pub(crate) struct Directory {
+    pub id: NodeId,
+    /// Whether this inode is known to be a directory: another inode of unknown kind may have taken the number.
+    pub is_directory: bool,
+    /// Directory lease over `rows` and `complete`. Invariant: without it `rows` is empty.
+    pub held: Option<LiveGrant>,
+    pub rows: DirEntries,
+    /// Dentries under grants of their own, whether `held` lives or not.
+    pub singles: DentryTable,
+    /// A name without an entry does not exist.
+    pub complete: bool,
+    /// Listing in flight, and the cookie up to which it has come: a name below has an entry or does not exist.
+    pub listing: Option<CallId>,
+    pub progress: Option<Cookie>,
+    /// Count of breaks in the known names. `kernel_version` is the version of the listing that the kernel caches.
+    pub version: u64,
+    pub kernel_version: Option<u64>,
+    /// Version at the latest chunk of a listing for the kernel's cache.
+    pub chunk_version: Option<u64>,
+    /// The kernel's cached listing has no attributes, because its reader wants names only.
+    pub cached_without_attrs: bool,
+    /// Thread that last read the directory.
+    pub last_reader: u32,
+    /// How often the directory lease has ended.
+    pub lease_generation: u64,
+    /// Time of the latest remote change of a name, and whether such changes come in a burst
+    /// ([`Directory::is_hot`]).
+    pub remote_burst: Option<(Time, bool)>,
+    /// The kernel may have negative dentries here.
+    pub has_negative_dentries: bool,
+    /// Prefetch job that brought the directory, and its cost in entries, until the first use.
+    pub prefetched_by: Option<(CallId, u64)>,
+    /// First use of a prefetched directory; cleared if it is used again after a while.
+    pub first_used_at: Option<Time>,
+    /// Subdirectory that was opened last. `via`: the directory was opened by a caller that had its parent listed.
+    pub last_child: Option<u64>,
+    pub opened_in_walk: bool,
+    /// Number of names looked up at the remote before a listing.
+    pub lookup_misses: u8,
+    /// Whether the directory was used since eviction last visited it, and the time of the last use.
+    pub used: bool,
+    pub used_at: Time,
+    /// Bytes counted in the cache's total.
+    pub counted: u64,
+}
+
+impl Directory {
+    pub fn new(id: NodeId) -> Directory {
+        Directory {
+            id,
+            is_directory: true,
+            held: None,
+            rows: DirEntries::default(),
+            singles: DentryTable::default(),
+            complete: false,
+            listing: None,
+            progress: None,
+            version: 0,
+            kernel_version: None,
+            chunk_version: None,
+            cached_without_attrs: false,
+            last_reader: 0,
+            lease_generation: 0,
+            remote_burst: None,
+            has_negative_dentries: false,
+            prefetched_by: None,
+            first_used_at: None,
+            last_child: None,
+            opened_in_walk: false,
+            lookup_misses: 0,
+            used: true,
+            used_at: Time(0),
+            counted: 0,
+        }
+    }
+
+    /// Drops the names: the directory lease has ended.
+    pub fn forget(&mut self) {
+        self.held = None;
+        self.lookup_misses = 0;
+        self.rows.clear();
+        self.complete = false;
+        self.progress = None;
+        self.version += 1;
+        self.lease_generation += 1;
+    }
+
+    /// Records a use.
+    pub fn note_use(&mut self, now: Time) {
+        (self.used, self.used_at) = (true, now);
+    }
+
+    /// Returns the memory of the names, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.rows.bytes() + self.singles.bytes()
+    }
+
+    /// Gives the record to another inode that has taken the number.
+    pub fn reassign(&mut self, id: NodeId) {
+        (self.id, self.is_directory) = (id, false);
+        self.listing = None;
+    }
+
+    /// Records a remote change of a name.
+    pub fn note_remote_change(&mut self, now: Time) {
+        let again = self.remote_burst.is_some_and(|(last, ordered)| {
+            now < last.after(BURST_GAP) || ordered && now < last.after(BURST_END)
+        });
+        self.remote_burst = Some((now, again));
+    }
+
+    /// Returns whether remote changes come so often that the kernel gets no entry timeout here: invalidating a dentry
+    /// may wait for requests in that directory.
+    pub fn is_hot(&self, now: Time) -> bool {
+        self.remote_burst.is_some_and(|(last, ordered)| ordered && now < last.after(BURST_END))
+    }
+
+    /// Returns what a name leads to (`Some(None)`: it does not exist), if the entries say so. They do while `held`
+    /// lives.
+    pub fn find(&self, cookie: Cookie, name: &Name) -> Option<Option<&CachedEntry>> {
+        match self.rows.find(cookie, name.as_bytes()) {
+            Some(row) => Some(row.child),
+            None => (self.complete || self.progress.is_some_and(|p| cookie <= p)).then_some(None),
+        }
+    }
+}
+
+/// Regular file that the kernel holds open.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenFile {
+    pub ino: u64,
+    /// Generation of the opened inode: another inode may have the number by now.
+    pub generation: u64,
+    /// `None`: opened under a grant, without a call to the remote.
+    pub handle: Option<Handle>,
+    /// Access mode of the open.
+    pub access: Access,
+    /// Writes through it bypass the kernel's page cache.
+    pub direct: bool,
+    /// Offset of the latest such write, until it is known to be done.
+    pub unfinished_write_at: Option<u64>,
+    /// The file could not be reopened in a new session: every use fails with `EIO`.
+    pub lost: bool,
+    /// Caller of the open; writes use its credentials.
+    pub caller: Caller,
+}
+
+impl OpenFile {
+    /// Returns whether the file is of that inode and has no handle.
+    pub fn lacks_handle_for(&self, id: NodeId) -> bool {
+        self.handle.is_none() && !self.lost && self.generation == id.generation
+    }
+}
+
+/// Directory that the kernel holds open.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenDir {
+    pub ino: u64,
+    /// A listing that no grant covers: it serves this open until a rewind.
+    pub snapshot: Option<CallId>,
+    /// With `cookies=31`: the last inexact offset that was returned, and the cookie that it stands for.
+    pub inexact_cookie: Option<(Cookie, Cookie)>,
+    /// The reader has not come to the end.
+    pub reading: bool,
+    /// The kernel caches what it reads here (`FOPEN_CACHE_DIR`).
+    pub kernel_keeps: bool,
+    /// Thread that reads, number of files returned to it with attributes, and whether one was withheld
+    /// ([`crate::readdirplus_heuristic`]).
+    pub reader: u32,
+    pub files_with_attrs: u64,
+    pub is_probed: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inode_record_after_a_lookup_is_small() {
+        assert!(size_of::<Inode>() <= 88, "{}", size_of::<Inode>());
+        let mut inode = Inode::new(NodeId { ino: 7, generation: 1 }, 1);
+        inode.forget_xattrs();
+        inode.forget_pages();
+        inode.set_target(None);
+        assert!(inode.more.is_none());
+        inode.ext_mut().opens += 1;
+        inode.shrink();
+        assert_eq!(inode.opens, 1);
+        inode.ext_mut().opens -= 1;
+        inode.shrink();
+        assert!(inode.more.is_none());
+    }
+}
