@@ -5,7 +5,7 @@
 //! the pages are gone. A grant that ends otherwise (deadline, end of session) leaves pages behind: the file has *stale
 //! pages* until the kernel has dropped all pages.
 //!
-//! Each write-back therefore carries a precondition ([`Since`]): the data version of its pages. The remote writes only
+//! Each write-back therefore carries a precondition ([`WriteBackPrecondition`]): the data version of its pages. The remote writes only
 //! if no other client has changed that version. The version follows from the grant:
 //!
 //! ```text

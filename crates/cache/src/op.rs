@@ -366,7 +366,7 @@ pub struct PageEntry {
     pub mode: u32,
     /// Offset after this entry (`d_off`).
     pub next: Cookie,
-    /// Length of this entry's name in [`Page::directory_lease`].
+    /// Length of this entry's name in [`Page::names`].
     pub name_len: u16,
     /// For READDIRPLUS, if known: counts as a lookup.
     pub node: Option<Node>,

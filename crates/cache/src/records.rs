@@ -17,12 +17,12 @@ pub(crate) struct Inode {
     /// Ends of the attribute timeout and of the entry timeout that the kernel was given under `home`.
     pub attr_valid_until: Time,
     pub entry_valid_until: Time,
-    /// Directory and name that last led to the inode: the hint of its [`nigh_types::Place`], and the entry with its
+    /// Directory and name that last led to the inode: the hint of its [`nigh_types::NodeRef`], and the entry with its
     /// attributes if the directory lease covers them.
     pub parent_entry: Option<(u64, Name)>,
     /// Rarely used fields, read through `Deref`; `None`: all have their defaults.
     more: Option<Box<InodeExt>>,
-    /// Position in the kernel's inode queue, see [`crate::prune::Told`].
+    /// Position in the kernel's inode queue, see [`crate::prune::KernelInodeQueue`].
     pub queue_seq: u32,
     /// The kernel has attributes with a timeout, and no invalidation of them has followed.
     pub kernel_has_attr: bool,
@@ -55,7 +55,7 @@ pub(crate) struct InodeExt {
     pub writers: u32,
     /// A process of this mount has asked for an fcntl(2) lock on the file.
     pub has_locks: bool,
-    /// Thread of root that removed the file's capability last: it may be about to write ([`crate::rights`]).
+    /// Thread of root that removed the file's capability last: it may be about to write ([`crate::remove_privs`]).
     pub uncapped_by: Option<u32>,
     /// Attributes of a directory that a local change removed, for processes that are still in it.
     pub unlinked_attr: Option<Attr>,

@@ -1,16 +1,15 @@
 //! Session state: what ends with a session, what waits, and which replies are given meanwhile.
 //!
 //! ```text
-//!              Lapsed                Restored            all reclaimed, and the kernel has dropped its facts
-//!   Stands ───────────────▶ Lapsed ────────────▶ Claiming ──────────────────────────────────────────────────▶ Stands
-//!     │                       ▲                   ▲   │
-//!     │ Lost (from each)      └──────── Lapsed ───┼───┘
-//!     └──────────▶ Lost ──────────── Attached ────┘
+//!  Connecting ──Attached──▶ Active ───Expired───▶ Expired ──Restored──▶ Reclaiming ──▶ Active, when all is reclaimed
+//!                             │                      ▲                   │      ▲        and the kernel has dropped its facts
+//!                             │                      └──────Expired──────┘      │
+//!                             └──Lost (from each)──▶ Lost ───────Attached───────┘
 //! ```
 //!
-//! All grants end on the way out of `Stands`. Calls in flight stay in flight, except on `Lost`, when they fail. Until
-//! the next `Stands` no request is begun and no reply is delivered except for reclaims: the kernel may still hold facts
-//! of ended grants.
+//! The words on the lines are events of the remote. All grants end on the way out of `Active`. Calls in flight stay in
+//! flight, except on `Lost`, when they fail. Until the next `Active` no request is begun and no reply is delivered except
+//! for reclaims: the kernel may still hold facts of ended grants.
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};

@@ -60,7 +60,7 @@ pub enum Trust {
 }
 
 impl Target {
-    /// Connects and authenticates both sides. Takes at most [`LOGIN_TIMEOUT`] after name resolution.
+    /// Connects and authenticates both sides. Takes at most [`HANDSHAKE_TIMEOUT`] after name resolution.
     pub fn connect(&self) -> Result<Link, LinkError> {
         let at = self.name();
         let token = self.token.as_deref().map(Token::read).transpose()?;
@@ -154,7 +154,7 @@ impl Acceptor {
         self.fingerprint.as_deref()
     }
 
-    /// Performs the handshake with a client, which must prove the token if there is one. Takes at most [`LOGIN_TIMEOUT`]
+    /// Performs the handshake with a client, which must prove the token if there is one. Takes at most [`HANDSHAKE_TIMEOUT`]
     /// and reads a bounded number of bytes.
     pub fn accept(&self, stream: TcpStream) -> Result<Link, LinkError> {
         let at = stream.peer_addr().map_or_else(|_| "a client".to_owned(), |address| address.to_string());

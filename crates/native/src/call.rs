@@ -166,7 +166,7 @@ pub(crate) fn check(call: &Call) -> Result<(), ProtocolError> {
     }
 }
 
-/// Checks a count at the sender; the receiver checks it before it decodes the items ([`WaitingRead::bounded`]).
+/// Checks a count at the sender; the receiver checks it before it decodes the items ([`Reader::bounded`]).
 fn check_count(count: usize, most: u32) -> Result<(), ProtocolError> {
     match u32::try_from(count) {
         Ok(count) if count <= most => Ok(()),

@@ -103,7 +103,7 @@ struct Entry {
     since: Time,
     /// The number of grants, of all holders, that were registered since that possession began; `u16::MAX`: too many.
     grants_since_acquired: u16,
-    /// The number of grants registered since this holder has had the key without a change by others. [`Entry::HELD`]:
+    /// The number of grants registered since this holder has had the key without a change by others. [`Entry::CHANGED_BY_OTHER`]:
     /// another holder has changed the key or is about to, under an update prepare or without asking this holder first.
     grants_since_other_change: u32,
     marks: u8,

@@ -3,7 +3,7 @@
 //! [`ClientSession`] is the client's end and a [`nigh_remote::Remote`]; [`ServerSession`] is the server's end of one
 //! session. Both take bytes and time, and emit bytes and events. A driver that encodes replies on several threads uses
 //! [`encode_response`] and [`ServerSession::transmit_encoded`]. [`LeaseTable`] keeps the leases of all sessions and
-//! says which ones to recall. [`lease::Desk`] orders recalls and replies in each session's stream.
+//! says which ones to recall. [`lease::LeaseSequencer`] orders recalls and replies in each session's stream.
 
 mod attr;
 mod call;

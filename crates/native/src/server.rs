@@ -46,13 +46,13 @@ pub enum ServerEvent {
         export: Vec<u8>,
         term: Term,
         version: u16,
-        /// The wanted features that this build knows ([`crate::NAMES_ALONE`], [`crate::ID_NAMES`]).
+        /// The wanted features that this build knows ([`crate::EXCLUSIVE_DIR_LEASES`], [`crate::ID_NAMES`]).
         features: u64,
         /// As in [`crate::Hello`].
         moment: u64,
         resume: Option<Resume>,
     },
-    /// Answered with [`ServerSession::respond`], if the call has a reply ([`Call::is_answered`]).
+    /// Answered with [`ServerSession::respond`], if the call has a reply ([`nigh_types::Call::has_reply`]).
     Request {
         call: CallId,
         request: Request,
@@ -90,7 +90,7 @@ enum State {
 /// its frames in that order. After an error or [`ServerEvent::Bye`], transmit the remaining frames and close the
 /// connection; later replies are dropped here.
 ///
-/// **Connections.** When the connection has ended, call [`ServerSession::disconnected`]. Counted frames are kept until the
+/// **Connections.** When the connection has ended, call [`ServerSession::handle_disconnect`]. Counted frames are kept until the
 /// client has confirmed them, and are sent on the connection with which the session is resumed. Meanwhile they
 /// accumulate, and the owner of the session bounds them by [`ServerSession::kept_bytes`].
 ///

@@ -258,7 +258,7 @@ impl Export {
     }
 
     /// Executes one call. `sink` is called once, or for a listing several times, the last time with `last` set. It is
-    /// not called if [`Call::is_answered`] is false. May be called from several threads; each calling thread gets its
+    /// not called if [`Call::has_reply`] is false. May be called from several threads; each calling thread gets its
     /// own umask and working directory.
     ///
     /// # Panics

@@ -80,7 +80,7 @@ impl SessionFiles {
         }
     }
 
-    /// Sets whether the server trusts the permission checks of the client's kernel ([`crate::Admission::vouches`]).
+    /// Sets whether the server trusts the permission checks of the client's kernel ([`crate::CredentialPolicy::vouches`]).
     /// The default is true.
     #[must_use]
     pub fn vouched(self, vouched: bool) -> SessionFiles {

@@ -24,7 +24,7 @@ use std::time::Duration;
 /// The lease table shared by all sessions of a server.
 ///
 /// **Lock order.** Inode locks (`inode_locks.rs`), then `Leases::state`, then `Session::wire`, then the outbox. Under
-/// `state`, recalls and replies with grants are queued on the sessions' wires in one order, as [`Desk`] requires.
+/// `state`, recalls and replies with grants are queued on the sessions' wires in one order, as [`LeaseSequencer`] requires.
 /// While `state` is held, nothing is sent to a socket, and no call is executed, submitted or dropped. No thread waits
 /// for an acknowledgement with one of these locks: a call that has to is parked, and occupies no thread.
 pub(crate) struct Leases {
@@ -338,7 +338,7 @@ impl Leases {
         self.with(|state, now| state.desk.table_mut().merge_base(now, id, under, range))
     }
 
-    /// [`nigh_native::LeaseTable::may_need_merge`].
+    /// [`nigh_native::LeaseTable::needs_before_image`].
     pub(crate) fn may_need_merge(&self, id: ChangeId) -> bool {
         self.state.lock().desk.table().needs_before_image(id)
     }
@@ -353,7 +353,7 @@ impl Leases {
         self.state.lock().desk.table_mut().handle_changed(id, range);
     }
 
-    /// [`nigh_native::LeaseTable::handle_settle`].
+    /// [`nigh_native::LeaseTable::handle_sync_barrier`].
     pub(crate) fn wait_for_returns(&self, by: Holder, key: LeaseKey) -> ChangeId {
         self.with(|state, now| state.desk.table_mut().handle_sync_barrier(now, by, key))
     }

@@ -38,7 +38,7 @@ pub(crate) struct Listeners {
     names: Vec<String>,
     /// Socket files, removed at the end.
     sockets: Vec<PathBuf>,
-    /// Scope of the exports that clients of these sockets may attach to ([`Peer::within`]).
+    /// Scope of the exports that clients of these sockets may attach to ([`Peer::with_scope`]).
     scope: u64,
     arrivals: Arc<Arrivals>,
     links: Arc<Links>,

@@ -79,7 +79,7 @@ impl Throughput {
         self.spent += spent;
     }
 
-    /// The bytes that the link accepts per second, if known and less than [`Outbox::CALM`].
+    /// The bytes that the link accepts per second, if known and less than [`Outbox::QUEUE_LIMIT`].
     fn queue_limit(&self) -> u64 {
         if self.spent < Duration::from_millis(50) {
             return Outbox::QUEUE_LIMIT;

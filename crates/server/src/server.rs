@@ -87,7 +87,7 @@ pub struct Server {
     pub(crate) watch: Arc<Watch>,
     pub(crate) reaper: Arc<SessionReaper>,
     pub(crate) idle_connections: Arc<IdleConnections>,
-    /// Exports and listen addresses of guests, by scope ([`nigh_link::Peer::within`]).
+    /// Exports and listen addresses of guests, by scope ([`nigh_link::Peer::with_scope`]).
     pub(crate) guests: Mutex<BTreeMap<u64, Served>>,
     /// Open exports, by export id and by the mount through which they are reached.
     exports: OpenExports,

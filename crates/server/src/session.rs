@@ -176,7 +176,7 @@ impl Session {
         self.is_over_link(link).then(take)
     }
 
-    /// Like [`Session::validate_ids`], but returns `None` at once while other input is handled.
+    /// Like [`Session::with_input`], but returns `None` at once while other input is handled.
     pub(crate) fn try_with_input<T>(&self, link: u64, take: impl FnOnce() -> T) -> Option<Option<T>> {
         let _one = self.input_lock.try_lock()?;
         Some(self.is_over_link(link).then(take))

@@ -120,7 +120,7 @@ pub enum Call {
     Release { handles: Vec<Handle> },
     /// Pins a file that this client's kernel opened under a grant, without a call to the remote: the file stays
     /// readable under `handle`, even after its last name is removed, until the client releases the handle. The client
-    /// assigns the handle ([`Handle::CHOSEN`]). `names` is the path from the root, at most [`Call::MOST_NAMES`], or
+    /// assigns the handle ([`Handle::CLIENT_ASSIGNED`]). `names` is the path from the root, at most [`Call::MOST_NAMES`], or
     /// empty. No reply; the remote processes the pin before everything that the client sends later, acknowledgements
     /// included.
     PinOpen { node: NodeRef, names: Vec<Name>, handle: Handle },
@@ -148,7 +148,7 @@ pub enum Call {
     /// Reopens a file under the handle that the remote has lost, with the checks of any open
     /// → `Reply::Opened` with this handle, or `EINVAL` if the handle is in use
     Reopen { node: NodeRef, handle: Handle, access: Access },
-    /// Finds an inode by its number, where the session supports it ([`crate::Session::supports_lookup_number`])
+    /// Finds an inode by its number, where the session supports it ([`crate::SessionParams::supports_lookup_number`])
     /// → `Reply::Found`, or `ESTALE` if no inode has this number. See docs/decisions/0035-file-handles.md.
     LookupNumber { ino: u64 },
 

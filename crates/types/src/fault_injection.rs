@@ -7,7 +7,7 @@ compile_error!(
     "the feature `planted` is for tests: build it with debug assertions, as the profile `sim` does"
 );
 
-/// An injectable bug. [`Bug::mutation_id`] begins with the number of the invariant (ARCHITECTURE.md) that it breaks.
+/// An injectable bug. [`Bug::name`] begins with the number of the invariant (ARCHITECTURE.md) that it breaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
     /// The cache keeps a name from a reply without a grant, under a made-up grant.

@@ -188,7 +188,7 @@ impl<P> LeaseSequencer<P> {
         self.table.handle_done(now, id);
     }
 
-    /// Offers a reply with these grants for queueing. [`SequencerOutput::Answer`] says when, and which grants it carries.
+    /// Offers a reply with these grants for queueing. [`SequencerOutput::Reply`] says when, and which grants it carries.
     ///
     /// # Panics
     /// If the outputs of the previous reply were not polled.

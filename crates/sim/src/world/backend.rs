@@ -28,7 +28,7 @@ pub trait Backend {
     /// Returns when the next event is due that no client's end reports.
     fn due(&self) -> Time;
 
-    /// As [`FakeServer::pending_writes`].
+    /// As [`FakeServer::written`].
     fn written(&self) -> Vec<(u64, u64)>;
 
     /// Returns the time on a client's clock.
