@@ -128,14 +128,14 @@ struct IdSpace {
 
 impl IdSpace {
     /// Converts an id that the server uses in this session.
-    fn to_local(&mut self, theirs: u64) -> u64 {
+    fn local_id(&mut self, theirs: u64) -> u64 {
         let ours = self.base.saturating_add(theirs);
         self.latest = self.latest.max(ours);
         ours
     }
 
     /// The id that the server uses; `None`: it is of an earlier session.
-    fn to_server(&self, ours: u64) -> Option<u64> {
+    fn server_id(&self, ours: u64) -> Option<u64> {
         ours.checked_sub(self.base).filter(|theirs| *theirs > 0)
     }
 
@@ -319,7 +319,7 @@ impl ClientSession {
                 self.take_response(now, call, response)?
             }
             (State::Connected, Message::Recall(mut recall)) => {
-                recall.id = RecallId(self.recalls.to_local(recall.id.0));
+                recall.id = RecallId(self.recalls.local_id(recall.id.0));
                 self.event(Event::Recall(recall));
             }
             (State::Connected, Message::Hold(hold)) => self.take_prepare(number, hold)?,
@@ -378,14 +378,14 @@ impl Remote for ClientSession {
 
     fn handle_acknowledge(&mut self, _now: Time, id: RecallId) {
         if self.state != State::Lost
-            && let Some(theirs) = self.recalls.to_server(id.0)
+            && let Some(theirs) = self.recalls.server_id(id.0)
         {
             self.put(Arc::new(Message::Acknowledge(RecallId(theirs)).encode()));
         }
     }
 
     fn handle_return(&mut self, _now: Time, grants: Vec<GrantId>) {
-        let theirs = grants.iter().filter_map(|grant| self.grants.to_server(grant.0).map(GrantId));
+        let theirs = grants.iter().filter_map(|grant| self.grants.server_id(grant.0).map(GrantId));
         let theirs: Vec<GrantId> = theirs.collect();
         if self.state != State::Lost && self.established {
             for some in theirs.chunks(MAX_RETURNED as usize) {

@@ -132,9 +132,9 @@ fn whiteout_rename_is_not_repeated_after_a_restart() {
         whiteout: true,
         keep: None,
     };
-    let renamed = client.send(rename.clone());
     let at = |text: &str| world.dir.path().join("d").join(text);
     let contents = std::fs::read(at("f")).unwrap();
+    let renamed = client.send(rename.clone());
     eventually("it is renamed", || at("moved").exists());
     std::thread::sleep(Duration::from_millis(100));
     world.restart();

@@ -53,7 +53,7 @@ impl ClientSession {
         } = call
         {
             *under =
-                under.and_then(|(grant, covers)| Some((GrantId(self.grants.to_server(grant.0)?), covers)));
+                under.and_then(|(grant, covers)| Some((GrantId(self.grants.server_id(grant.0)?), covers)));
         }
     }
 
@@ -176,7 +176,7 @@ impl ClientSession {
             response.grants.clear();
         }
         for grant in &mut response.grants {
-            grant.id = GrantId(self.grants.to_local(grant.id.0));
+            grant.id = GrantId(self.grants.local_id(grant.id.0));
         }
         self.event(Event::Response { call, response });
         self.send_waiting(now);

@@ -39,7 +39,7 @@ impl ClientSession {
         if !self.updates.uncommitted.insert(hold.id) {
             return Err(ProtocolError::Malformed("a hold with the number of another"));
         }
-        hold.id = RecallId(self.recalls.to_local(hold.id.0));
+        hold.id = RecallId(self.recalls.local_id(hold.id.0));
         self.event(Event::UpdatePrepare(hold));
         Ok(())
     }
@@ -49,7 +49,7 @@ impl ClientSession {
             return Err(ProtocolError::Unexpected(number));
         }
         if self.updates.uncommitted.remove(&commit.id) {
-            commit.id = RecallId(self.recalls.to_local(commit.id.0));
+            commit.id = RecallId(self.recalls.local_id(commit.id.0));
             self.event(Event::UpdateCommit(commit));
         }
         Ok(())
