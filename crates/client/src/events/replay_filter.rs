@@ -131,79 +131,74 @@ impl ReplayFilter {
         header: &Header,
         operation: &Operation<'_>,
     ) -> Option<ReplayReply> {
+        use {ReplayReply as Reply, ReplayedChange as Change};
+
         let at = real(header.nodeid);
         let mut acts = self.active.lock();
         let (acts, last) = &mut *acts;
         let act = acts.get_mut(&header.pid)?;
         let (number, owner) = (act.number, replay_owner(header));
         if REPLAY_INOS.contains(&at) {
-            return Some(ReplayReply::Answer(reply_for_replay_node(
-                at,
-                attributes(act.change.kind(), owner),
-                operation,
-            )));
+            let attributes = attributes(act.change.kind(), owner);
+            return Some(Reply::Answer(reply_for_replay_node(at, attributes, operation)));
         }
-        let mut nobody = |kind: Kind| {
+        let mut placeholder = |kind: Kind| {
             *last = (*last + 1) % (1 << 48);
             replay_node(REPLAY_INOS.start + *last, attributes(kind, owner))
         };
         let is = |dir: &u64, name: &Name, asked: &[u8]| *dir == at && name.as_bytes() == asked;
         let done = |asked: bool, names: Vec<(u64, Name)>| {
-            let refused = ReplayReply::Answer(OpReply::Failed(Errno::CANCELED));
-            Some(if asked { ReplayReply::Done { number, names } } else { refused })
+            let refused = Reply::Answer(OpReply::Failed(Errno::CANCELED));
+            Some(if asked { Reply::Done { number, names } } else { refused })
         };
         match (&act.change, operation) {
-            (ReplayedChange::Make { dir, name, .. }, Operation::Lookup { name: asked })
-                if is(dir, name, asked) =>
-            {
+            (Change::Make { dir, name, .. }, Operation::Lookup { name: asked }) if is(dir, name, asked) => {
                 act.asked_source = true;
-                Some(ReplayReply::Answer(OpReply::Missing(Span::ZERO)))
+                Some(Reply::Answer(OpReply::Missing(Span::ZERO)))
             }
             (
-                ReplayedChange::Make { dir, name, kind },
+                Change::Make { dir, name, kind },
                 Operation::Mknod { name: asked, .. }
                 | Operation::Mkdir { name: asked, .. }
                 | Operation::Symlink { name: asked, .. },
             ) if is(dir, name, asked) => {
-                let otherwise = nobody(*kind);
-                Some(ReplayReply::Created { number, dir: *dir, name: name.clone(), kind: *kind, otherwise })
+                let otherwise = placeholder(*kind);
+                Some(Reply::Created { number, dir: *dir, name: name.clone(), kind: *kind, otherwise })
             }
-            (ReplayedChange::Remove { dir, name, kind }, Operation::Lookup { name: asked })
+            (Change::Remove { dir, name, kind }, Operation::Lookup { name: asked })
                 if is(dir, name, asked) =>
             {
                 act.asked_source = true;
-                Some(ReplayReply::Answer(nobody(*kind)))
+                Some(Reply::Answer(placeholder(*kind)))
             }
             (
-                ReplayedChange::Remove { dir, name, .. },
+                Change::Remove { dir, name, .. },
                 Operation::Unlink { name: asked } | Operation::Rmdir { name: asked },
             ) if is(dir, name, asked) => done(act.asked_source, vec![(*dir, name.clone())]),
-            (ReplayedChange::Move { from, name, kind, .. }, Operation::Lookup { name: asked })
+            (Change::Move { from, name, kind, .. }, Operation::Lookup { name: asked })
                 if is(from, name, asked) =>
             {
                 act.asked_source = true;
-                Some(ReplayReply::Answer(nobody(*kind)))
+                Some(Reply::Answer(placeholder(*kind)))
             }
-            (ReplayedChange::Move { to, new_name, .. }, Operation::Lookup { name: asked })
+            (Change::Move { to, new_name, .. }, Operation::Lookup { name: asked })
                 if is(to, new_name, asked) =>
             {
                 act.asked_target = true;
-                Some(ReplayReply::Answer(OpReply::Missing(Span::ZERO)))
+                Some(Reply::Answer(OpReply::Missing(Span::ZERO)))
             }
             (
-                ReplayedChange::Move { from, name, to, new_name, .. },
+                Change::Move { from, name, to, new_name, .. },
                 Operation::Rename { name: asked, new_dir, new_name: new_asked, .. },
             ) if is(from, name, asked) && real(*new_dir) == *to && new_name.as_bytes() == *new_asked => {
                 let names = vec![(*from, name.clone()), (*to, new_name.clone())];
                 done(act.asked_source && act.asked_target, names)
             }
-            (ReplayedChange::Touch { ino }, Operation::SetAttr(_)) if *ino == at => {
-                Some(ReplayReply::CurrentAttrs { ino: at })
+            (Change::Touch { ino }, Operation::SetAttr(_)) if *ino == at => {
+                Some(Reply::CurrentAttrs { ino: at })
             }
             // All other changes are refused.
-            (_, operation) if changes(operation) => {
-                Some(ReplayReply::Answer(OpReply::Failed(Errno::CANCELED)))
-            }
+            (_, operation) if changes(operation) => Some(Reply::Answer(OpReply::Failed(Errno::CANCELED))),
             _ => None,
         }
     }
