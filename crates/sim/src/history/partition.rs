@@ -458,7 +458,7 @@ impl<'h> Partitioner<'h> {
         self.name(number, end, true, Act::Is { slot, what });
     }
 
-    fn name(&mut self, number: usize, ends: u64, must: bool, act: Act) {
+    fn name(&mut self, number: usize, ends: u64, required: bool, act: Act) {
         let any_name = Slot::all().collect();
         let slots: Vec<Slot> = match &act {
             Act::Is { slot, .. } => vec![*slot],
@@ -469,12 +469,12 @@ impl<'h> Partitioner<'h> {
             _ => Vec::new(),
         };
         let touches = |call: &Call| call.changes_names().iter().flatten().any(|slot| slots.contains(slot));
-        let (opens, begins) = self.moments(number, touches);
+        let (visible_from, effective_from) = self.moments(number, touches);
         self.pieces.names.push(Operation {
-            visible_from: opens,
-            effective_from: begins,
+            visible_from,
+            effective_from,
             ends,
-            required: must,
+            required,
             act,
             record: number,
         });
@@ -493,18 +493,11 @@ impl<'h> Partitioner<'h> {
         (out.map(|change| change.begin).min().unwrap_or(record.begin), record.begin)
     }
 
-    fn mode(&mut self, file: File, number: usize, (ends, must): (u64, bool), act: Value) {
-        let (opens, begins) = self.moments(number, |call| call.file() == Some(file));
+    fn mode(&mut self, file: File, number: usize, (ends, required): (u64, bool), act: Value) {
+        let (visible_from, effective_from) = self.moments(number, |call| call.file() == Some(file));
         let first = self.creators.get(&file.label).map(|maker| maker.mode.into());
         let entry = self.pieces.modes.entry(file).or_insert_with(|| (first, Vec::new()));
-        entry.1.push(Operation {
-            visible_from: opens,
-            effective_from: begins,
-            ends,
-            required: must,
-            act,
-            record: number,
-        });
+        entry.1.push(Operation { visible_from, effective_from, ends, required, act, record: number });
     }
 
     fn register(
@@ -512,34 +505,27 @@ impl<'h> Partitioner<'h> {
         which: RegisterKind,
         file: File,
         number: usize,
-        (ends, must): (u64, bool),
+        (ends, required): (u64, bool),
         act: Value,
     ) {
-        let (opens, begins) = self.moments(number, |call| call.file() == Some(file));
+        let (visible_from, effective_from) = self.moments(number, |call| call.file() == Some(file));
         let all = match which {
             RegisterKind::Times => &mut self.pieces.times,
             RegisterKind::Xattrs => &mut self.pieces.xattrs,
         };
         all.entry(file).or_default().push(Operation {
-            visible_from: opens,
-            effective_from: begins,
+            visible_from,
+            effective_from,
             ends,
-            required: must,
+            required,
             act,
             record: number,
         });
     }
 
-    fn content(&mut self, file: File, number: usize, (ends, must): (u64, bool), act: Content) {
-        let (opens, begins) = self.moments(number, |call| call.file() == Some(file));
-        let piece = Operation {
-            visible_from: opens,
-            effective_from: begins,
-            ends,
-            required: must,
-            act,
-            record: number,
-        };
+    fn content(&mut self, file: File, number: usize, (ends, required): (u64, bool), act: Content) {
+        let (visible_from, effective_from) = self.moments(number, |call| call.file() == Some(file));
+        let piece = Operation { visible_from, effective_from, ends, required, act, record: number };
         self.pieces.contents.entry(file).or_default().push(piece);
     }
 }
