@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Client, NIGH, SOMEBODY, as_user, needs_root};
+use common::{Client, NIGH, UNPRIVILEGED_UID, as_user, needs_root};
 use nigh_link::ssh::Prompting;
 use nigh_link::tcp::{Target, Trust};
 use nigh_link::{Kind, Link, ssh, unix};
@@ -145,14 +145,14 @@ fn calls_run_as_the_tokens_user_for_any_claimed_uid() {
     }
     let house = TestServer::new();
     let path = house.path("token");
-    fs::write(&path, format!("{}\nuser {SOMEBODY}\n", "5a".repeat(32))).unwrap();
+    fs::write(&path, format!("{}\nuser {UNPRIVILEGED_UID}\n", "5a".repeat(32))).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     let path = path.display().to_string();
     let house = house.serve(&["--token", &path]);
     let (mut client, session) = Client::attach(house.target().connect().unwrap(), "x").unwrap();
-    for (name, uid) in [("as-root", 0), ("as-another", 1000), ("as-itself", SOMEBODY)] {
+    for (name, uid) in [("as-root", 0), ("as-another", 1000), ("as-itself", UNPRIVILEGED_UID)] {
         client.make(session.root, name, uid, &[0]).unwrap();
-        assert_eq!(house.owner(name), (SOMEBODY, SOMEBODY), "{name}");
+        assert_eq!(house.owner(name), (UNPRIVILEGED_UID, UNPRIVILEGED_UID), "{name}");
     }
     fs::set_permissions(house.path("x"), fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(client.make(session.root, "closed", 0, &[0]).unwrap_err(), Errno::ACCES);
@@ -185,9 +185,9 @@ fn trusted_client_claims_any_uid_except_root() {
     let target = Target { trust: Trust::Plaintext, ..house.target() };
     let (mut client, session) = Client::attach(target.connect().unwrap(), "x").unwrap();
     client.make(session.root, "as-root", 0, &[0]).unwrap();
-    client.make(session.root, "as-somebody", SOMEBODY, &[]).unwrap();
+    client.make(session.root, "as-somebody", UNPRIVILEGED_UID, &[]).unwrap();
     assert_eq!(house.owner("as-root"), (65534, 65534));
-    assert_eq!(house.owner("as-somebody"), (SOMEBODY, SOMEBODY));
+    assert_eq!(house.owner("as-somebody"), (UNPRIVILEGED_UID, UNPRIVILEGED_UID));
     drop(house);
     let house = TestServer::new().serve(&["--trust-client-ids", "--plaintext", "--squash", "none"]);
     let target = Target { trust: Trust::Plaintext, ..house.target() };
@@ -210,10 +210,10 @@ fn local_users_act_as_themselves_on_a_unix_socket() {
     let socket = house.path("s.sock");
     let listen = format!("unix://{}", socket.display());
     let house = house.serve(&["--listen", &listen, "--trust-client-ids", "--plaintext"]);
-    let (mut client, session) = Client::attach(connect_as(SOMEBODY, &socket), "x").unwrap();
+    let (mut client, session) = Client::attach(connect_as(UNPRIVILEGED_UID, &socket), "x").unwrap();
     client.make(session.root, "as-root", 0, &[0]).unwrap();
-    assert_eq!(house.owner("as-root"), (SOMEBODY, SOMEBODY));
-    assert!(Client::attach(connect_as(SOMEBODY, &socket), "/etc").is_err());
+    assert_eq!(house.owner("as-root"), (UNPRIVILEGED_UID, UNPRIVILEGED_UID));
+    assert!(Client::attach(connect_as(UNPRIVILEGED_UID, &socket), "/etc").is_err());
     client.leave();
     let (mut client, session) = Client::attach(unix::connect(&socket).unwrap(), "x").unwrap();
     assert!(client.must_renew(), "the clients of every transport have leases");
@@ -254,7 +254,7 @@ fn forged_uid_0_is_logged_once_over_each_transport() {
     for plaintext in [false, true] {
         let house = TestServer::new();
         let path = house.path("token");
-        fs::write(&path, format!("{}\nuser {SOMEBODY}\n", "5a".repeat(32))).unwrap();
+        fs::write(&path, format!("{}\nuser {UNPRIVILEGED_UID}\n", "5a".repeat(32))).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         let path = path.display().to_string();
         let words = ["--token", &path, "--plaintext"];
@@ -262,13 +262,18 @@ fn forged_uid_0_is_logged_once_over_each_transport() {
         let trust = if plaintext { Trust::Plaintext } else { house.target().trust };
         let link = Target { trust, ..house.target() }.connect().unwrap();
         assert_eq!(link.kind(), if plaintext { Kind::Tcp } else { Kind::Tls });
-        check_forged_root(&house, "log", Client::attach(link, "x").unwrap(), SOMEBODY);
+        check_forged_root(&house, "log", Client::attach(link, "x").unwrap(), UNPRIVILEGED_UID);
     }
     let house = TestServer::new();
     let socket = house.path("s.sock");
     let listen = format!("unix://{}", socket.display());
     let house = house.serve(&["--listen", &listen, "--trust-client-ids", "--plaintext"]);
-    check_forged_root(&house, "log", Client::attach(connect_as(SOMEBODY, &socket), "x").unwrap(), SOMEBODY);
+    check_forged_root(
+        &house,
+        "log",
+        Client::attach(connect_as(UNPRIVILEGED_UID, &socket), "x").unwrap(),
+        UNPRIVILEGED_UID,
+    );
 }
 
 /// Starts the relay that `ssh` would start, as an ordinary user; returns the process and its stream.
@@ -289,29 +294,34 @@ fn relay_of_an_ordinary_user_gives_only_that_users_rights() {
     let house = TestServer::new();
     for dir in ["far-run", "far-state"] {
         fs::create_dir(house.path(dir)).unwrap();
-        std::os::unix::fs::chown(house.path(dir), Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+        std::os::unix::fs::chown(house.path(dir), Some(UNPRIVILEGED_UID), Some(UNPRIVILEGED_UID)).unwrap();
         fs::set_permissions(house.path(dir), fs::Permissions::from_mode(0o700)).unwrap();
     }
     let house = house.serve(&["--trust-client-ids", "--plaintext"]);
     // The relay leads to that user's own server.
-    let (mut relay, mut stream) = relay_as(&house, SOMEBODY, "far-run", "far-state");
+    let (mut relay, mut stream) = relay_as(&house, UNPRIVILEGED_UID, "far-run", "far-state");
     let mut banner = vec![0; ssh::READY.len()];
     stream.read_exact(&mut banner).unwrap();
     assert_eq!(banner, ssh::READY);
     let dir = house.path("x").display().to_string();
-    check_forged_root(&house, "far-run/serve.log", Client::attach(stream.into(), &dir).unwrap(), SOMEBODY);
+    check_forged_root(
+        &house,
+        "far-run/serve.log",
+        Client::attach(stream.into(), &dir).unwrap(),
+        UNPRIVILEGED_UID,
+    );
     relay.wait().unwrap();
     // It does not lead to root's server, even if root's socket is open to all users.
     for (name, mode) in [("run", 0o755), ("run/serve.sock", 0o666)] {
         fs::set_permissions(house.path(name), fs::Permissions::from_mode(mode)).unwrap();
     }
-    let (mut relay, mut stream) = relay_as(&house, SOMEBODY, "run", "state");
+    let (mut relay, mut stream) = relay_as(&house, UNPRIVILEGED_UID, "run", "state");
     let mut said = Vec::new();
     let _ = stream.read_to_end(&mut said);
     assert!(!relay.wait().unwrap().success() && said.is_empty(), "{said:?}");
     let why = fs::read_to_string(house.path("relay.log")).unwrap();
     assert_eq!(why.lines().count(), 1, "{why}");
-    let link = connect_as(SOMEBODY, &house.path("run/serve.sock"));
+    let link = connect_as(UNPRIVILEGED_UID, &house.path("run/serve.sock"));
     link.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     assert!(!link.read(&mut [0; 64]).is_ok_and(|count| count > 0));
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Client, NIGH, SOMEBODY, as_user, needs_root};
+use common::{Client, NIGH, UNPRIVILEGED_UID, as_user, needs_root};
 use nigh_link::unix;
 use nigh_remote::Event;
 use nigh_types::*;
@@ -337,7 +337,7 @@ fn only_root_and_the_servers_user_get_its_status() {
     let mounts = house.nigh(&["status"]).output().unwrap();
     assert!(String::from_utf8(mounts.stdout).unwrap().contains("your server (pid "));
     if needs_root("only_root_and_the_servers_user_get_its_status") {
-        let said = ask(connect_as(SOMEBODY, &socket), b"nigh status 1\n");
+        let said = ask(connect_as(UNPRIVILEGED_UID, &socket), b"nigh status 1\n");
         let said: Value = serde_json::from_slice(&said).unwrap();
         assert_eq!(said.as_object().unwrap().keys().collect::<Vec<_>>(), ["refused"]);
         fs::set_permissions(house.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub const NIGH: &str = env!("CARGO_BIN_EXE_nigh");
 /// A uid that no machine uses.
-pub const SOMEBODY: u32 = 4_000_123;
+pub const UNPRIVILEGED_UID: u32 = 4_000_123;
 
 pub fn needs_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
