@@ -95,7 +95,7 @@ pub struct Cache {
     /// Handles closed while the remote was away.
     pub(crate) unreleased: Vec<Handle>,
     /// Invalidation of everything that the kernel held when all grants ended. Before it is done a new session answers no
-    /// request (`SessionState::Reclaiming`). After `flush_all_by` the kernel counts as slow, and requests no longer wait.
+    /// request (`SessionState::Reclaiming`). After `flush_all_by` the kernel counts as slow, and requests go on.
     pub(crate) flush_all_id: Option<InvalidationId>,
     pub(crate) flush_all_by: Option<Time>,
     pub(crate) kernel_is_slow: bool,

@@ -482,8 +482,8 @@ impl Cache {
         self.trim(now);
     }
 
-    /// Sends a `ResolvePath` when the remote cannot find an inode: gives it the names from the root. Once for each inode that
-    /// the call names.
+    /// Sends a `ResolvePath` when the remote cannot find an inode: gives it the names from the root. Once for each
+    /// inode that the call names.
     fn resolve_again(&mut self, now: Time, id: CallId, flight: &mut InflightCall) -> bool {
         let Some(call) = &flight.resend else { return false };
         let anchors = crate::node_ref::nodes_to_resolve(call);

@@ -353,7 +353,8 @@ impl Cache {
         row.child.filter(|child| child.id == inode.id).map(|child| child.attr().kind())
     }
 
-    /// Returns the next change for watchers, and its sequence number; the caller answers with [`Cache::handle_reported`].
+    /// Returns the next change for watchers, and its sequence number; the caller answers with
+    /// [`Cache::handle_reported`].
     pub fn poll_change(&mut self) -> Option<(u64, RemoteChange)> {
         self.watches.out.pop_front()
     }

@@ -5,8 +5,8 @@
 //! the pages are gone. A grant that ends otherwise (deadline, end of session) leaves pages behind: the file has *stale
 //! pages* until the kernel has dropped all pages.
 //!
-//! Each write-back therefore carries a precondition ([`WriteBackPrecondition`]): the data version of its pages. The remote writes only
-//! if no other client has changed that version. The version follows from the grant:
+//! Each write-back therefore carries a precondition ([`WriteBackPrecondition`]): the data version of its pages. The
+//! remote writes only if no other client has changed that version. The version follows from the grant:
 //!
 //! ```text
 //!                   a grant lives: the latest version in a reply

@@ -394,9 +394,9 @@ impl Cache {
         inode.is_some_and(|inode| inode.is_at(dir, name))
     }
 
-    /// Invalidates a moved inode's dentry and attributes. On rename the kernel keeps the old dentry's timeouts. They hold
-    /// under the new name only if one directory lease covers both names, no update of the new name is in progress, and
-    /// the old dentry led to the moved inode. Otherwise no recall covers them. Runs before the parent entry is moved.
+    /// Invalidates a moved inode's dentry and attributes, before the parent entry is moved. The kernel keeps the old
+    /// dentry's timeouts, which hold under the new name only if one directory lease covers both names, no update of the
+    /// new name is in progress, and the old dentry led to the moved inode. Otherwise no recall covers them.
     fn invalidate_moved(&mut self, now: Time, (old, id): ((u64, &Name), NodeId), (dir, name): (u64, &Name)) {
         let cookie = self.key.cookie(name.as_bytes());
         let row = self.live_directory(now, dir).and_then(|(d, _)| d.rows.find(cookie, name.as_bytes()));

@@ -249,8 +249,8 @@ impl Cache {
     }
 }
 
-/// Returns the inodes that a call must reach, in the order of its `ResolvePath` calls; none for calls that are not resent
-/// after one.
+/// Returns the inodes that a call must reach, in the order of its `ResolvePath` calls; none for calls that are not
+/// resent after one.
 pub(crate) fn nodes_to_resolve(call: &Call) -> [Option<NodeId>; 2] {
     let one = match call {
         Call::Lookup { dir, .. }

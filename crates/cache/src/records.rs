@@ -267,7 +267,7 @@ impl Inode {
     }
 }
 
-/// Remote changes within this span of each other make a directory hot (decision 6 of the design), until `NAMES_ONLY_AFTER` has
+/// Remote changes within this span of each other make a directory hot, until `BURST_END` has
 /// passed without one.
 const BURST_GAP: Span = Span::from_millis(1_000);
 const BURST_END: Span = Span::from_millis(10_000);

@@ -1,15 +1,16 @@
 //! Session state: what ends with a session, what waits, and which replies are given meanwhile.
 //!
 //! ```text
-//!  Connecting ──Attached──▶ Active ───Expired───▶ Expired ──Restored──▶ Reclaiming ──▶ Active, when all is reclaimed
-//!                             │                      ▲                   │      ▲        and the kernel has dropped its facts
+//!  Connecting ──Attached──▶ Active ───Expired───▶ Expired ──Restored──▶ Reclaiming ──▶ Active
+//!                             │                      ▲                   │      ▲
 //!                             │                      └──────Expired──────┘      │
 //!                             └──Lost (from each)──▶ Lost ───────Attached───────┘
 //! ```
 //!
-//! The words on the lines are events of the remote. All grants end on the way out of `Active`. Calls in flight stay in
-//! flight, except on `Lost`, when they fail. Until the next `Active` no request is begun and no reply is delivered except
-//! for reclaims: the kernel may still hold facts of ended grants.
+//! The words on the lines are events of the remote; `Reclaiming` ends when all is reclaimed and the kernel has dropped
+//! its facts. All grants end on the way out of `Active`. Calls in flight stay in flight, except on `Lost`, when they
+//! fail. Until the next `Active` no request is begun and no reply is delivered except for reclaims: the kernel may still
+//! hold facts of ended grants.
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};

@@ -44,7 +44,8 @@ const SHARE: u32 = 100;
 pub struct EventsConfig {
     /// In every directory with a complete listing in memory, not only in watched ones.
     pub all: bool,
-    /// This program; with a mount point and `MAJOR:MINOR` of its device behind the arguments it must call [`run_replay_child`].
+    /// This program; with a mount point and `MAJOR:MINOR` of its device behind the arguments it must call
+    /// [`run_replay_child`].
     pub program: Program,
 }
 

@@ -154,8 +154,8 @@ impl Acceptor {
         self.fingerprint.as_deref()
     }
 
-    /// Performs the handshake with a client, which must prove the token if there is one. Takes at most [`HANDSHAKE_TIMEOUT`]
-    /// and reads a bounded number of bytes.
+    /// Performs the handshake with a client, which must prove the token if there is one. Takes at most
+    /// [`HANDSHAKE_TIMEOUT`] and reads a bounded number of bytes.
     pub fn accept(&self, stream: TcpStream) -> Result<Link, LinkError> {
         let at = stream.peer_addr().map_or_else(|_| "a client".to_owned(), |address| address.to_string());
         let io = |error| LinkError::Io { at: at.clone(), error };

@@ -13,7 +13,7 @@ pub const MIN_VERSION: u16 = 3;
 /// The newest version of the protocol that this build speaks.
 pub const MAX_VERSION: u16 = 3;
 
-/// How long a session lasts without renewal (decision 4 of the design).
+/// How long a session lasts without renewal.
 pub const SESSION_TERM: Span = Span::from_secs(15);
 
 /// Feature of a client: it cannot drop all its kernel's dentries at once, so its directory leases are exclusive or
@@ -47,8 +47,8 @@ const MAGIC: [u8; 4] = *b"nigh";
 pub struct Hello {
     pub min_version: u16,
     pub max_version: u16,
-    /// Optional parts of the protocol that the client knows and wants ([`EXCLUSIVE_DIR_LEASES`], [`ID_NAMES`], [`UPDATES`],
-    /// [`COMPRESSED`]).
+    /// Optional parts of the protocol that the client knows and wants ([`EXCLUSIVE_DIR_LEASES`], [`ID_NAMES`],
+    /// [`UPDATES`], [`COMPRESSED`]).
     pub features: u64,
     /// The client's durable identity.
     pub client: u64,

@@ -103,8 +103,9 @@ struct Entry {
     since: Time,
     /// The number of grants, of all holders, that were registered since that possession began; `u16::MAX`: too many.
     grants_since_acquired: u16,
-    /// The number of grants registered since this holder has had the key without a change by others. [`Entry::CHANGED_BY_OTHER`]:
-    /// another holder has changed the key or is about to, under an update prepare or without asking this holder first.
+    /// The number of grants registered since this holder has had the key without a change by others.
+    /// [`Entry::CHANGED_BY_OTHER`]: another holder has changed the key or is about to, under an update prepare or
+    /// without asking this holder first.
     grants_since_other_change: u32,
     marks: u8,
 }
@@ -224,8 +225,8 @@ impl LeaseTable {
     }
 
     /// Begins a session, or resumes it over a new connection. On resumption the table re-emits every outstanding recall
-    /// and prepare, and renews the lease unless the holder is suspect. `needs_exclusive_dir_lease` (rule 9) counts when the session
-    /// begins.
+    /// and prepare, and renews the lease unless the holder is suspect. `needs_exclusive_dir_lease` (rule 9) counts when
+    /// the session begins.
     pub fn handle_attach(&mut self, now: Time, holder: Holder, names_alone: bool) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {

@@ -90,9 +90,9 @@ enum State {
 /// its frames in that order. After an error or [`ServerEvent::Bye`], transmit the remaining frames and close the
 /// connection; later replies are dropped here.
 ///
-/// **Connections.** When the connection has ended, call [`ServerSession::handle_disconnect`]. Counted frames are kept until the
-/// client has confirmed them, and are sent on the connection with which the session is resumed. Meanwhile they
-/// accumulate, and the owner of the session bounds them by [`ServerSession::kept_bytes`].
+/// **Connections.** When the connection has ended, call [`ServerSession::handle_disconnect`]. Counted frames are kept
+/// until the client has confirmed them, and are sent on the connection with which the session is resumed. Meanwhile
+/// they accumulate, and the owner of the session bounds them by [`ServerSession::kept_bytes`].
 ///
 /// **Muted** (a session that has owed acknowledgements for too long): pings and calls that arrive are kept without a
 /// reply until the session is unmuted, and renew nothing. Earlier calls still get replies, and acknowledgements,

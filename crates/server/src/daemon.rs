@@ -1,4 +1,4 @@
-//! One server per user and machine (decision 19 of the design).
+//! One server per user and machine.
 //!
 //! Two locks in the runtime directory ensure that. The server holds `server.lock` while it lives. A process that
 //! connects to a server or starts one holds `start.lock`, and so does a server that is about to end. So no process

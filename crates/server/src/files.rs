@@ -80,8 +80,8 @@ impl SessionFiles {
         }
     }
 
-    /// Sets whether the server trusts the permission checks of the client's kernel ([`crate::CredentialPolicy::vouches`]).
-    /// The default is true.
+    /// Sets whether the server trusts the permission checks of the client's kernel
+    /// ([`crate::CredentialPolicy::vouches`]). The default is true.
     #[must_use]
     pub fn vouched(self, vouched: bool) -> SessionFiles {
         SessionFiles { vouched, ..self }

@@ -24,9 +24,9 @@ use std::time::Duration;
 /// The lease table shared by all sessions of a server.
 ///
 /// **Lock order.** Inode locks (`inode_locks.rs`), then `Leases::state`, then `Session::wire`, then the outbox. Under
-/// `state`, recalls and replies with grants are queued on the sessions' wires in one order, as [`LeaseSequencer`] requires.
-/// While `state` is held, nothing is sent to a socket, and no call is executed, submitted or dropped. No thread waits
-/// for an acknowledgement with one of these locks: a call that has to is parked, and occupies no thread.
+/// `state`, recalls and replies with grants are queued on the sessions' wires in one order, as [`LeaseSequencer`]
+/// requires. While `state` is held, nothing is sent to a socket, and no call is executed, submitted or dropped. No
+/// thread waits for an acknowledgement with one of these locks: a call that has to is parked, and occupies no thread.
 pub(crate) struct Leases {
     state: Mutex<State>,
     /// Signals an earlier deadline to the clock thread.

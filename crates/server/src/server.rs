@@ -46,7 +46,7 @@ pub struct ServerOptions {
     pub threads: u32,
     /// Maximum number of open files of one session.
     pub files_per_session: u64,
-    /// Lifetime of a session without renewal, on every transport (decision 4 of the design).
+    /// Lifetime of a session without renewal, on every transport.
     pub session_term: Span,
     /// Lease configuration; its term is replaced by `session_term`.
     pub leases: LeaseConfig,

@@ -1,4 +1,4 @@
-//! Paths of the server's socket and state (decision 21 of the design).
+//! Paths of the server's socket and state.
 
 use std::env;
 use std::io::{self, Write};

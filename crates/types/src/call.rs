@@ -94,8 +94,8 @@ pub enum Call {
     /// Prefetch of whole directories: each of `roots` with the directories found below it, before the next of
     /// `roots`; at most [`Call::MOST_ROOTS`] → several `Reply::Prefetched`. See docs/decisions/0019-walks-ahead.md.
     /// `credit` is the number of entries that the remote may send; a directory costs its names and one. Without
-    /// credit the remote starts no directory. It skips directories of more than [`Call::MOST_PREFETCHED_NAMES`] names. The last
-    /// reply comes when nothing is left to send, or the call is cancelled.
+    /// credit the remote starts no directory. It skips directories of more than [`Call::MOST_PREFETCHED_NAMES`] names.
+    /// The last reply comes when nothing is left to send, or the call is cancelled.
     Prefetch { roots: Vec<NodeRef>, order: PrefetchOrder, credit: u32 },
     /// More credit for a running prefetch, and the directory to send next, regardless of its cost. The remote sends or
     /// reports this directory in any case, unless it did before. No reply.
@@ -120,9 +120,9 @@ pub enum Call {
     Release { handles: Vec<Handle> },
     /// Pins a file that this client's kernel opened under a grant, without a call to the remote: the file stays
     /// readable under `handle`, even after its last name is removed, until the client releases the handle. The client
-    /// assigns the handle ([`Handle::CLIENT_ASSIGNED`]). `names` is the path from the root, at most [`Call::MOST_NAMES`], or
-    /// empty. No reply; the remote processes the pin before everything that the client sends later, acknowledgements
-    /// included.
+    /// assigns the handle ([`Handle::CLIENT_ASSIGNED`]). `names` is the path from the root, at most
+    /// [`Call::MOST_NAMES`], or empty. No reply; the remote processes the pin before everything that the client sends
+    /// later, acknowledgements included.
     PinOpen { node: NodeRef, names: Vec<Name>, handle: Handle },
     /// Sets a lock on the bytes from `start` to `end` (inclusive) of a regular file, or with `flock` on the whole file.
     /// It replaces the owner's locks on this range. `owner` is a number of this client; flock(2) owners have a number

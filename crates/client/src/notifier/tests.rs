@@ -205,7 +205,7 @@ fn inode_with_two_nodeids_is_unknown_if_the_kernel_lacks_one() {
     assert_eq!(super::thread::of_all(&[]), None);
 }
 
-/// Expiry is near: the term of a [`Scheduler`] has run out.
+/// Advances to just before the end of the session's term.
 fn lapse(stage: &DriverHarness) {
     stage.pass(Span::from_secs(14));
     stage.driver.with(|_, _| ());

@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 
 /// Lease sequencer of a server: its lease table, and the blocked calls `P`, each with the change that it waits for.
 ///
-/// **Contract.** The caller holds one lock over each input, until `poll_output` has said [`SequencerOutput::Timeout`], and
-/// while it does what the outputs say: so recalls and replies are queued in the streams in that order. Calls that go on
-/// are executed after the lock is released. `handle_timeout` follows as with [`LeaseTable`].
+/// **Contract.** The caller holds one lock over each input, until `poll_output` has said [`SequencerOutput::Timeout`],
+/// and while it does what the outputs say: so recalls and replies are queued in the streams in that order. Calls that
+/// go on are executed after the lock is released. `handle_timeout` follows as with [`LeaseTable`].
 #[derive(Clone, Debug)]
 pub struct LeaseSequencer<P> {
     table: LeaseTable,
@@ -188,7 +188,8 @@ impl<P> LeaseSequencer<P> {
         self.table.handle_done(now, id);
     }
 
-    /// Offers a reply with these grants for queueing. [`SequencerOutput::Reply`] says when, and which grants it carries.
+    /// Offers a reply with these grants for queueing. [`SequencerOutput::Reply`] says when, and which grants it
+    /// carries.
     ///
     /// # Panics
     /// If the outputs of the previous reply were not polled.

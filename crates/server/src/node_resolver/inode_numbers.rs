@@ -60,8 +60,8 @@ impl NodeResolver {
         if found.id == id { Ok(found) } else { Err(Fault::STALE) }
     }
 
-    /// Records a file's parent directory for [`NodeResolver::by_inode_number`], which needs it once the server's kernel has
-    /// dropped the dentries.
+    /// Records a file's parent directory for [`NodeResolver::by_inode_number`], which needs it once the server's kernel
+    /// has dropped the dentries.
     pub(crate) fn note_parent(&self, id: NodeId, stat: &Stat, dir: &Stat) {
         if !stat.attr.is_dir()
             && stat.mount == dir.mount
