@@ -65,7 +65,12 @@ impl TestServer {
         let log = fs::File::create(self.path("log")).unwrap();
         self.server = Some(self.nigh(&words).stderr(log).spawn().unwrap());
         let give_up = Instant::now() + Duration::from_secs(20);
-        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+        let sockets: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix("unix://")).collect();
+        let listens = || {
+            std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok()
+                && sockets.iter().all(|socket| Path::new(socket).exists())
+        };
+        while !listens() {
             assert!(Instant::now() < give_up, "{}", fs::read_to_string(self.path("log")).unwrap());
             std::thread::sleep(Duration::from_millis(10));
         }

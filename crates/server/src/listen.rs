@@ -1,7 +1,7 @@
 //! Listen addresses of a server and their access rules.
 
 use crate::exports::Exports;
-use crate::impersonate::can_impersonate;
+use crate::impersonate::{can_impersonate, use_umask};
 use crate::listeners::AccessPolicy;
 use crate::server_dirs::ServerDirs;
 use crate::socket_activation::PassedSocket;
@@ -10,7 +10,7 @@ use nigh_link::{Claims, Squash, Token, credentials_of, own_credentials};
 use std::ffi::OsString;
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -182,15 +182,23 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
         Err(_) => {}
     }
     let open = std::fs::metadata(dir).map_err(at)?.mode() & 0o077 != 0;
-    let listener = UnixListener::bind(path).map_err(at)?;
-    let mode = if open { 0o666 } else { 0o600 };
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(at)?;
-    Ok(listener)
+    bind_with_mode(path, if open { 0o666 } else { 0o600 }).map_err(at)
+}
+
+/// Binds a socket that has its mode from the start: a client that connects before a later chmod would be refused. The
+/// umask belongs to a short-lived thread.
+fn bind_with_mode(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    let bind = || {
+        use_umask(!mode).map_err(|fault| io::Error::from_raw_os_error(fault.0.raw()))?;
+        UnixListener::bind(path)
+    };
+    std::thread::scope(|threads| threads.spawn(bind).join()).expect("binding does not panic")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn listen_addresses_are_parsed() {
@@ -218,6 +226,28 @@ mod tests {
         serving.listens.clear();
         assert!(serving.check().unwrap_err().contains("--listen tcp://"));
         assert_eq!(Serving::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn socket_has_its_mode_as_soon_as_it_exists() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = dir.path().join("s.sock");
+        let seen = || std::fs::metadata(&path).map(|found| found.mode() & 0o777);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            let other = threads.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    assert_eq!(seen().unwrap_or(0o666), 0o666);
+                }
+            });
+            for _ in 0..200 {
+                drop(bind_unix(&path).unwrap());
+            }
+            done.store(true, Ordering::Relaxed);
+            other.join().unwrap();
+        });
     }
 
     #[test]
