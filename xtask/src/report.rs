@@ -33,7 +33,7 @@ impl TestReport {
     pub fn fail(&mut self, name: &str, why: &str) {
         self.failed += 1;
         println!("FAILED {name}: {why}");
-        self.failures.push(name.to_owned());
+        self.failures.push(format!("{name}: {}", shortened(why)));
     }
 
     pub fn skip(&mut self, name: &str, why: &str) {
@@ -111,6 +111,15 @@ impl TestReport {
     }
 }
 
+/// Joins the first lines of a reason to one line: a log may be cut to its end, where failures are repeated.
+fn shortened(why: &str) -> String {
+    let lines: Vec<&str> = why.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join("; ").chars().take(REASON).collect()
+}
+
+/// Characters of a repeated reason.
+const REASON: usize = 600;
+
 /// The numbers of a closing line.
 fn counts(line: &str) -> Option<Vec<u64>> {
     let words = ["passed", "failed", "skipped"];
@@ -122,6 +131,13 @@ fn counts(line: &str) -> Option<Vec<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn repeated_reason_is_one_line() {
+        let mut tally = TestReport::default();
+        tally.fail("a", "window 3:\n  stat = ENOENT\n");
+        assert_eq!(tally.failures, ["a: window 3:; stat = ENOENT"]);
+    }
 
     #[test]
     fn counts_and_failures_of_another_run_are_added() {
