@@ -353,7 +353,7 @@ mod numbers {
         assert_eq!(
             (cache.resolve_nodeid(link(7)), cache.nodeid_of(7)),
             (Ok(link(7)), told),
-            "nobody has the first one"
+            "the first number is unused"
         );
         assert_eq!(ask(&mut cache, link(7)), None);
         assert_eq!(calls(&mut cache).len(), 1, "it is asked for");

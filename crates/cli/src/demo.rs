@@ -51,7 +51,7 @@ pub fn run() -> Result<()> {
             let unmount =
                 Unmount { mountpoint: &near, serving: Some(std::thread::spawn(move || mount.wait())) };
             print_line(
-                "Mounted. Each figure counts what the server was asked and how often anybody waited for it.\n",
+                "Mounted. Each figure counts what the server was asked and how often a caller waited for it.\n",
             )?;
             show(&Mounted::new(&near), &made, || source.status())?;
             unmount.finish()?;

@@ -190,9 +190,9 @@ fn trusted_client_claims_any_uid_except_root() {
     let target = Target { trust: Trust::Plaintext, ..house.target() };
     let (mut client, session) = Client::attach(target.connect().unwrap(), "x").unwrap();
     client.make(session.root, "as-root", 0, &[0]).unwrap();
-    client.make(session.root, "as-somebody", UNPRIVILEGED_UID, &[]).unwrap();
+    client.make(session.root, "as-user", UNPRIVILEGED_UID, &[]).unwrap();
     assert_eq!(house.owner("as-root"), (65534, 65534));
-    assert_eq!(house.owner("as-somebody"), (UNPRIVILEGED_UID, UNPRIVILEGED_UID));
+    assert_eq!(house.owner("as-user"), (UNPRIVILEGED_UID, UNPRIVILEGED_UID));
     drop(house);
     let house = TestServer::new().serve(&["--trust-client-ids", "--plaintext", "--squash", "none"]);
     let target = Target { trust: Trust::Plaintext, ..house.target() };

@@ -163,7 +163,7 @@ mod tests {
         for size in 1..=WorkerPool::ALL + 5 {
             lengths.notify(&transport, lengths.next_sequence(Some(7)), (7, size));
         }
-        assert!(lengths.idle.lock().is_empty(), "nobody is done");
+        assert!(lengths.idle.lock().is_empty(), "no caller is done");
         assert!(!lengths.crew.has_room(WorkerPool::ALL) && lengths.crew.is_within(WorkerPool::ALL));
         assert!(since.elapsed() < MOST * 20, "it is seen that they wait");
         open(&gate);
@@ -186,7 +186,7 @@ mod tests {
         let before = lengths.next_sequence(Some(7));
         let cuts = lengths.next_sequence(None);
         let after = lengths.next_sequence(Some(7));
-        assert!(waited(cuts) >= MOST, "before: nobody is waited for for ever");
+        assert!(waited(cuts) >= MOST, "before: no caller is waited for without limit");
         let transport: Arc<dyn Transport> = Arc::new(MemoryTransport::new(Level::All));
         thread::scope(|scope| {
             let told = scope.spawn(|| waited(cuts));

@@ -28,7 +28,7 @@ pub enum LinkError {
     Tls { at: String, error: rustls::Error },
     #[error(
         "the key of {at} is not the one known (now {found}): if the server's key was made anew, remove line {line} \
-         of {}; otherwise somebody is in between", file.display()
+         of {}; otherwise another machine is in between", file.display()
     )]
     KeyChanged { at: String, found: String, file: PathBuf, line: u64 },
     #[error("{at} refused: {message}")]

@@ -49,12 +49,12 @@ impl Token {
         }
         if found.uid() != rustix::process::geteuid().as_raw() {
             return Err(not(
-                "the token belongs to somebody else: copy it to a file of your own, with mode 600",
+                "the token belongs to another user: copy it to a file of your own, with mode 600",
             ));
         }
         if found.mode() & 0o077 != 0 {
             return Err(not(
-                "others may read the token: make a new one, or chmod 600 it if nobody has read it",
+                "others may read the token: make a new one, or chmod 600 it if no other user has read it",
             ));
         }
         let mut text = String::new();
@@ -219,7 +219,7 @@ mod tests {
         let path = dir.path().join("token");
         Token::read_or_make(&path).unwrap();
         std::os::unix::fs::chown(&path, Some(1000), None).unwrap();
-        assert!(Token::read(&path).unwrap_err().to_string().contains("somebody else"));
+        assert!(Token::read(&path).unwrap_err().to_string().contains("another user"));
     }
 
     #[test]

@@ -108,11 +108,8 @@ mod tests {
         let root = credentials_of("root").unwrap();
         assert_eq!((root.uid, root.gid), (0, 0));
         assert_eq!(credentials_of("0").unwrap(), root);
-        let nobody_knows = credentials_of("4000123").unwrap();
-        assert_eq!(
-            nobody_knows,
-            Credentials { uid: 4_000_123, gid: 4_000_123, groups: vec![], privileges: None }
-        );
+        let unknown = credentials_of("4000123").unwrap();
+        assert_eq!(unknown, Credentials { uid: 4_000_123, gid: 4_000_123, groups: vec![], privileges: None });
         for bad in ["no such user", "", "4294967295", "a\0b"] {
             assert!(credentials_of(bad).is_err(), "{bad:?}");
         }

@@ -324,7 +324,7 @@ fn open<'a>(
         return Ok(frame);
     }
     if !agreed {
-        return Err(ProtocolError::Malformed("a packed body, on which nobody agreed"));
+        return Err(ProtocolError::Malformed("a packed body, which was not negotiated"));
     }
     crate::compress::decompress(frame, limit, space)
 }

@@ -122,7 +122,7 @@ fn reclaim_calls_of_forgotten_session_are_not_resent() {
     assert_eq!(
         (messages, events),
         (vec![], vec![restored()]),
-        "their number is claimed by whoever has it now"
+        "their number is claimed by its present holder"
     );
     ask(&mut client, 9, reopen(4));
     assert_eq!(sent(&drain(&mut client).0), (vec![9], vec![]));

@@ -141,7 +141,7 @@ fn cancelled_call_is_not_repeated_after_reconnect() {
     stage.drain();
     stage.serve();
     assert!(stage.response(looked).is_some());
-    assert_eq!(stage.server.count("Mkdir"), 0, "nobody waited for it");
+    assert_eq!(stage.server.count("Mkdir"), 0, "no caller waited for it");
 }
 
 #[test]

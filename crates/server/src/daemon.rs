@@ -150,7 +150,7 @@ fn own_server(stream: UnixStream) -> io::Result<UnixStream> {
     }
     Err(io::Error::new(
         io::ErrorKind::PermissionDenied,
-        "somebody else's server answers on this user's socket",
+        "another user's server answers on this user's socket",
     ))
 }
 

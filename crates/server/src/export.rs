@@ -276,7 +276,7 @@ impl Export {
         };
         match self.attempt(files, call, (&request, false), (None, None), &mut sink) {
             Progress::Answered => {}
-            Progress::Waits(_) => panic!("nobody else holds anything"),
+            Progress::Waits(_) => panic!("no other client holds a grant"),
             Progress::Pauses(_) => unreachable!("there is always room"),
         }
     }

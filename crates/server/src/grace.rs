@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn grace_period_ends_only_after_lost_locks_are_recorded() {
         let grace = Grace::new([((1, 1), true), ((1, 2), true)].into(), Time(5));
-        let unasked = || -> bool { panic!("somebody is waited for") };
+        let unasked = || -> bool { panic!("a holder is waited for") };
         grace.returned((1, 2));
         assert_eq!(grace.expire_absent(Time(4)), 0);
         assert!(grace.end(unasked).is_empty() && grace.may_reclaim_any((1, 1)));

@@ -81,7 +81,7 @@ impl Serving {
         let tcp = self.is_on_tcp();
         if tcp && self.token.is_none() && !self.trust_client_ids {
             return Err("a listener on tcp:// needs --token FILE (made where it is not there), or \
-                        --trust-client-ids to let in anybody as anybody"
+                        --trust-client-ids to accept any client as any user"
                 .into());
         }
         let for_others =
@@ -123,7 +123,9 @@ impl Serving {
         if let Some(key) = door.fingerprint() {
             tracing::info!(key, "clients know this server by its key");
         } else {
-            tracing::warn!("whoever is on the way can read and change what passes over tcp (--plaintext)");
+            tracing::warn!(
+                "traffic over tcp is not encrypted (--plaintext): others on its way can read and change it"
+            );
         }
         Ok(Some(AccessPolicy::Network(Arc::new(door), claims, squash)))
     }
@@ -137,7 +139,7 @@ fn user_of(token: Option<&Token>) -> io::Result<nigh_types::Credentials> {
             let named = credentials_of(user)?;
             if named.uid != own.uid && !can_impersonate() {
                 let problem = format!(
-                    "the token names {user}, and only root can act as somebody else: serve as {user}, or take \
+                    "the token names {user}, and only root can act as another user: serve as {user}, or take \
                      the line `user {user}` out of the token file"
                 );
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
@@ -176,7 +178,7 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
             return Err(say("something else is there: choose another path"));
         }
         Ok(_) if UnixStream::connect(path).is_ok() => {
-            return Err(say("somebody serves there already: choose another path"));
+            return Err(say("another server listens there: choose another path"));
         }
         Ok(_) => std::fs::remove_file(path).map_err(at)?,
         Err(_) => {}

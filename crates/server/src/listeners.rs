@@ -322,7 +322,7 @@ impl Listeners {
         let who = match known {
             Ok(who) => who,
             Err(error) => {
-                complain(&self.complaints, &format!("a connection of somebody unknown: {error}"));
+                complain(&self.complaints, &format!("a connection without a known peer: {error}"));
                 return false;
             }
         };

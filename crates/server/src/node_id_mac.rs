@@ -58,7 +58,11 @@ mod tests {
         let seal = NodeIdMac::new([9; 16]);
         let (first, second) = (seal.id(77, 1_000), seal.id(77, 1_001));
         assert_ne!(first.generation >> 32, second.generation >> 32);
-        assert_ne!(first.generation >> 32, seal.id(78, 1_000).generation >> 32, "nobody learns a birth time");
+        assert_ne!(
+            first.generation >> 32,
+            seal.id(78, 1_000).generation >> 32,
+            "no client learns a birth time"
+        );
         let without = seal.id(77, 0);
         assert!(!without.distinguishes_reuse() && seal.genuine(without) && without.generation != 0);
         assert!(!seal.genuine(NodeId { generation: first.generation & 0xffff_ffff, ..first }));

@@ -221,7 +221,7 @@ mod tests {
         let object = |ino| Object { filesystem: 1, ino, birth: 2 };
         let homes = Arc::new(OpenFileTable::default());
         homes.mark_moved_hardlink(object(1));
-        assert!(!homes.is_moved_hardlink(object(1)), "nobody has it open");
+        assert!(!homes.is_moved_hardlink(object(1)), "no process has it open");
         let (first, second) = (homes.count(object(1), None), homes.count(object(1), None));
         homes.note_name_in(object(1), object(7));
         homes.mark_moved_hardlink(object(1));

@@ -232,7 +232,7 @@ impl Orphans {
         let over: Vec<KnownOrphan> =
             self.0.known.lock().extract_if(|_, known| is_over(known)).map(|(_, known)| known).collect();
         for KnownOrphan { object, folder, name, .. } in over {
-            tracing::info!(name, "nobody came back for a file that was removed while open: it goes");
+            tracing::info!(name, "no client has reopened a file that was removed while open: it is deleted");
             let mut change = self.0.objects.change(object);
             folder.remove(&name);
             change.has = false;

@@ -387,7 +387,9 @@ impl Server {
     fn reap(&self) -> bool {
         let now = now();
         if self.grace.expire_absent(now) > 0 {
-            tracing::warn!("sessions of the server before this one did not come back: nobody waits for them");
+            tracing::warn!(
+                "sessions of the server before this one were not resumed: changes no longer wait for them"
+            );
         }
         self.end_grace();
         let unrecorded = std::mem::take(&mut *self.unrecorded.lock());

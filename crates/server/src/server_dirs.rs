@@ -92,7 +92,7 @@ fn check_private(dir: &Path) -> io::Result<()> {
     let problem = if !found.is_dir() {
         "is no directory"
     } else if found.uid() != own {
-        "belongs to somebody else"
+        "belongs to another user"
     } else if found.mode() & 0o077 != 0 {
         "may be entered by others (chmod 700 it)"
     } else {

@@ -83,7 +83,7 @@ impl SessionRegistry {
                 return Err(io::Error::new(error.kind(), problem(dir, error)));
             }
             Err(error) => {
-                tracing::error!(problem = problem(dir, error), "nobody can be served");
+                tracing::error!(problem = problem(dir, error), "no client can be served");
                 (BTreeMap::new(), 0)
             }
         };
@@ -121,7 +121,7 @@ impl SessionRegistry {
         {
             entry.locks_intact = true;
         }
-        self.is_recorded(state, marked, "a session loses its locks, so nobody else gets them")
+        self.is_recorded(state, marked, "a session loses its locks, and no other client gets them")
     }
 
     fn begin_in(&self, state: &mut Result<State, io::Error>, session: u64, entry: Entry) -> io::Result<()> {

@@ -49,7 +49,7 @@ pub fn status_page(status: &Value) -> String {
         };
         page += &line(
             "contended",
-            &format!("{} of {what}: granted to nobody for a while", printable(&contended["covers"])),
+            &format!("{} of {what}: not granted for a while", printable(&contended["covers"])),
         );
     }
     page
@@ -123,7 +123,7 @@ fn session_lines(session: &Value) -> Vec<String> {
     lines.extend(list(session, "/waits").map(|wait| {
         let others: Vec<String> = list(wait, "/for").map(ToString::to_string).collect();
         let whom = if others.is_empty() {
-            "nobody any more".into()
+            "no client any more".into()
         } else {
             format!("session {}", others.join(", "))
         };

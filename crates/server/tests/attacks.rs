@@ -56,7 +56,7 @@ fn client_that_acknowledges_nothing_is_fenced_and_delays_others_once() {
             }
             assert_eq!(holder.list(&places[0]).1, []);
             let again = make(&mut maker, text);
-            assert!(again < Duration::from_millis(300), "nobody waits for it again: {again:?}");
+            assert!(again < Duration::from_millis(300), "no change waits for it again: {again:?}");
         }
         maker.leave();
     });

@@ -142,7 +142,7 @@ fn connection_without_hello_times_out_despite_dripped_bytes() {
         assert!(begun.elapsed() < Duration::from_secs(10), "it is listened to for ever");
         std::thread::sleep(Duration::from_millis(20));
     }
-    eventually("nobody is there", || world.server.session_count() == 0);
+    eventually("no session is left", || world.server.session_count() == 0);
 }
 
 /// Queued replies must be freed with the session, not kept uncounted until the write timeout.

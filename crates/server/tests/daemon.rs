@@ -259,7 +259,7 @@ fn connections_that_exhaust_threads_do_not_end_the_server() {
     drop(strangers);
     let give_up = Instant::now() + Duration::from_secs(20);
     loop {
-        assert!(Instant::now() < give_up, "nobody is let in any more");
+        assert!(Instant::now() < give_up, "no client is accepted any more");
         let stream = UnixStream::connect(&path).unwrap();
         let mut new = Client::over(stream, Path::new("x"), Term::Session, 2);
         for _ in 0..10 {

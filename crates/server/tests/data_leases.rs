@@ -321,7 +321,7 @@ fn mmap_write_back_after_fencing_does_not_overwrite_newer_data() {
     assert_eq!(away.wait_linked(), Some(true));
     assert_eq!(beside(&mut away, &mut other, f.flush(0, "stale page")), Err(Errno::CANCELED));
     for (offset, text) in [(0, "one"), (5, "two")] {
-        assert!(beside(&mut away, &mut other, h.flush(offset, text)).is_ok(), "nobody else changed it");
+        assert!(beside(&mut away, &mut other, h.flush(offset, text)).is_ok(), "no other client changed it");
     }
     // A new grant does not validate pages from before it.
     let anew = Mapped::open(&mut away, "d/f");
@@ -350,7 +350,7 @@ fn mmap_write_back_after_grant_expiry_is_refused_if_data_changed() {
     }
     assert!(beside(&mut late, &mut other, f.flush(0, "other")).is_ok(), "that stands there");
     for (offset, text) in [(0, "one"), (5, "two")] {
-        assert!(beside(&mut late, &mut other, h.flush(offset, text)).is_ok(), "nobody else changed it");
+        assert!(beside(&mut late, &mut other, h.flush(offset, text)).is_ok(), "no other client changed it");
     }
     assert_eq!((text(&world, "d/f"), text(&world, "d/h")), ("otherine".into(), "one45two".into()));
 }
@@ -423,7 +423,7 @@ fn mmap_write_back_is_accepted_after_own_create_truncates_the_file() {
     assert_eq!(text(&world, "d/f"), "");
     std::thread::sleep(Duration::from_millis(700));
     let f = Mapped { since: WriteBackPrecondition { under: None, ..f.since }, ..f };
-    assert!(beside(&mut late, &mut other, f.flush(0, "mine")).is_ok(), "nobody else changed it");
+    assert!(beside(&mut late, &mut other, f.flush(0, "mine")).is_ok(), "no other client changed it");
     assert_eq!(text(&world, "d/f"), "mine");
 }
 

@@ -75,7 +75,7 @@ fn cancelled_change_has_no_effect_and_blocks_no_client() {
     assert!(world.dir.path().join("d/f").exists());
     let give_up = Instant::now() + Duration::from_secs(5);
     while mutator.list(&d).1.iter().all(|grant| grant.node != d.node) {
-        assert!(Instant::now() < give_up, "granted again: nobody changes it any more");
+        assert!(Instant::now() < give_up, "granted again: it is no longer changed");
     }
     assert!(mutator.call(unlink).result.is_ok());
     assert_eq!(world.server.leases().changes, []);
@@ -235,7 +235,7 @@ fn client_needing_exclusive_directory_lease_gets_it_or_a_shared_mark() {
     };
     assert_eq!(names(&mut alone), [false]);
     let mut other = world.client();
-    assert_eq!(names(&mut other), [] as [bool; 0], "it is asked back first, and nobody waits for that");
+    assert_eq!(names(&mut other), [] as [bool; 0], "it is asked back first, and no caller waits for that");
     // The server also recalls its lease on the root, which may arrive separately.
     let d = other.place("d").node;
     let asked = |event: &Event| matches!(event, Event::Recall(recall) if recall.node == d);

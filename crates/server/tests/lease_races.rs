@@ -112,16 +112,16 @@ fn read_until(
 
 /// One client changes a number while others cache it. No cached number may be older than the last change that
 /// returned.
-fn nobody_keeps_what_is_older(
+fn no_client_keeps_older_data(
     change: impl Fn(&mut Client, u64) -> bool + Send + 'static,
     look: impl Fn(&mut Facts) -> (u64, NodeId, LeaseScope, bool) + Send + Sync + Clone + 'static,
     prepare: impl Fn(&TempDir),
 ) {
-    nobody_keeps_beside(change, look, prepare, |_| thread::sleep(Duration::from_millis(50)));
+    no_client_keeps_concurrent_data(change, look, prepare, |_| thread::sleep(Duration::from_millis(50)));
 }
 
 /// As above, with a third client that runs `beside` in a loop.
-fn nobody_keeps_beside(
+fn no_client_keeps_concurrent_data(
     change: impl Fn(&mut Client, u64) -> bool + Send + 'static,
     look: impl Fn(&mut Facts) -> (u64, NodeId, LeaseScope, bool) + Send + Sync + Clone + 'static,
     prepare: impl Fn(&TempDir),
@@ -176,7 +176,7 @@ fn nobody_keeps_beside(
 
 #[test]
 fn cached_data_is_never_older_than_a_returned_write() {
-    nobody_keeps_what_is_older(
+    no_client_keeps_older_data(
         |client, number| {
             let node = client.place("f");
             let data = number.to_le_bytes().to_vec();
@@ -196,7 +196,7 @@ fn cached_data_is_never_older_than_a_returned_write() {
 
 #[test]
 fn cached_attributes_are_never_older_than_a_returned_setattr() {
-    nobody_keeps_what_is_older(
+    no_client_keeps_older_data(
         |client, number| {
             let node = client.place("f");
             let set = SetAttr { size: Some(number), ..SetAttr::default() };
@@ -215,7 +215,7 @@ fn cached_attributes_are_never_older_than_a_returned_setattr() {
 
 #[test]
 fn cached_names_are_never_older_than_a_returned_rename() {
-    nobody_keeps_what_is_older(
+    no_client_keeps_older_data(
         |client, number| {
             let (from, to) = (client.root(), client.root());
             let (old, new_name) = (name(&format!("n{}", number - 1)), name(&format!("n{number}")));
@@ -248,7 +248,7 @@ fn cached_names_are_never_older_than_a_returned_rename() {
 fn cached_attributes_of_a_moving_file_are_never_older_than_a_returned_setattr() {
     let open: Mutex<Option<(NodeRef, Handle)>> = Mutex::new(None);
     let turn = AtomicU64::new(0);
-    nobody_keeps_beside(
+    no_client_keeps_concurrent_data(
         move |client, number| {
             let mut open = open.lock().unwrap();
             let (node, handle) = open.get_or_insert_with(|| {

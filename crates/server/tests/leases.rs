@@ -333,7 +333,7 @@ fn write_delayed_by_a_recall_rechecks_the_location_of_a_moved_file() {
         whiteout: false,
         keep,
     });
-    assert!(renamed.result.is_ok(), "nobody else holds what it changes: {:?}", renamed.result);
+    assert!(renamed.result.is_ok(), "no other client holds what it changes: {:?}", renamed.result);
     let d2 = watcher.place("d2");
     let (entries, _) = watcher.list(&d2);
     assert!(entries.iter().any(|(text, _)| *text == name("g")));

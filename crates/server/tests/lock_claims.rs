@@ -83,12 +83,16 @@ fn lock_granted_to_another_client_meanwhile_is_not_reclaimed() {
     assert!(other.call(unlock).result.is_ok());
     again(&world, &mut holder);
     assert_eq!(other.call(lock(&h, 9, false, true)).result, Err(Errno::AGAIN), "a stranger");
-    assert_eq!(holder.call(lock(&f, 1, false, true)).result, Err(Errno::AGAIN), "nobody has it, but had");
-    assert_eq!(holder.call(lock(&h, 1, false, true)).result, Ok(Reply::Done), "nobody had it since");
+    assert_eq!(
+        holder.call(lock(&f, 1, false, true)).result,
+        Err(Errno::AGAIN),
+        "it is unlocked, but was locked"
+    );
+    assert_eq!(holder.call(lock(&h, 1, false, true)).result, Ok(Reply::Done), "it was not locked since");
     assert_eq!(other.call(lock(&h, 9, false, false)).result, Err(Errno::AGAIN));
     let now = holder.now();
     holder.session.handle_reclaimed(now);
-    assert!(holder.call(lock(&f, 1, false, false)).result.is_ok(), "as anybody may");
+    assert!(holder.call(lock(&f, 1, false, false)).result.is_ok(), "as any client may");
 }
 
 #[test]

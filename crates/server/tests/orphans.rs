@@ -300,7 +300,7 @@ fn a_removed_file_is_found_by_its_id_after_a_restart() {
     let mut client = Client::connect(&server, x.dir.path(), Term::Session);
     client.root();
     let f = NodeRef::without_hint(f.node);
-    assert_eq!(client.attr(&f).0.nlink, 0, "before anybody has opened it again, too");
+    assert_eq!(client.attr(&f).0.nlink, 0, "before it is opened again, too");
     let (first, second) = (client.open(&f, BOTH), client.open(&f, READ));
     assert_eq!(read(&mut client, &f, first), Ok(b"content".to_vec()));
     assert_eq!(client.attr(&f).0.nlink, 0);
@@ -310,7 +310,7 @@ fn a_removed_file_is_found_by_its_id_after_a_restart() {
     client.send(Call::Release { handles: vec![second] });
     let give_up = Instant::now() + Duration::from_secs(10);
     while aside(x.dir.path()) != Some(vec![]) {
-        assert!(Instant::now() < give_up, "it goes when nobody is waited for any more");
+        assert!(Instant::now() < give_up, "it is deleted when no client is waited for any more");
         client.pump();
         client.session.handle_timeout(client.now());
         client.drain();

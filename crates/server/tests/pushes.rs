@@ -193,7 +193,7 @@ fn change_overtaken_by_a_local_process_pushes_no_facts() {
     std::fs::create_dir(world.dir.path().join("d/new")).unwrap();
     watcher.acknowledge(id);
     assert_eq!(mutator.answer(call).result, Err(Errno::EXIST));
-    assert_eq!(watcher.became(id), [], "whoever holds it asks");
+    assert_eq!(watcher.became(id), [], "the holder asks");
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn idle_clients_acknowledge_and_renew_without_waking_their_threads() {
             holder.pump();
         }
         let one_of_few = nth % 13 != 0;
-        assert!(one_of_few || !maker.is_answered(change), "somebody believes that there is no such name");
+        assert!(one_of_few || !maker.is_answered(change), "a client holds a negative entry for the name");
         holder.give_back();
     }
     assert!(maker.answer(change).result.is_ok());
@@ -222,7 +222,10 @@ fn invalid_tls_record_ends_an_idle_connection_at_once() {
     say.send([&[23, 3, 3, 0, 32][..], &[7; 32]].concat()).unwrap();
     let begun = Instant::now();
     while !served.is_finished() {
-        assert!(begun.elapsed() < Duration::from_secs(3), "the connection stands, and nobody is heard on it");
+        assert!(
+            begun.elapsed() < Duration::from_secs(3),
+            "the connection stands, and nothing is received on it"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(served.join().unwrap().is_err());

@@ -279,7 +279,7 @@ fn changes_after_a_restart_wait_until_recorded_sessions_reclaim() {
         holder.pump();
     }
     assert!(other.answer(made).result.is_ok());
-    assert_eq!(other.answer(locked).result, Err(Errno::AGAIN), "whoever held it has it again");
+    assert_eq!(other.answer(locked).result, Err(Errno::AGAIN), "its holder has it again");
     let read = Call::Read { node: f, handle: Some(handle), offset: 0, length: 9 };
     assert!(holder.call(read).result.is_ok());
 }

@@ -234,7 +234,7 @@ fn pages_of_unchanged_open_file_survive_grant_renewal() {
         world.request(0, Op::Release { fh, flock: None });
         let before = world.clients[0].control.requests();
         world.advance(Span::from_secs(30));
-        assert_eq!(world.clients[0].control.requests(), before, "nobody has it open");
+        assert_eq!(world.clients[0].control.requests(), before, "no process has it open");
     }
 }
 

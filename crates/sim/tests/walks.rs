@@ -144,7 +144,7 @@ fn refusal_that_contradicts_cached_facts_discards_them() {
     let new = world.server.edit(|tree| tree.plant_file(now, "p/new", b""));
     let before = lookups(&world);
     look(&mut world, "f");
-    assert_eq!(lookups(&world), before, "nobody was told");
+    assert_eq!(lookups(&world), before, "no client was notified");
     let unlink = Op::Unlink { dir: dir.ino, name: name("f") };
     assert_eq!(world.request(0, unlink), OpReply::Failed(Errno::NOENT));
     assert!(matches!(look(&mut world, "f"), OpReply::Missing(_)));

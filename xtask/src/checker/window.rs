@@ -138,7 +138,7 @@ fn wait(stage: &mut Stage<'_>, limit: Duration, faults: &mut Faults) -> Result<(
 /// Gives an order to the first living worker only.
 fn tell_first(stage: &mut Stage<'_>, line: &str) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(60);
-    let worker = stage.workers().find(|worker| !worker.is_dead()).context("nobody works")?;
+    let worker = stage.workers().find(|worker| !worker.is_dead()).context("no worker lives")?;
     worker.tell(line)?;
     while !worker.is_done()? {
         ensure!(Instant::now() < end, "{} is not done after a minute", line.trim());

@@ -43,7 +43,7 @@ pub fn appends(path: &Path, calls: &mut Calls<'_>) -> Result<()> {
             count => anyhow::bail!("record {number} of {} stands there {count} times", times.len()),
         }
     }
-    ensure!(counts.is_empty(), "records that nobody wrote: {counts:?}");
+    ensure!(counts.is_empty(), "records that no process wrote: {counts:?}");
     Ok(())
 }
 

@@ -114,7 +114,7 @@ pub fn appends(first: &Path, second: &Path, count: u64) -> Result<CallTimes> {
         let mut next = BTreeMap::from([(1, 0), (2, 0)]);
         for record in bytes.chunks(RECORD) {
             let value = value_of(record)?;
-            let expected = next.get_mut(&(value >> 56)).context("a record of nobody")?;
+            let expected = next.get_mut(&(value >> 56)).context("a record without a writer")?;
             ensure!(value & 0xffff_ffff == *expected, "a record is {value:x}, expected {expected:x}");
             *expected += 1;
         }

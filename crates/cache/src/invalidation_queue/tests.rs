@@ -267,7 +267,7 @@ fn late_lookup_reply_has_the_timeout_of_its_own_name() {
     };
     look(&mut cache, 5, b"f");
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
-    assert_eq!(look(&mut cache, 4, b"g"), [], "it waits for who asks how long the file is");
+    assert_eq!(look(&mut cache, 4, b"g"), [], "it waits for the reply about the length");
     // Another name leads to it, which is its parent entry then.
     cache.note_listed_at(FILE, (1, &Name::new(b"f").unwrap()));
     let (id, names) = (RecallId(9), vec![Name::new(b"g").unwrap()]);

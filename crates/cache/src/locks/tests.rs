@@ -178,7 +178,7 @@ impl Rig {
 fn close_sends_an_unlock_only_for_possible_lock_owners() {
     let mut rig = Rig::new();
     let (one, two) = (rig.open(), rig.open());
-    assert_eq!(rig.at_once(Rig::flush(1)), OpReply::Done, "nobody ever locked");
+    assert_eq!(rig.at_once(Rig::flush(1)), OpReply::Done, "no lock was ever held");
     rig.lock(one, span(1, (0, 9)));
     assert_eq!(rig.at_once(Rig::flush(2)), OpReply::Done, "another process");
     assert_eq!(rig.ends_locks(Rig::flush(1), span(1, ALL)), None);
@@ -203,7 +203,7 @@ fn locks_owned_by_an_open_file_end_with_it() {
     rig.lock(two, flock);
     assert_eq!(rig.at_once(Rig::flush(1)), OpReply::Done);
     let released = rig.ends_locks(Op::Release { fh: one, flock: None }, span(90, ALL));
-    assert_eq!(released, Some(OpReply::Done), "nobody waits for that");
+    assert_eq!(released, Some(OpReply::Done), "no caller waits for that");
     assert_eq!(rig.ends_locks(Op::Release { fh: two, flock: Some(91) }, flock), Some(OpReply::Done));
 }
 

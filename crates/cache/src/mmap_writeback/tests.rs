@@ -292,7 +292,7 @@ fn conflicting_write_back_fails_until_stale_pages_are_dropped() {
     assert_eq!(rig.dropped(), [(0, 0), (0, 4)], "what was not written must not be seen");
     rig.write(true);
     assert_eq!(rig.answers.pop().unwrap().1, OpReply::Failed(Errno::IO));
-    assert!(rig.calls.is_empty(), "nobody is asked again");
+    assert!(rig.calls.is_empty(), "no second request is sent");
     assert_eq!(rig.dropped(), [(0, 0), (0, 4), (0, 4)]);
     rig.told();
     assert_eq!(rig.flush(), None);
@@ -475,7 +475,7 @@ fn pages_survive_a_session_lost_before_their_grant_ended() {
     assert_eq!(over_a_forgotten_session(false, 2, Some(anew)), under(2, anew), "only we can have written");
     assert_eq!(over_a_forgotten_session(false, 2, None), ended(1), "others may, from now on");
     assert_eq!(over_a_forgotten_session(true, 2, Some(anew)), ended(1));
-    assert_eq!(over_a_forgotten_session(true, 1, Some(anew)), under(1, anew), "nobody has written");
+    assert_eq!(over_a_forgotten_session(true, 1, Some(anew)), under(1, anew), "no other client has written");
 }
 
 #[test]

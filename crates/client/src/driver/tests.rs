@@ -179,7 +179,7 @@ fn cache_outputs_are_queued_before_another_thread_can_add_later_ones() {
     core.cache.invalidate_name(root, &Name::new(b"a").unwrap());
     core.cache.handle_unreportable(root);
     driver.drive(&mut core, now, &mut batch);
-    assert!(!driver.notifier.is_idle(), "and nobody else had the lock meanwhile");
+    assert!(!driver.notifier.is_idle(), "and no other thread had the lock meanwhile");
     assert_eq!(driver.events.queued(), 1);
 }
 

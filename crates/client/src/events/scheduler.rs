@@ -236,7 +236,7 @@ impl<'a> Scheduler<'a> {
                 for dir in dirs(&task.change) {
                     if self.refused.insert(dir) {
                         let why = Errno::from_raw_os_error(errno);
-                        tracing::info!(target: "nigh::events", dir, %why, "watchers are not told: whoever mounted may not write there");
+                        tracing::info!(target: "nigh::events", dir, %why, "no remote change is reported here: the user who mounted may not write to the directory");
                     }
                 }
                 self.mark_replayed(&task.change);

@@ -376,8 +376,8 @@ fn an_authority_takes_the_place_of_known_keys() {
 fn error_for_unreachable_server_names_it() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let house = House::new(true, true);
-    let nobody = Target { port, ..house.target() };
-    assert!(one_line(&nobody.connect().unwrap_err()).contains(&format!("127.0.0.1:{port}")));
+    let unused = Target { port, ..house.target() };
+    assert!(one_line(&unused.connect().unwrap_err()).contains(&format!("127.0.0.1:{port}")));
     let nowhere = Target { host: "no-such-host.invalid".into(), ..house.target() };
     assert!(one_line(&nowhere.connect().unwrap_err()).contains("no-such-host.invalid"));
     let readable = house.path("token");

@@ -50,7 +50,7 @@ impl LeaseTable {
         (shared, limit): (bool, Span),
     ) -> Granted {
         let id = self.numbers.next_grant();
-        let account = self.accounts.get_mut(&holder).expect("a grant is given to somebody");
+        let account = self.accounts.get_mut(&holder).expect("each grant has a holder");
         account.begin(id, HeldGrant { key, until: self.now.after(with_margin(limit)) });
         let unlisted = account.confined && key.covers == LeaseScope::Directory;
         let marks = if shared { Entry::SHARED } else { 0 } | if unlisted { Entry::WITHOUT_NAMES } else { 0 };

@@ -113,7 +113,7 @@ mod tests {
         for then in [1, 2, 500, 999, 1000] {
             assert!(may(&mut own, at(then, 4), at(1000, 4)), "{then}");
         }
-        assert!(!may(&mut own, at(0, 4), at(1000, 4)), "what was before nobody knows");
+        assert!(!may(&mut own, at(0, 4), at(1000, 4)), "earlier writes are unknown");
         assert!(!may(&mut own, at(1001, 4), at(1000, 4)), "nor what never was");
     }
 

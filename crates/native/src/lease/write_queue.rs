@@ -208,13 +208,13 @@ impl LeaseTable {
         let part = &mut self.changes.get_mut(&id).expect("it is under way").part;
         let (writes, waits_for) = (part.writes.take(), part.waits_for.take());
         if let Some(key) = waits_for {
-            let turn = &mut self.keys.get_mut(&key).expect("somebody waits there").turn;
+            let turn = &mut self.keys.get_mut(&key).expect("a writer waits there").turn;
             turn.queue.retain(|other| *other != id);
             turn.write_back_waiters.retain(|other| *other != id);
             self.update_key(key);
         }
         if let Some(key) = writes {
-            let turn = &mut self.keys.get_mut(&key).expect("somebody writes there").turn;
+            let turn = &mut self.keys.get_mut(&key).expect("a writer is active there").turn;
             let (_, count) = turn.writer.as_mut().expect("it writes");
             *count -= 1;
             if *count == 0 {

@@ -209,7 +209,7 @@ fn shown(term: Term) -> String {
 /// Staleness bound (S9), for people.
 fn staleness_bound(times: &Times) -> String {
     format!(
-        "it tells nobody of changes, so names are believed {}, their absence {}, attributes and data {}",
+        "it reports no changes, so names are believed {}, their absence {}, attributes and data {}",
         shown(times.names),
         shown(times.absent),
         shown(times.attributes)

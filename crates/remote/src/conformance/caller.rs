@@ -359,7 +359,7 @@ fn check_grants(call: &Call, responses: &[Response]) {
         }
         for grant in &response.grants {
             let attr = known.get(&grant.node);
-            let attr = attr.unwrap_or_else(|| panic!("{grant:?} is for a node of which nobody spoke"));
+            let attr = attr.unwrap_or_else(|| panic!("{grant:?} is for a node that no reply named"));
             let fits = match grant.covers {
                 LeaseScope::Directory | LeaseScope::Dentry | LeaseScope::NegativeDentry => {
                     attr.is_none_or(|attr| attr.is_dir())

@@ -101,7 +101,7 @@ fn stale_flush(c: &mut Caller<'_>) {
     assert_eq!(c.errno(write(0, b"X", true, other)), Errno::CANCELED);
     assert_eq!(c.errno(write(9, b"DX", true, other)), Errno::CANCELED);
     assert_eq!(c.ok(write(4, b"BC", true, other)), written(4, 2), "that stands there");
-    assert_eq!(c.ok(write(3, b"G", false, other)), written(3, 1), "whoever writes now may");
+    assert_eq!(c.ok(write(3, b"G", false, other)), written(3, 1), "the present writer may");
     assert_eq!(c.read(&place, handle, 0, 100), b"AEFGBC678D");
 }
 

@@ -53,7 +53,7 @@ fn create_is_masked(c: &mut Caller<'_>) {
     let place = at(&root, b"f", entry.id);
     assert_eq!(c.read(&place, handle, 0, 10), b"");
     let uid = c.getattr(&root).uid;
-    assert_eq!(entry.attr.uid, uid, "made by who made the export");
+    assert_eq!(entry.attr.uid, uid, "it has the export's owner");
 }
 
 fn create_existing(c: &mut Caller<'_>) {

@@ -38,7 +38,7 @@ impl Core {
     }
 
     pub(super) fn free_locks(&mut self, client: u64) {
-        assert!(self.client(client).disconnection.is_disconnected, "who is here keeps its locks");
+        assert!(self.client(client).disconnection.is_disconnected, "a connected client keeps its locks");
         let answered = self.locks.forget(client);
         self.lock_answers(answered);
     }
@@ -120,7 +120,7 @@ impl Core {
     /// Open files and locks are reclaimed: outstanding calls are sent again.
     pub(super) fn reclaimed(&mut self, client: u64) {
         let absence = &mut self.client_mut(client).disconnection;
-        assert!(!absence.is_disconnected, "whoever is away has not reclaimed");
+        assert!(!absence.is_disconnected, "a disconnected client has not reclaimed");
         let Some(again) = absence.to_resend.take() else { return };
         let unsent = std::mem::take(&mut absence.unsent);
         self.locks.end_reclaim(client);

@@ -181,11 +181,11 @@ fn accept_until_done(
         } else if idle.is_some_and(|idle| busy.elapsed() >= idle) && !listeners.is_anybody_there() {
             match lock(&places.runtime.join("start.lock"), FlockOperation::NonBlockingLockExclusive) {
                 Ok(lock) if !listeners.accept_all(server)? => {
-                    tracing::info!("nobody needs this server any more");
+                    tracing::info!("no client uses this server any more: it exits");
                     return Ok(Some(lock));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    tracing::info!("the runtime directory is gone: nobody finds this server any more");
+                    tracing::info!("the runtime directory is gone: no client can reach this server any more");
                     return Ok(None);
                 }
                 // A process holds the lock and is about to connect.

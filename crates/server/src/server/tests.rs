@@ -333,5 +333,5 @@ fn suspect_session_whose_lease_expires_during_resume_gets_new_lease() {
     });
     assert!(!session.phase.is_courtesy());
     let holders = server.leases().holders;
-    assert!(holders.iter().any(|holder| holder.holder == session.holder()), "nobody would ever fence it");
+    assert!(holders.iter().any(|holder| holder.holder == session.holder()), "it would never be fenced");
 }

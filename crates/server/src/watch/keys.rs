@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(directory_of_rights(&hint(rights | libc::FAN_MOVE_SELF, Some(FILE))), Some(FILE));
         assert_eq!(directory_of_rights(&hint(libc::FAN_ATTRIB, Some(FILE))), None, "a file");
         assert_eq!(directory_of_rights(&hint(libc::FAN_CREATE | libc::FAN_ONDIR, Some(FILE))), None);
-        assert_eq!(directory_of_rights(&hint(rights, None)), None, "nobody has it");
+        assert_eq!(directory_of_rights(&hint(rights, None)), None, "no grant is held");
     }
 
     #[test]
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(
             told(libc::FAN_MODIFY, true, false, false),
             [(DIR, Directory, 1)],
-            "nobody has the file by itself"
+            "the file has no grant of its own"
         );
     }
 }

@@ -133,7 +133,7 @@ fn last_export_of_filesystem_ends_its_watch() {
     let off = Watch::new(&bench.leases, WatchMethod::Off).unwrap();
     drop(std::mem::replace(&mut bench.watched, off.watch_export(&root, &stat, filesystem)));
     // The reader thread may hold its own reference to the watch for a moment.
-    eventually("nobody would hear of a change", || !bench.stands(granted));
+    eventually("no change would be reported", || !bench.stands(granted));
     let leases = Arc::clone(&bench.leases);
     eventually("it is watched no more", || {
         !leases.with_table(|table, _| table.is_watched(stat.object(false)))

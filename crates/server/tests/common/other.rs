@@ -138,7 +138,7 @@ fn act(words: &[&str], held: &mut HashMap<String, File>) -> io::Result<()> {
         ["held", path, text] => held[*path].write_all_at(text)?,
         ["drop", path] => drop(held.remove(*path)),
         ["many", dir, count] => many(Path::new(dir), count.parse().unwrap())?,
-        _ => return Err(io::Error::other("nobody knows how")),
+        _ => return Err(io::Error::other("not supported")),
     }
     Ok(())
 }

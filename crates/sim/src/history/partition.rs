@@ -135,7 +135,7 @@ impl<'h> Partitioner<'h> {
             Some((_, CallResult::Attributes(seen))) => (seen.file, seen.kind),
             _ => return Ok(()),
         };
-        let maker = self.creators.get_mut(&file.label).ok_or("an inode that nobody made")?;
+        let maker = self.creators.get_mut(&file.label).ok_or("an inode without a creator")?;
         if maker.kind != kind {
             return Err(format!("{} was made as {:?}", file.label, maker.kind));
         }
@@ -148,7 +148,7 @@ impl<'h> Partitioner<'h> {
 
     /// Returns the inodes that `file` may be.
     fn numbers(&self, file: File) -> Result<Vec<u16>, String> {
-        let maker = self.creators.get(&file.label).ok_or("an inode that nobody made")?;
+        let maker = self.creators.get(&file.label).ok_or("an inode without a creator")?;
         Ok(match (maker.ino, &maker.numbers[..]) {
             (Some(ino), [first, ..]) if ino == file.ino => vec![*first],
             (Some(_), [_, others @ ..]) => others.to_vec(),
@@ -269,7 +269,7 @@ impl<'h> Partitioner<'h> {
                 self.attributes(number, seen)?
             }
             (Call::ReadLink { slot }, CallResult::Target(label)) => {
-                let maker = self.creators.get(label).ok_or("a target that nobody wrote")?;
+                let maker = self.creators.get(label).ok_or("a target without a writer")?;
                 let numbers = maker.numbers.clone();
                 self.is(number, slot, one_of(numbers));
             }
@@ -321,7 +321,7 @@ impl<'h> Partitioner<'h> {
         let mut names = BTreeMap::new();
         for (name, ino) in entries {
             if *name >= super::NAMES {
-                return Err("it lists a name that nobody makes".to_owned());
+                return Err("it lists a name that no call makes".to_owned());
             }
             if names.insert(*name, *ino).is_some() {
                 return Err("it lists a name twice".to_owned());

@@ -68,7 +68,7 @@ impl<B: Backend> World<B> {
         let is_alone = by.iter().all(|by| *by == at as u64);
         let merges = B::FLUSHES_FIRST && !self.limited;
         if *answer == OpReply::Failed(Errno::IO) && !self.clients[at].may_fail && (is_alone || merges) {
-            let and = if is_alone { ", and nobody else wrote" } else { ", and was never cut off" };
+            let and = if is_alone { ", and no other client wrote" } else { ", and was never cut off" };
             self.lost_stores.push(format!("{} was refused stores into {ino}{and}", name_of(at)));
         }
         if !B::FLUSHES_FIRST
@@ -97,7 +97,7 @@ impl<B: Backend> World<B> {
             let is_written = self.clients.iter().any(|client| client.ops.iter().any(writes));
             if !is_written && !self.uncertain_bytes.contains(&(ino, at, byte)) {
                 self.lost_stores
-                    .push(format!("{ino} has {byte} at {at}, which nobody has written there now"));
+                    .push(format!("{ino} has {byte} at {at}, which no other client has written there now"));
             }
         }
     }

@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn a_lapse_is_excused_only_where_the_machine_stood_still() {
         let lapsed = |stood_still| Warm { lapses: 1, stood_still, ..warm(5, 0, 0) }.judge(1000);
-        assert!(lapsed(MOST_STILL / 2).is_err(), "nobody renewed it");
+        assert!(lapsed(MOST_STILL / 2).is_err(), "it was not renewed");
         assert!(lapsed(MOST_STILL * 3).unwrap().unwrap().contains("stood still"));
         assert!(Warm { stood_still: MOST_STILL * 3, ..warm(1, 0, 0) }.judge(1000).is_err(), "it held");
     }

@@ -118,7 +118,7 @@ pub fn all() -> &'static [Group] {
             Run::Mounted(filesystems::run),
             false,
         ),
-        group("cold", "trees that nobody has looked at, at 10 ms", "1 min", Run::Mounted(cold::run), true),
+        group("cold", "trees that are in no cache, at 10 ms", "1 min", Run::Mounted(cold::run), true),
         group("host", "changes on the server's own disk", "2 min", Run::Mounted(host::run), true),
         group("huge", "more names than memory", "1 min", Run::Mounted(huge::run), false),
     ];

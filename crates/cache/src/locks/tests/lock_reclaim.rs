@@ -210,7 +210,7 @@ fn lock_wait_outlasts_the_request_deadline_while_connected() {
     let after = |times: u64| T0.after(Span(limit.0 * times));
     for times in 1..3 {
         rig.cache.handle_timeout(after(times));
-        assert_eq!(rig.outputs(), [], "somebody holds it");
+        assert_eq!(rig.outputs(), [], "the range is locked");
     }
     rig.is_away();
     rig.outputs();

@@ -147,7 +147,7 @@ fn lock_granted_in_a_forgotten_session_without_a_reply_is_requested_again() {
         };
         assert_eq!(*again, call);
         let (claim, _) = reopens(std::slice::from_ref(claim))[0];
-        assert_eq!(rig.say(claim, opened(3), &mut untold), [], "it is held by nobody");
+        assert_eq!(rig.say(claim, opened(3), &mut untold), [], "it is unlocked");
         assert_eq!(rig.forgotten(untold), [Output::Reclaimed]);
         assert_eq!(rig.respond(call, result), [(op, answer)]);
     }
@@ -219,7 +219,11 @@ fn lock_downgrade_without_a_reply_is_reclaimed_as_the_weaker_lock() {
         assert!(after.contains(&Output::Answer { op, answer }), "{after:?}");
         let (_, read) = rig.ask(Op::Read { ino: FILE.ino, fh, offset: 0, size: 1 });
         let told = OpReply::Failed(Errno::IO);
-        assert_eq!(read, refused.then_some(told), "who believes to have more than it has is told");
+        assert_eq!(
+            read,
+            refused.then_some(told),
+            "a client that assumes more locks than it holds is corrected"
+        );
     }
 }
 

@@ -15,7 +15,7 @@ fn change_recalls_other_holders_and_waits_for_all_acknowledgements() {
         &[Change { key: names(1), names: names_changed.clone(), writes: false, can_update: false }],
     );
     let recalls = bench.recalls();
-    assert_eq!(recalls.len(), 2, "not the one who changes it: {recalls:?}");
+    assert_eq!(recalls.len(), 2, "not the client that changes it: {recalls:?}");
     for (holder, recall) in &recalls {
         assert!(*holder != A);
         assert_eq!((recall.node, recall.covers), (node(*holder, names(1)), LeaseScope::Directory));
@@ -170,7 +170,7 @@ fn names_of_key_listed_twice_are_sent_in_one_recall() {
     bench.table.handle_change(T0, Some(A), &renames);
     let recalls = bench.recalls();
     assert_eq!(recalls[0].1.names, [name("from"), name("to")]);
-    assert_eq!(recalls[1].1.names, [], "all of them, for one who said so");
+    assert_eq!(recalls[1].1.names, [], "all of them, for a client that asked so");
 }
 
 #[test]

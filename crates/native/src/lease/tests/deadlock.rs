@@ -42,7 +42,7 @@ fn write_backs_in_one_directory_break_deadlock_before_holders_are_suspect() {
     assert_eq!(
         bench.go_to(at_ms(500)),
         [LeaseOutput::Ready(one)],
-        "who was asked first has dropped its names"
+        "the client recalled first has dropped its names"
     );
     assert!(!bench.table.is_ready(two), "the other may believe what this changes");
     bench.table.handle_done(bench.now, one);
@@ -87,7 +87,7 @@ fn recall_acknowledged_early_is_not_treated_as_deadlock() {
     assert_eq!(bench.go_to(at_ms(499)), []);
     bench.acknowledge(B, of_b);
     assert_eq!(bench.outputs(), [LeaseOutput::Ready(one)]);
-    assert_eq!(bench.go_to(at_ms(1_999)), [], "nobody goes before what A was asked for");
+    assert_eq!(bench.go_to(at_ms(1_999)), [], "no request goes before the recall of A");
     bench.acknowledge(A, of_a);
     assert_eq!(bench.outputs(), [LeaseOutput::Ready(two)]);
 }
@@ -173,7 +173,7 @@ fn sync_waits_for_directory_recalls_that_write_back_bypassed() {
     let sync = bench.table.handle_sync_barrier(bench.now, A, data(1));
     let own = bench.table.handle_sync_barrier(bench.now, B, data(1));
     assert!(!bench.table.is_ready(sync), "B may read what was there before");
-    assert!(bench.table.is_ready(own), "nobody waits for what it owes itself");
+    assert!(bench.table.is_ready(own), "no change waits for its own client");
     bench.acknowledge(A, of_a);
     assert!(bench.table.is_ready(two));
     bench.table.handle_done(bench.now, two);

@@ -35,7 +35,7 @@ fn second_holder_of_exclusive_directory_is_refused_until_recall_then_both_share(
         assert!(bench.granted(second, names(1)).shared);
         assert!(bench.granted(A, names(1)).shared);
         assert_eq!(bench.outputs(), []);
-        assert!(bench.table.report().contended.is_empty(), "nobody changed anything");
+        assert!(bench.table.report().contended.is_empty(), "nothing was changed");
     }
 }
 

@@ -39,7 +39,7 @@ fn recalled_grant_keeps_exclusive_history_until_it_ends() {
     let held = bench.granted(A, data(1)).id;
     let waits = bench.change(B, data(1));
     let (_, recall) = bench.recall();
-    assert!(held_exclusively_since(&mut bench, data(1), held), "whoever asked has not changed it yet");
+    assert!(held_exclusively_since(&mut bench, data(1), held), "the requester has not changed it yet");
     let end = T0.after(Span::from_millis(5_500));
     bench.go_to(end);
     assert!(bench.table.is_ready(waits) && !held_exclusively_since(&mut bench, data(1), held));
@@ -122,7 +122,7 @@ fn write_back_ends_exclusive_history_of_holder_recalled_for_names() {
     let first = bench.table.handle_write_back(bench.now, B, &write);
     assert!(bench.table.is_ready(first), "B is asked for that data");
     let second = bench.table.handle_write_back(bench.now, A, &write);
-    assert!(bench.held_exclusively_since(second, (held, LeaseScope::Directory)), "nobody has changed it yet");
+    assert!(bench.held_exclusively_since(second, (held, LeaseScope::Directory)), "it is not changed yet");
     bench.table.handle_done(bench.now, first);
     assert!(!bench.held_exclusively_since(second, (held, LeaseScope::Directory)));
 }

@@ -35,7 +35,7 @@ fn message_from_holder_renews_its_lease() {
 fn lapsed_holder_is_fenced_before_its_message_renews() {
     let mut bench = Bench::with(&[A]);
     bench.now = at_ms(LAPSE_MS);
-    assert!(!bench.heard(A), "nobody minded the timeout");
+    assert!(!bench.heard(A), "no timeout was handled");
     assert_eq!(bench.outputs(), [LeaseOutput::Fenced(A)]);
 }
 
@@ -132,7 +132,7 @@ fn grants_survive_lost_connection_and_recalls_are_sent_on_reconnect() {
     assert!(!bench.heard(B));
     assert_eq!(bench.refused(B, names(3)), Refusal::Detached);
     let id = bench.change(A, names(2));
-    assert_eq!(bench.outputs(), [], "there is nobody to say it to");
+    assert_eq!(bench.outputs(), [], "its client is disconnected");
     assert!(!bench.table.is_ready(id));
 
     bench.now = at_ms(1_000);
@@ -290,7 +290,7 @@ fn penalty_of(bench: &mut Bench, holder: Holder, client: Client) -> Span {
     if until.is_some() {
         assert_eq!(bench.refused(holder, names(1)), Refusal::Suspect);
         let id = bench.table.handle_change(bench.now, None, &[change(names(1))]);
-        assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)], "nobody waits for it again");
+        assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)], "no change waits for it again");
         bench.table.handle_done(bench.now, id);
     }
     bench.table.handle_goodbye(bench.now, holder);

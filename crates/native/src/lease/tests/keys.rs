@@ -34,7 +34,7 @@ fn every_change_keeps_a_contended_key_contended() {
     let mut bench = contended();
     bench.go_to(at_ms(8_000));
     let id = bench.change(A, names(1));
-    assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)], "it recalls nobody");
+    assert_eq!(bench.outputs(), [LeaseOutput::Ready(id)], "it recalls no holder");
     bench.go_to(at_ms(9_000));
     assert!(bench.heard(A) && bench.heard(B));
     bench.table.handle_done(bench.now, id);

@@ -261,14 +261,14 @@ impl World {
             *other != holder && wants_names_alone(*other) && unshared
         };
         let alone = key.covers == LeaseScope::Directory && self.clients.iter().any(alone);
-        assert!(alone || !asks, "nobody has {key:?} alone");
+        assert!(alone || !asks, "{key:?} is not exclusive");
         for client in self.clients.values_mut().filter(|client| asks && client.held.contains_key(&key)) {
             client.asked.insert(key, Asked { since: now, recall: None, delivered: false });
         }
         let quiet = self.changed.get(&key).is_none_or(|at| at.after(CONFIG.cooldown) <= now);
         let Some(client) = self.clients.get_mut(&holder).filter(|client| !client.cut && !client.suspect)
         else {
-            assert_eq!(granted, None, "there is nobody to give it to");
+            assert_eq!(granted, None, "it has no holder");
             return;
         };
         self.granting = true;
@@ -278,7 +278,7 @@ impl World {
             return;
         };
         assert!(!changing, "{key:?} is granted while it is changed or a recall is out");
-        assert!(!alone, "{key:?} is somebody's alone");
+        assert!(!alone, "{key:?} is exclusive");
         let earlier = client.held.get(&key).copied();
         assert!(earlier.is_none_or(|earlier| earlier.id < granted.id));
         let shared = granted.shared && earlier.is_none_or(|earlier| earlier.shared);
@@ -408,7 +408,7 @@ impl World {
                     assert!(heard.after(CONFIG.lapse()) <= now, "{holder:?} was fenced early");
                     self.forget(holder);
                 }
-                LeaseOutput::Hold { .. } | LeaseOutput::Commit { .. } => panic!("nobody here takes them"),
+                LeaseOutput::Hold { .. } | LeaseOutput::Commit { .. } => panic!("this model takes none"),
                 LeaseOutput::Timeout(..) => unreachable!("left out"),
             }
         }
@@ -416,8 +416,8 @@ impl World {
     }
 
     fn take_recall(&mut self, holder: Holder, recall: &Recall) {
-        let client = self.clients.get_mut(&holder).expect("recalls go to somebody");
-        assert!(!client.cut, "there is nobody to say it to");
+        let client = self.clients.get_mut(&holder).expect("each recall has a holder");
+        assert!(!client.cut, "its client is disconnected");
         let is_meant = |key: &LeaseKey| (node(holder, *key), key.covers) == (recall.node, recall.covers);
         let key = keys().into_iter().find(is_meant).expect("it names what it recalls");
         if !client.asked.contains_key(&key) {
@@ -437,7 +437,7 @@ impl World {
         for (id, change) in &self.changes {
             let ready = change.waits_for.is_empty();
             assert_eq!(self.bench.table.is_ready(*id), ready, "{id:?} waits for {:?}", change.waits_for);
-            assert!(change.told || !ready, "{id:?} is ready, and nobody was told");
+            assert!(change.told || !ready, "{id:?} is ready without an output");
             assert!(ready || now < change.bound, "{id:?} has waited too long for {:?}", change.waits_for);
         }
         let report = self.bench.table.report();

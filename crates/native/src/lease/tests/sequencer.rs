@@ -84,7 +84,7 @@ fn parked_call_resumes_after_last_acknowledgement() {
     assert_eq!(desk.take_parked(|call| *call == "unlink"), [""; 0]);
     desk.table_mut().handle_acknowledge(T0, A, recall.id);
     assert_eq!(said(&mut desk), [SequencerOutput::Ready("create")]);
-    assert_eq!(desk.park(change, "again", |_| false), ParkResult::Ready("again"), "nobody is waited for");
+    assert_eq!(desk.park(change, "again", |_| false), ParkResult::Ready("again"), "no holder is waited for");
     assert_eq!(desk.take_parked(|_| true), [""; 0]);
 }
 

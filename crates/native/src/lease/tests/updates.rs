@@ -246,7 +246,7 @@ fn updated_grant_loses_exclusive_history_and_next_grant_regains_it() {
     bench.outputs();
     assert!(
         !bench.held_exclusively_since(own, (grant.id, LeaseScope::Attributes)),
-        "somebody else has changed it"
+        "another client has changed it"
     );
     bench.table.handle_done(T0, own);
     bench.outputs();

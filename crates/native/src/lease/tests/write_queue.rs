@@ -71,7 +71,7 @@ fn writes_of_one_holder_overlap_but_do_not_pass_queued_writers() {
 #[test]
 fn waiting_reader_is_granted_data_between_two_writes() {
     let mut bench = Bench::with(&[A, B, C]);
-    assert_eq!(bench.wait(C, data(1)), None, "nobody writes");
+    assert_eq!(bench.wait(C, data(1)), None, "no writer is active");
     let (one, two) = (bench.write(A, data(1)), bench.write(B, data(1)));
     bench.outputs();
     assert_eq!(bench.refused(C, data(1)), Refusal::Changing);

@@ -115,7 +115,7 @@ impl World {
         let flush = self.calls.iter().find(|(_, (by, what))| (*by, *what) == (holder, What::Flush));
         if let Some((id, _)) = flush {
             let id = *id;
-            assert!(self.bench.table.is_ready(id), "a flush of who is asked waits");
+            assert!(self.bench.table.is_ready(id), "a flush of the recalled holder waits");
             self.end(id, false);
             return;
         }
@@ -143,7 +143,7 @@ impl World {
                 self.held.insert(holder, granted.id);
             } else {
                 let owes = self.asked.iter().any(|(asked, _)| *asked == holder);
-                assert!(owes || self.flushes_beside(holder), "who wrote has it ungranted");
+                assert!(owes || self.flushes_beside(holder), "the writer has no grant");
             }
             return;
         }

@@ -30,8 +30,8 @@ const WHO: As = As::Us;
 
 pub fn run(world: &World, tally: &mut TestReport) {
     let tests: &[crate::test::groups::Test] = &[
-        ("nigh://: a host that nobody knows", unknown_host),
-        ("nigh://: a port on which nobody listens", nobody_listens),
+        ("nigh://: an unknown host", unknown_host),
+        ("nigh://: a port without a listener", port_without_listener),
         ("nigh://: an export that is not there", unknown_export),
         ("nigh://: no token", no_token),
         ("nigh://: a token that is not there", missing_token),
@@ -86,7 +86,7 @@ fn unknown_host(world: &World) -> Result<()> {
     cannot_mount(world, "nigh://nowhere.invalid/all", &[&token_option(world)], &["nowhere.invalid"])
 }
 
-fn nobody_listens(world: &World) -> Result<()> {
+fn port_without_listener(world: &World) -> Result<()> {
     over::serve(world, WHO)?;
     let port = over::free_port()?.to_string();
     cannot_mount(world, &format!("nigh://127.0.0.1:{port}/all"), &[&token_option(world)], &[&port, "refused"])

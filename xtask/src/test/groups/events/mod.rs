@@ -41,7 +41,7 @@ pub fn run(world: &World, tally: &mut TestReport) {
         ("tail -f shows what another mount appends", tail),
         ("what changed while the server was gone is told when it is back", gap),
         ("a daemon that is killed leaves no process behind", killed),
-        ("with --events=off nothing is told, and nobody runs", off),
+        ("with --events=off no change is reported, and no worker runs", off),
         ("an ordinary user is not told where it may not write, and that is counted", refused),
     ];
     for (name, test) in tests {
@@ -351,7 +351,7 @@ fn killed(world: &World) -> Result<()> {
     std::thread::sleep(PACE);
     fs::create_dir(pair.there.point.join("d/s"))?;
     ensure!(watcher.all(1)?.len() == 1, "told: {:?}", watcher.seen()?);
-    ensure!(replaying(&pair.here.point)?.len() == 1, "nobody replays");
+    ensure!(replaying(&pair.here.point)?.len() == 1, "no process replays events");
     process::signal(pair.here.daemon(), libc::SIGKILL);
     let ended = wait::holds(Duration::from_secs(5), || Ok(replaying(&pair.here.point)?.is_empty()))?;
     ensure!(ended, "it lives 5 s after its daemon was killed");

@@ -32,7 +32,7 @@ pub fn killed(world: &World) -> Result<()> {
         // It waits until the server is back.
         let waits = std::thread::spawn(move || fs::read_to_string(path));
         std::thread::sleep(Duration::from_millis(300));
-        ensure!(!waits.is_finished(), "without a server nobody can know that");
+        ensure!(!waits.is_finished(), "without a server that is unknown");
         server = over::diod_on(world, &world.root, port)?;
         let found = waits.join().map_err(|_| anyhow::anyhow!("it died"))??;
         ensure!(found == "made meanwhile", "{found:?}");

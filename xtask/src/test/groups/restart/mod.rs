@@ -43,7 +43,7 @@ pub fn run(world: &World, tally: &mut TestReport) {
         &[
             ("a link that was cut: requests wait, and can be killed", away::waits),
             (
-                "a link that was cut: what was stored into a map is kept, whoever is killed",
+                "a link that was cut: what was stored into a map is kept, whichever process is killed",
                 away::stores_are_kept,
             ),
             ("--on-disconnect=fail", away::fails),

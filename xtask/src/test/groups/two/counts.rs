@@ -127,7 +127,7 @@ fn try_look(mounts: &Mounts<'_>, number: usize, look: &Look) -> Result<()> {
     let cold = requests()?;
     sh(look.look)?;
     let warm = requests()?;
-    ensure!(warm == cold, "a look at what nobody changed takes {} requests", warm - cold);
+    ensure!(warm == cold, "a look at unchanged names takes {} requests", warm - cold);
     let recalled = mounts.status(1, ["leases", "recalled"])?;
     let told = mounts.status(1, ["leases", "updated_in_place"])?;
     sh(look.change)?;
