@@ -259,7 +259,7 @@ mod tests {
         let own = dir.path().join("new/s.sock");
         let listener = bind_unix(&own).unwrap();
         assert_eq!((mode(&own), mode(own.parent().unwrap())), (0o600, 0o700));
-        assert!(bind_unix(&own).unwrap_err().to_string().contains("already"));
+        assert!(bind_unix(&own).unwrap_err().to_string().contains("another server"));
         drop(listener);
         bind_unix(&own).unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
