@@ -100,17 +100,17 @@ impl Cache {
         grants: &[Grant],
     ) -> Option<LiveGrant> {
         if flight.race_log.local_inodes.contains(&id.ino) {
-            self.forget_attr(id.ino);
+            self.drop_attr(id.ino);
             return None;
         }
         if flight.race_log.remote_inodes.contains(&id.ino) {
             // The remote change is newer, unless this is a reply to a local change: then the order is not known.
-            if flight.sequence.is_some() {
-                self.forget_attr(id.ino);
+            if flight.is_mutation() {
+                self.drop_attr(id.ino);
             }
             return None;
         }
-        if flight.sequence.is_none() {
+        if !flight.is_mutation() {
             self.mark_attr_in_flight(id.ino);
             // These compare attributes themselves.
             if !matches!(flight.purpose, CallKind::Read { .. } | CallKind::Revalidate { .. }) {
@@ -128,13 +128,13 @@ impl Cache {
         } else if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
             match inode.ext_if_any().and_then(|more| more.own.as_mut()) {
                 Some((_, held)) if flight.recalled(id, LeaseScope::Attributes) && held.is_live(now) => {
-                    if flight.sequence.is_some() {
+                    if flight.is_mutation() {
                         self.discard_uncertain_attr(id);
                     }
                     return None;
                 }
                 // An ungranted reply beside a live grant may be older than the cache.
-                Some((_, held)) if held.is_live(now) && flight.sequence.is_none() => return None,
+                Some((_, held)) if held.is_live(now) && !flight.is_mutation() => return None,
                 Some((own, held)) if held.is_live(now) => {
                     *own = attr;
                     under = Some(*held);
@@ -158,7 +158,7 @@ impl Cache {
         attr: Attr,
         grants: &[Grant],
     ) -> Option<LiveGrant> {
-        if !attr.covered_by_parent() || flight.sequence.is_some() {
+        if !attr.covered_by_parent() || flight.is_mutation() {
             return None;
         }
         let (dir, name) = self.inodes.get(&id.ino).filter(|i| i.id == id)?.parent_entry.clone()?;
@@ -189,9 +189,7 @@ impl Cache {
         let cookie = self.key.cookie(name.as_bytes());
         let directory = self.dirs.get_mut(dir).filter(|d| !flight.recalled(d.id, LeaseScope::Directory))?;
         let held = directory.held.filter(|h| h.is_live(now))?;
-        if flight.sequence.is_none()
-            && crate::grants::on(grants, directory.id, LeaseScope::Directory).is_none()
-        {
+        if !flight.is_mutation() && crate::grants::on(grants, directory.id, LeaseScope::Directory).is_none() {
             return None;
         }
         let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
@@ -207,8 +205,8 @@ impl Cache {
         for flight in self.flights.values_mut() {
             flight.race_log.recalled.push((id, LeaseScope::Attributes));
         }
-        self.forget_attr(id.ino);
-        if self.config.level.may_keep_pages() {
+        self.drop_attr(id.ino);
+        if self.config.level.can_notify() {
             self.invalidate(vec![KernelInvalidation::Attr { ino: id.ino }], None);
         }
     }
@@ -223,10 +221,10 @@ impl Cache {
     }
 
     /// Drops attributes because the order of two replies is not known.
-    pub(crate) fn forget_attr(&mut self, ino: u64) {
+    pub(crate) fn drop_attr(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.drop_own_attr();
-        inode.forget_xattrs();
+        inode.drop_xattrs();
         if let Some(child) = self.child_at_parent_entry(ino) {
             child.attr_known = false;
         }
@@ -236,7 +234,7 @@ impl Cache {
     pub(crate) fn apply_attrs_after(&mut self, now: Time, flight: &InflightCall, response: &Response) {
         for &(id, attr) in &response.after {
             if attr.nlink == 0 && !attr.is_dir() {
-                self.forget_attr(id.ino);
+                self.drop_attr(id.ino);
             }
             self.apply_attr(now, flight, id, attr, &response.grants);
         }
@@ -276,10 +274,11 @@ impl Cache {
         attr_held: Option<LiveGrant>,
     ) -> Node {
         let level = self.config.level;
-        let ordered = home.is_some_and(|(dir, _)| self.is_hot(now, dir) || self.watches.is_reporting(dir));
+        let changes =
+            home.is_some_and(|(dir, _)| self.changes_frequently(now, dir) || self.watches.is_reporting(dir));
         let held_back = home.is_some_and(|(dir, name)| self.suspended.has_name(dir, name));
-        let name_held = name_held.filter(|_| !ordered && !held_back);
-        let entry_valid = name_held.map_or(Span::ZERO, |h| level.name_validity(&h, now));
+        let name_held = name_held.filter(|_| !changes && !held_back);
+        let entry_valid = name_held.map_or(Span::ZERO, |h| level.entry_timeout(&h, now));
         self.keep_removed_nodeid(id);
         let number = self.nodeid_for_reply(id);
         let attr_valid = self.attr_timeout(now, id.ino, &attr, attr_held);
@@ -306,7 +305,7 @@ impl Cache {
 
     /// Returns the attribute timeout of a reply with these attributes under such a grant.
     pub(crate) fn attr_timeout(&mut self, now: Time, ino: u64, attr: &Attr, held: Option<LiveGrant>) -> Span {
-        let valid = held.map_or(Span::ZERO, |held| self.config.level.validity(&held, now));
+        let valid = held.map_or(Span::ZERO, |held| self.config.level.attr_timeout(&held, now));
         if valid > Span::ZERO
             && let Some(inode) = self.inodes.get_mut(&ino)
         {
@@ -316,8 +315,8 @@ impl Cache {
         valid
     }
 
-    pub(crate) fn is_hot(&self, now: Time, dir: u64) -> bool {
-        self.dirs.get(&dir).is_some_and(|directory| directory.is_hot(now))
+    pub(crate) fn changes_frequently(&self, now: Time, dir: u64) -> bool {
+        self.dirs.get(&dir).is_some_and(|directory| directory.changes_frequently(now))
     }
 
     /// Moves an inode's parent entry. An old entry that said that the inode has no other name loses its attributes:
@@ -339,7 +338,8 @@ impl Cache {
         known.is_some_and(|inode| inode.is_at(dir, name))
     }
 
-    /// Returns the reply about a name that does not exist.
+    /// Returns the reply about a name that does not exist. A suspended name has no grant here: the server grants nothing
+    /// on a key under change, and replies that a prepare overtook are not kept.
     pub(crate) fn negative_reply(
         &mut self,
         now: Time,
@@ -348,10 +348,10 @@ impl Cache {
         held: Option<LiveGrant>,
     ) -> OpReply {
         self.recent_dir_lookups.put((dir, name), None);
-        let held = held.filter(|_| !self.is_hot(now, dir));
+        let held = held.filter(|_| !self.changes_frequently(now, dir));
         let held = held.filter(|_| !self.watches.is_reporting(dir));
-        let valid = held.map_or(Span::ZERO, |h| self.config.level.missing_validity(&h, now));
-        if valid == Span::ZERO || self.negative_dentries.len() as u64 >= self.config.kernel_missing_most {
+        let valid = held.map_or(Span::ZERO, |h| self.config.level.negative_timeout(&h, now));
+        if valid == Span::ZERO || self.negative_dentries.len() as u64 >= self.config.kernel_negative_most {
             return OpReply::Missing(Span::ZERO);
         }
         self.negative_dentries.insert((dir, name.clone()));
@@ -364,7 +364,7 @@ impl Cache {
     /// Invalidates the effects of a change whose caller was killed meanwhile: the kernel believes that it did not
     /// happen.
     pub(crate) fn invalidate_abandoned(&mut self, flight: &InflightCall, response: &Response) {
-        if response.result.is_err() || !self.config.level.may_keep_pages() {
+        if response.result.is_err() || !self.config.level.can_notify() {
             return;
         }
         let names = flight.purpose.names().into_iter();
@@ -438,7 +438,7 @@ impl Cache {
         }
     }
 
-    /// Invalidates the kernel; then acknowledges the recall, if there is one.
+    /// Invalidates the kernel, then does `then`.
     pub(crate) fn invalidate(
         &mut self,
         mut stale: Vec<KernelInvalidation>,

@@ -34,8 +34,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// **Contract.** Inputs are the `handle_` methods; each takes `now`, which never goes backwards. After every input the
 /// driver calls [`Cache::poll_output`] until it returns [`Output::Timeout`], does the outputs in order, and calls
 /// `handle_timeout` no later than the moment in that timeout. After each [`Output::Invalidate`] that the kernel has
-/// done it calls `handle_invalidated`. Invalidations are done one by one in order, except those with `first`; nothing
-/// else waits for them. Then it drains [`Cache::poll_change`].
+/// done it calls `handle_invalidated`. Invalidations are done one by one in order, except urgent ones. No other
+/// output waits for them; the cache itself waits before it acknowledges a recall, returns a grant or ends a reclaim.
+/// Then it drains [`Cache::poll_change`].
 ///
 /// `handle_op` answers at once from memory if it can. Otherwise it returns `None` and the reply comes as
 /// [`Output::Answer`], exactly once, unless `handle_interrupt` replied first.
@@ -115,7 +116,7 @@ pub struct Cache {
     pub(crate) page_drops: BTreeMap<InvalidationId, Vec<(u64, bool)>>,
     pub(crate) ungranted: UngrantedPages,
     pub(crate) expiry_timers: BTreeSet<(Time, u64)>,
-    /// Negative dentries that the kernel may have, by directory; at most `kernel_missing_most`.
+    /// Negative dentries that the kernel may have, by directory; at most `kernel_negative_most`.
     pub(crate) negative_dentries: BTreeSet<(u64, Name)>,
     /// Cached statfs reply for an inode, and its end.
     pub(crate) statfs_cache: Option<(u64, nigh_types::Space, Time)>,
@@ -459,7 +460,7 @@ impl Cache {
         };
         self.enqueue_reply(&files, &flight.waiters, DeferredReply { answer, sent, name });
         self.note_local_change(&flight, &response);
-        if flight.sequence.is_some() && flight.waiters.is_empty() {
+        if flight.is_mutation() && flight.waiters.is_empty() {
             self.invalidate_abandoned(&flight, &response);
         }
         self.drop_pages_after_write(now, &flight, &response);
@@ -569,7 +570,7 @@ impl Cache {
             ..Gauges::default()
         };
         self.dirs.values().for_each(|directory| {
-            let (there, missing) = directory.singles.count();
+            let (there, missing) = directory.dentry_leases.count();
             gauges.entries += directory.rows.existing().max(there);
             gauges.negative += directory.rows.absent() + missing;
             gauges.complete_directories += u64::from(directory.complete);

@@ -230,7 +230,7 @@ pub(crate) struct Waiter {
     pub joined: bool,
     /// The request came after the call was sent. The reply may predate the request, so it answers the request only if a
     /// grant says that nothing has changed since.
-    pub joined_late: bool,
+    pub reply_may_predate: bool,
     /// Open files that the request uses.
     pub open_files: [Option<Fh>; 2],
 }
@@ -248,7 +248,7 @@ pub(crate) struct InflightCall {
     pub resend: Option<Call>,
     /// Number of `ResolvePath` calls sent for this call.
     pub resolve_attempts: usize,
-    /// Set on mutations.
+    /// The number of the mutation id; `None`: the call is no mutation.
     pub sequence: Option<u64>,
     pub waiters: Vec<OpId>,
     pub race_log: RaceLog,
@@ -300,6 +300,10 @@ impl InflightCall {
         tainted && !planted(Bug::ForgetsRecalls)
     }
 
+    pub fn is_mutation(&self) -> bool {
+        self.sequence.is_some()
+    }
+
     /// Returns whether this is a lock call without a waiter.
     pub fn is_unwanted_lock(&self) -> bool {
         matches!(self.purpose, CallKind::Lock { cancelled, .. } if cancelled || self.waiters.is_empty())
@@ -307,7 +311,7 @@ impl InflightCall {
 
     /// Returns whether this is a change without a waiter.
     fn is_abandoned(&self) -> bool {
-        self.sequence.is_some() && self.waiters.is_empty()
+        self.is_mutation() && self.waiters.is_empty()
     }
 
     /// Returns whether a later reply bound the name to something else than `id`.
@@ -385,24 +389,24 @@ impl Cache {
         if let Some(flight) = self.flights.get_mut(&call) {
             flight.waiters.push(op);
         }
-        self.waiting
-            .insert(op, Waiter { call, caller, want, joined, joined_late: joined, open_files: [None; 2] });
+        self.waiting.insert(
+            op,
+            Waiter { call, caller, want, joined, reply_may_predate: joined, open_files: [None; 2] },
+        );
         None
     }
 
     /// Returns the waiters that came after the call was sent.
     pub(crate) fn late_joiners(&self, waiters: &[OpId]) -> Vec<OpId> {
-        waiters.iter().copied().filter(|op| self.waiting.get(op).is_some_and(|w| w.joined_late)).collect()
+        waiters
+            .iter()
+            .copied()
+            .filter(|op| self.waiting.get(op).is_some_and(|w| w.reply_may_predate))
+            .collect()
     }
 
     /// Resends a call for late waiters: a reply without a grant was composed before they came.
-    pub(crate) fn resend_for_late_joiners(
-        &mut self,
-        now: Time,
-        late: Vec<OpId>,
-        purpose: CallKind,
-        call: Call,
-    ) {
+    pub(crate) fn resend_for_joiners(&mut self, now: Time, late: Vec<OpId>, purpose: CallKind, call: Call) {
         if late.is_empty() {
             return;
         }
@@ -410,7 +414,7 @@ impl Cache {
         for op in &late {
             if let Some(waiting) = self.waiting.get_mut(op) {
                 waiting.call = id;
-                waiting.joined_late = false;
+                waiting.reply_may_predate = false;
             }
         }
         if let Some(flight) = self.flights.get_mut(&id) {

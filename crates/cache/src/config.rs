@@ -23,12 +23,12 @@ pub struct Config {
     pub budget_bytes: u64,
     /// Invalidations that the kernel supports.
     pub level: NotifyLevel,
-    /// Number of different missing names after which a directory is listed.
-    pub lookups_before_listing: u32,
+    /// A lookup in a directory with one absent name less than this lists it; this many lookups prefetch below it.
+    pub names_before_listing: u32,
     /// The kernel may cache listings of directories below this size.
     pub kernel_listing_below: u64,
     /// Most negative dentries that the kernel is given.
-    pub kernel_missing_most: u64,
+    pub kernel_negative_most: u64,
     /// Listings give the kernel no more inodes than this.
     pub kernel_inodes_most: u64,
     /// The kernel can be asked to forget unused inodes (`FUSE_NOTIFY_PRUNE`).
@@ -63,9 +63,9 @@ impl Default for Config {
         Config {
             budget_bytes: 1 << 30,
             level: NotifyLevel::All,
-            lookups_before_listing: 4,
+            names_before_listing: 4,
             kernel_listing_below: 1_000,
-            kernel_missing_most: 100_000,
+            kernel_negative_most: 100_000,
             kernel_inodes_most: 900_000,
             prunes: false,
             most_dirs: u64::MAX,

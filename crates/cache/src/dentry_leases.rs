@@ -13,7 +13,7 @@ pub(crate) type LeasedDentry = (Option<NodeId>, LiveGrant);
 
 /// Dentry leases of one directory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct DentryTable {
+pub(crate) struct DentryLeases {
     names: BTreeMap<Name, LeasedDentry>,
     heap: u64,
     /// Above this size `put` sweeps expired dentries.
@@ -24,7 +24,7 @@ const SWEEP_MIN: usize = 64;
 /// Bytes for each dentry beside its name, in a B-tree that is two thirds full.
 const ENTRY_BYTES: u64 = (size_of::<(Name, LeasedDentry)>() * 3 / 2) as u64;
 
-impl DentryTable {
+impl DentryLeases {
     /// Returns the dentry under a live grant.
     pub fn get(&self, now: Time, name: &Name) -> Option<LeasedDentry> {
         self.names.get(name).copied().filter(|(_, held)| held.is_live(now))
@@ -67,7 +67,7 @@ impl DentryTable {
     }
 
     pub fn clear(&mut self) {
-        *self = DentryTable::default();
+        *self = DentryLeases::default();
     }
 
     /// Returns the inodes that names lead to.
@@ -106,29 +106,31 @@ mod tests {
 
     #[test]
     fn dentry_lease_ends_at_its_own_deadline() {
-        let mut singles = DentryTable::default();
+        let mut dentry_leases = DentryLeases::default();
         let name = |text: &str| Name::new(text.as_bytes()).unwrap();
-        singles.put(at(0), &name("a"), (None, held(1)));
-        singles.put(at(0), &name("b"), (Some(NodeId { ino: 9, generation: 1 }), held(3)));
-        assert_eq!(singles.get(at(0), &name("a")).map(|single| single.0), Some(None));
-        assert_eq!(singles.get(at(1), &name("a")), None);
-        assert!(singles.get(at(2), &name("b")).is_some() && singles.get(at(3), &name("b")).is_none());
-        assert_eq!(singles.count(), (1, 1));
-        singles.remove(&name("b"));
-        assert_eq!(singles.count(), (0, 1));
+        dentry_leases.put(at(0), &name("a"), (None, held(1)));
+        dentry_leases.put(at(0), &name("b"), (Some(NodeId { ino: 9, generation: 1 }), held(3)));
+        assert_eq!(dentry_leases.get(at(0), &name("a")).map(|single| single.0), Some(None));
+        assert_eq!(dentry_leases.get(at(1), &name("a")), None);
+        assert!(
+            dentry_leases.get(at(2), &name("b")).is_some() && dentry_leases.get(at(3), &name("b")).is_none()
+        );
+        assert_eq!(dentry_leases.count(), (1, 1));
+        dentry_leases.remove(&name("b"));
+        assert_eq!(dentry_leases.count(), (0, 1));
     }
 
     #[test]
     fn expired_dentry_leases_are_swept() {
-        let mut singles = DentryTable::default();
+        let mut dentry_leases = DentryLeases::default();
         for n in 0..10_000u64 {
             let name = Name::new(format!("name-{n}").as_bytes()).unwrap();
             let now = at(n);
             let (id, mut single) = (None, held(1));
             single.deadline = now.after(Span::from_secs(1));
-            singles.put(now, &name, (id, single));
+            dentry_leases.put(now, &name, (id, single));
         }
-        assert!(singles.count().1 <= 2 * SWEEP_MIN as u64, "{:?}", singles.count());
-        assert!(singles.bytes() < 40_000, "{}", singles.bytes());
+        assert!(dentry_leases.count().1 <= 2 * SWEEP_MIN as u64, "{:?}", dentry_leases.count());
+        assert!(dentry_leases.bytes() < 40_000, "{}", dentry_leases.bytes());
     }
 }

@@ -40,7 +40,7 @@ impl Cache {
     ) -> Option<LiveGrant> {
         if flight.race_log.is_remotely_changed(dir.ino, name) {
             // The order of the remote change and the local change is not known.
-            if flight.sequence.is_some() {
+            if flight.is_mutation() {
                 self.discard_uncertain_dir(dir);
             }
             return None;
@@ -51,16 +51,16 @@ impl Cache {
             None => flight.is_contradicted(dir.ino, name, id),
         };
         if crossed || flight.recalled(dir, LeaseScope::Directory) {
-            if crossed || flight.sequence.is_some() {
+            if crossed || flight.is_mutation() {
                 self.discard_uncertain_dir(dir);
             }
             return None;
         }
-        if flight.sequence.is_none() {
+        if !flight.is_mutation() {
             self.mark_name_in_flight(dir.ino, name, id);
         }
         let single = self.apply_leased_dentry(now, flight, dir, (name, id), grants);
-        if flight.sequence.is_none() && single.is_some() {
+        if !flight.is_mutation() && single.is_some() {
             return single;
         }
         let row = self.apply_dir_entry(now, flight, dir, name, entry, grants);
@@ -81,12 +81,12 @@ impl Cache {
         let fresh = flight.granted(grants, dir, covers).map(|grant| LiveGrant::begin(grant, flight.sent));
         let Some(held) = fresh.filter(|held| held.is_live(now)) else {
             if let Some(directory) = self.dirs.get_mut(&dir.ino) {
-                directory.singles.remove(name);
+                directory.dentry_leases.remove(name);
             }
             return None;
         };
         let cookie = self.key.cookie(name.as_bytes());
-        if flight.sequence.is_none()
+        if !flight.is_mutation()
             && let Some((directory, _)) = self.live_directory(now, dir.ino)
         {
             let listed = directory.find(cookie, name);
@@ -94,10 +94,10 @@ impl Cache {
                 self.expire_directory(dir.ino);
             }
         }
-        if let Some(id) = id.filter(|_| flight.sequence.is_none()) {
+        if let Some(id) = id.filter(|_| !flight.is_mutation()) {
             self.discard_moved_dir(id, (dir.ino, name));
         }
-        self.directory(dir).singles.put(now, name, (id, held));
+        self.directory(dir).dentry_leases.put(now, name, (id, held));
         self.recount(dir.ino);
         Some(held)
     }
@@ -110,12 +110,12 @@ impl Cache {
             return;
         }
         let Some(directory) = self.dirs.get(&id.ino) else { return };
-        let singles = directory
-            .singles
+        let dentry_leases = directory
+            .dentry_leases
             .names()
             .map(|name| KernelInvalidation::Entry { dir: id.ino, name: name.clone() });
-        let singles = singles.collect();
-        self.discard_dir(id, singles);
+        let dentry_leases = dentry_leases.collect();
+        self.discard_dir(id, dentry_leases);
     }
 
     /// Applies a name under the directory lease.
@@ -142,7 +142,7 @@ impl Cache {
             }
             self.note_lease_begin(dir.ino);
             self.directory(dir).held = Some(held);
-        } else if fresh.is_none() && flight.sequence.is_none() {
+        } else if fresh.is_none() && !flight.is_mutation() {
             // An ungranted reply beside a live grant is kept only if it is about a local change, and newer than the
             // grant.
             return None;
@@ -160,9 +160,9 @@ impl Cache {
         };
         self.recount(dir.ino);
         // The kernel knows of its own changes.
-        if let Some(old) = old.filter(|_| flight.sequence.is_none()) {
+        if let Some(old) = old.filter(|_| !flight.is_mutation()) {
             let stale = self.invalidations_for_replaced((dir.ino, name), old.as_ref(), entry.map(|e| e.id));
-            if self.config.level.may_keep_pages() && !stale.is_empty() {
+            if self.config.level.can_notify() && !stale.is_empty() {
                 self.invalidate(stale, None);
             }
         }
@@ -174,7 +174,7 @@ impl Cache {
     pub(crate) fn discard_uncertain_name(&mut self, dir: u64, name: &Name, exists: Option<bool>) {
         let cookie = self.key.cookie(name.as_bytes());
         if let Some(directory) = self.dirs.get_mut(&dir) {
-            directory.singles.remove(name);
+            directory.dentry_leases.remove(name);
         }
         let Some(directory) = self.dirs.get(&dir).filter(|d| d.held.is_some()) else { return };
         let listed = directory.find(cookie, name).map(|child| child.is_some());
@@ -209,7 +209,7 @@ impl Cache {
         let mut stale = more;
         stale.extend(self.invalidations_under_lease(dir));
         self.drop_dir_names(dir.ino);
-        if self.config.level.may_keep_pages() && !stale.is_empty() {
+        if self.config.level.can_notify() && !stale.is_empty() {
             self.invalidate(stale, None);
         }
     }
@@ -217,7 +217,7 @@ impl Cache {
     /// Drops a directory's names, dentry leases included.
     pub(crate) fn drop_dir_names(&mut self, dir: u64) {
         if let Some(directory) = self.dirs.get_mut(&dir) {
-            directory.singles.clear();
+            directory.dentry_leases.clear();
         }
         self.expire_directory(dir);
     }

@@ -51,7 +51,7 @@ impl Cache {
 
     /// Records a new directory lease for local changes in flight: they may have been made before it.
     pub(crate) fn note_lease_begin(&mut self, dir: u64) {
-        for flight in self.flights.values_mut().filter(|flight| flight.sequence.is_some()) {
+        for flight in self.flights.values_mut().filter(|flight| flight.is_mutation()) {
             if flight.purpose.binds_in(dir) {
                 flight.race_log.granted_dirs.insert(dir);
             }
@@ -80,13 +80,13 @@ impl Cache {
             return Vec::new();
         }
         let held = self.dirs.get(&dir).and_then(|d| d.held);
-        let drops = held.is_none_or(|held| self.config.level.drops_names(&held));
+        let drops = held.is_none_or(|held| self.config.level.gives_dentries(&held));
         let entry = drops.then_some(KernelInvalidation::Entry { dir, name: name.clone() });
         let Some(child) = old else { return entry.into_iter().collect() };
         let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {
             return Vec::new();
         };
-        inode.forget_xattrs();
+        inode.drop_xattrs();
         inode.attr_valid_until = Time(0);
         if inode.nlookup == 0 {
             return Vec::new();

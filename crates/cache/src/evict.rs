@@ -112,7 +112,7 @@ impl Cache {
         else {
             return;
         };
-        let for_ever = directory.singles.names_without_deadline();
+        let for_ever = directory.dentry_leases.names_without_deadline();
         let stale: Vec<KernelInvalidation> =
             for_ever.map(|name| KernelInvalidation::Entry { dir: node.ino, name: name.clone() }).collect();
         if !stale.is_empty() {
@@ -129,7 +129,7 @@ impl Cache {
         if let Some(held) = held.filter(|h| h.recallable && !h.stale) {
             self.note_grant_returned(node, held.id);
             let stale = self.invalidations_under_lease(node);
-            if self.config.level.may_keep_pages() && !stale.is_empty() {
+            if self.config.level.can_notify() && !stale.is_empty() {
                 self.invalidate(stale, Some(OnInvalidated::Return(vec![held.id])));
             } else {
                 self.out.push_back(crate::Output::Return(vec![held.id]));
@@ -141,7 +141,7 @@ impl Cache {
             .into_iter()
             .flat_map(|d| {
                 let rows = d.rows.iter().filter_map(|row| row.child.map(|c| c.id.ino));
-                rows.chain(d.singles.inodes().map(|id| id.ino))
+                rows.chain(d.dentry_leases.inodes().map(|id| id.ino))
             })
             .collect();
         if let Some((call, cost)) = self.dirs.get_mut(&node.ino).and_then(|d| d.prefetched_by.take()) {

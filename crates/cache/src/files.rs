@@ -63,7 +63,7 @@ impl Cache {
         attr: &Attr,
         under: Option<LiveGrant>,
     ) -> bool {
-        let keeps = self.config.level.may_keep_pages();
+        let keeps = self.config.level.can_notify();
         let inode = self.inode(id);
         let lives = inode.data.held.filter(|h| h.is_live(now));
         let same = inode.data.pages == CachedPages::Of(ChangeToken::of(attr));
@@ -145,7 +145,7 @@ impl Cache {
             self.release_handle(handle);
             return OpReply::Failed(Errno::STALE);
         };
-        if flight.sequence.is_some() {
+        if flight.is_mutation() {
             self.note_local_inode(ino);
             self.inode(id).ext_mut().data.pages = CachedPages::None;
         }
@@ -170,7 +170,7 @@ impl Cache {
         if !limited || !matches!(inode.data.pages, CachedPages::Of(stamp) if stamp != ChangeToken::of(attr)) {
             return;
         }
-        inode.forget_pages();
+        inode.drop_pages();
         // Pages of a file that is not open are dropped by its next open.
         if inode.opens > 0 {
             self.mark_pages_stale(id.ino, false);
@@ -289,7 +289,7 @@ impl Cache {
         };
         let foreign =
             matches!((before, inode.data.pages), (CachedPages::Of(a), CachedPages::Of(b)) if a != b);
-        if !self.config.level.may_keep_pages() {
+        if !self.config.level.can_notify() {
             return;
         }
         let ungranted = flight.drop_data || !lives;
@@ -355,7 +355,7 @@ impl Cache {
         self.apply_attrs_after(now, flight, response);
         if response.result.is_ok() && attr_after(response, ino).is_none() {
             // The reply carries no attributes, so those after the write are unknown.
-            self.forget_attr(ino);
+            self.drop_attr(ino);
         }
         self.note_local_inode(ino);
         self.note_local_write(now, ino, response);
@@ -386,7 +386,7 @@ impl Cache {
                 OpReply::Failed(Errno::IO)
             }
             Err(errno) => {
-                self.forget_attr(ino);
+                self.drop_attr(ino);
                 OpReply::Failed(errno)
             }
         }

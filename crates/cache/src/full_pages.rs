@@ -122,7 +122,7 @@ impl Cache {
     pub(crate) fn on_direct_append(&mut self, ino: u64, fh: Fh, offset: u64) {
         self.files.get_mut(&fh).into_iter().for_each(|file| file.unfinished_write_at = Some(offset));
         let has_whole = self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_exist());
-        if has_whole && self.config.level.may_keep_pages() {
+        if has_whole && self.config.level.can_notify() {
             self.invalidate(
                 vec![KernelInvalidation::Data { ino, offset: offset / PAGE * PAGE, length: 0 }],
                 None,

@@ -561,7 +561,7 @@ impl Cache {
 
     /// Returns inodes whose attributes a local change in flight may change, directly or by a read.
     fn inodes_in_flight(&self) -> BTreeSet<u64> {
-        let changes = self.flights.values().filter(|flight| flight.sequence.is_some());
+        let changes = self.flights.values().filter(|flight| flight.is_mutation());
         changes
             .filter_map(|flight| match flight.purpose {
                 CallKind::Change { ino, .. } | CallKind::Write { ino, .. } | CallKind::Open { ino, .. } => {

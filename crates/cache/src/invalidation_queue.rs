@@ -30,7 +30,7 @@ pub(crate) struct QueuedItem {
 
 #[derive(Clone, Debug)]
 enum QueuedKind {
-    Forget(InvalidationId, Vec<KernelInvalidation>),
+    Invalidate(InvalidationId, Vec<KernelInvalidation>),
     /// Replies to a local change; the kernel treats them as newer than any reply to an earlier GETATTR.
     Answers(Vec<OpId>, DeferredReply),
 }
@@ -75,15 +75,15 @@ impl Cache {
         {
             let names = stale.iter().filter(|one| self.is_of_dentries(one)).count();
             if names == stale.len() {
-                return self.emit(QueuedKind::Forget(id, stale));
+                return self.emit(QueuedKind::Invalidate(id, stale));
             }
             if names > 0 && !acknowledged {
                 let names = stale.extract_if(.., |one| self.is_of_dentries(one)).collect();
                 let id = self.new_invalidation();
-                self.emit(QueuedKind::Forget(id, names));
+                self.emit(QueuedKind::Invalidate(id, names));
             }
         }
-        self.enqueue(QueuedKind::Forget(id, stale), asked);
+        self.enqueue(QueuedKind::Invalidate(id, stale), asked);
     }
 
     fn is_of_dentries(&self, stale: &KernelInvalidation) -> bool {
@@ -194,7 +194,7 @@ impl Cache {
 
     fn emit(&mut self, what: QueuedKind) {
         match what {
-            QueuedKind::Forget(id, stale) => {
+            QueuedKind::Invalidate(id, stale) => {
                 self.out.push_back(Output::Invalidate { id, stale, first: false })
             }
             QueuedKind::Answers(ops, late) => self.deliver_late(&ops, late),
@@ -219,7 +219,7 @@ impl Cache {
         let now = self.clock;
         let named = || {
             let (dir, name) = name?;
-            if self.is_hot(now, *dir)
+            if self.changes_frequently(now, *dir)
                 || self.watches.is_reporting(*dir)
                 || self.suspended.has_name(*dir, name)
             {
@@ -229,7 +229,7 @@ impl Cache {
             let held = directory.held.filter(|held| held.is_live(now))?;
             let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
             row.child.filter(|child| child.id == id)?;
-            Some(self.config.level.name_validity(&held, now))
+            Some(self.config.level.entry_timeout(&held, now))
         };
         named().unwrap_or(Span::ZERO)
     }
@@ -277,7 +277,7 @@ impl Cache {
         let waiters = std::mem::take(&mut flight.waiters);
         for op in &waiters {
             if let Some(waiting) = self.waiting.get_mut(op) {
-                (waiting.call, waiting.joined_late) = (newer, false);
+                (waiting.call, waiting.reply_may_predate) = (newer, false);
             }
         }
         if let Some(flight) = self.flights.get_mut(&newer) {
@@ -346,7 +346,7 @@ impl Cache {
             std::mem::take(&mut self.invalidation_queue)
         {
             match what {
-                QueuedKind::Forget(..) => self.emit(what),
+                QueuedKind::Invalidate(..) => self.emit(what),
                 QueuedKind::Answers(..) => self.invalidation_queue.push_back(QueuedItem {
                     item: what,
                     waits_for: asked,

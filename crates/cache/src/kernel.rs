@@ -1,5 +1,5 @@
-//! Kernel timeouts: the one place that computes them from grant and notification level. See
-//! docs/decisions/0006-notification-levels.md.
+//! Upper bounds of the kernel's timeouts from grant and notification level
+//! (docs/decisions/0006-notification-levels.md). `entry_reply` and `negative_reply` in `attributes.rs` shorten them.
 
 use crate::grants::LiveGrant;
 use nigh_types::{Bug, Span, Time, planted};
@@ -20,7 +20,7 @@ const LONG: Span = Span::from_secs(365 * 24 * 3600);
 
 impl NotifyLevel {
     /// Returns the attribute timeout under `held`.
-    pub(crate) fn validity(self, held: &LiveGrant, now: Time) -> Span {
+    pub(crate) fn attr_timeout(self, held: &LiveGrant, now: Time) -> Span {
         match self {
             _ if held.stale => Span::ZERO,
             NotifyLevel::None => Span::ZERO,
@@ -29,16 +29,16 @@ impl NotifyLevel {
         }
     }
 
-    /// Returns the entry timeout of a name that exists. If dentries cannot be dropped all at once, invalidating one may
-    /// wait for a local request in that directory, and that request for another client that waits in the same way. So
-    /// under a grant that can be recalled the kernel gets no dentry. (Exclusive grants are no way out: a rename holds
-    /// two directories, and two clients may each hold one that the other changes.)
-    pub(crate) fn name_validity(self, held: &LiveGrant, now: Time) -> Span {
-        if self.drops_names(held) { self.validity(held, now) } else { Span::ZERO }
+    /// Returns the entry timeout of a name that exists. At `NoEpoch`, invalidating one dentry may wait for a local
+    /// request in that directory, and that request for another client that waits in the same way. So there the timeout
+    /// is 0 under a grant that can be recalled and may be shared. (Exclusive grants are no way out: a rename holds two
+    /// directories, and two clients may each hold one that the other changes.)
+    pub(crate) fn entry_timeout(self, held: &LiveGrant, now: Time) -> Span {
+        if self.gives_dentries(held) { self.attr_timeout(held, now) } else { Span::ZERO }
     }
 
-    /// Returns whether the kernel holds dentries under such a grant, and must be invalidated when it ends.
-    pub(crate) fn drops_names(self, held: &LiveGrant) -> bool {
+    /// Returns whether the kernel gets dentries with a timeout under such a grant; they are invalidated when it ends.
+    pub(crate) fn gives_dentries(self, held: &LiveGrant) -> bool {
         match self {
             NotifyLevel::All => true,
             NotifyLevel::NoEpoch => !(held.recallable || held.shared),
@@ -48,15 +48,15 @@ impl NotifyLevel {
 
     /// Returns the timeout of a negative dentry. Without epochs it is given only under grants that end by themselves,
     /// as for positive dentries.
-    pub(crate) fn missing_validity(self, held: &LiveGrant, now: Time) -> Span {
+    pub(crate) fn negative_timeout(self, held: &LiveGrant, now: Time) -> Span {
         match self {
             NotifyLevel::NoEpoch if held.recallable => Span::ZERO,
-            _ => self.validity(held, now),
+            _ => self.attr_timeout(held, now),
         }
     }
 
-    /// Returns whether pages may outlive an open file, and listings be kept.
-    pub(crate) fn may_keep_pages(self) -> bool {
+    /// Returns whether the kernel takes notifications, so that pages may outlive an open file and listings be kept.
+    pub(crate) fn can_notify(self) -> bool {
         self != NotifyLevel::None
     }
 }

@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `cache` | the type, its inputs and outputs |
 //! | `op`, `config`, `counters` | types of its interface |
-//! | `state`, `dir_entries`, `dentry_leases`, `grants` | records |
+//! | `records`, `dir_entries`, `dentry_leases`, `grants` | records |
 //! | `attributes`, `directory_lease`, `directory_merge` | finding, applying, replacing and dropping facts |
 //! | `node_ref`, `nodeid_map`, `dead_dentries`, `forgotten` | node references and FUSE node ids |
 //! | `calls`, `pending_mutations` | calls in flight, mutations among them |
@@ -17,7 +17,7 @@
 //! | `prefetch` | prefetch of directories |
 //! | `session_state`, `reclaim`, `open_pins`, `request_deadlines` | session state, reclaim, pins of open files, request deadlines |
 //! | `updates`, `inotify` | updates in place, remote changes for inotify watchers |
-//! | `recall`, `invalidation_queue`, `kernel`, `rights` | end of grants, invalidation queue, kernel timeouts |
+//! | `recall`, `invalidation_queue`, `kernel`, `remove_privs` | end of grants, invalidation queue, kernel timeouts |
 //! | `mmap_writeback`, `ungranted`, `full_pages`, `read_after_write`, `kernel_locks` | the kernel's pages, write-back of mmap stores |
 //! | `evict`, `memory_pressure`, `prune` | memory budget, memory pressure, the kernel's inodes |
 

@@ -172,7 +172,7 @@ impl Cache {
     pub(crate) fn relist_for_late_joiners(&mut self, now: Time, dir: u64, late: Vec<OpId>) {
         let (Some(place), false) = (self.node_ref(dir), late.is_empty()) else { return };
         let node = place.node;
-        self.resend_for_late_joiners(now, late, CallKind::List { dir }, Call::List { dir: place });
+        self.resend_for_joiners(now, late, CallKind::List { dir }, Call::List { dir: place });
         let call = CallId(self.next_call);
         // A call that was not sent (see `send`) brings nothing.
         if self.flights.contains_key(&call) {
@@ -211,7 +211,7 @@ impl Cache {
         let Some(directory) = self.dirs.get(&dir) else { return false };
         let lives = directory.held.is_some_and(|held| held.recallable && held.is_live(self.clock));
         let listed = directory.find(own.cookie, name).map(|listed| listed.map(|child| child.id));
-        lives && own.until_epoch == Some(directory.lease_generation) && listed == Some(own.id)
+        lives && own.lease_generation == Some(directory.lease_generation) && listed == Some(own.id)
     }
 
     /// Replaces a listing that may be older or newer than a local change: its waiters get another listing.
@@ -275,7 +275,7 @@ impl Cache {
             }
         }
         stale.extend(self.remove_unlisted(dir, flight, entries, (from, to), (&under_way, all_taken)));
-        if self.config.level.may_keep_pages() && !stale.is_empty() {
+        if self.config.level.can_notify() && !stale.is_empty() {
             self.invalidate(stale, None);
         }
         for name in under_way {
@@ -362,7 +362,7 @@ impl Cache {
             directory.complete = directory.held.is_some();
             // Dentries that disagree are older.
             let (rows, key) = (&directory.rows, self.key);
-            directory.singles.retain(|name, (id, _)| {
+            directory.dentry_leases.retain(|name, (id, _)| {
                 let row = rows.find(key.cookie(name.as_bytes()), name.as_bytes());
                 row.and_then(|row| row.child).map(|child| child.id) == *id
             });

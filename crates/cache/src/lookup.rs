@@ -72,7 +72,7 @@ impl Cache {
             return Some((child.cloned(), held));
         }
         let directory = self.dirs.get_mut(&dir)?;
-        let (id, held) = directory.singles.get(now, name)?;
+        let (id, held) = directory.dentry_leases.get(now, name)?;
         directory.note_use(now);
         Some((id.map(|id| CachedEntry::bare(id, None)), held))
     }
@@ -96,14 +96,14 @@ impl Cache {
         let id = self.send(now, None, purpose.clone(), Call::Lookup { dir: place, name: key.1 });
         self.enter_joins(id, purpose);
         let answer = self.wait(op, caller, id, ReplyKind::Reply, false);
-        self.list_after_misses(now, dir);
+        self.list_after_absent_names(now, dir);
         self.prefetch_by_lookups(now, dir);
         answer
     }
 
-    /// Lists a directory after a few different misses, so that it answers the next ones itself.
-    fn list_after_misses(&mut self, now: Time, dir: u64) {
-        let least = u64::from(self.config.lookups_before_listing);
+    /// Lists a directory of which some names are known absent, so that it answers the next lookups itself.
+    fn list_after_absent_names(&mut self, now: Time, dir: u64) {
+        let least = u64::from(self.config.names_before_listing);
         let missing = self.dirs.get(&dir).map_or(0, |d| d.rows.absent());
         if missing + 1 >= least {
             // The listing is for later requests: if the directory cannot be reached, these find out themselves.
@@ -218,7 +218,7 @@ impl Cache {
             let late = self.late_joiners(&waiters);
             waiters.retain(|op| !late.contains(op));
             let call = Call::Lookup { dir: place, name: name.clone() };
-            self.resend_for_late_joiners(now, late, CallKind::Lookup { dir, name: name.clone() }, call);
+            self.resend_for_joiners(now, late, CallKind::Lookup { dir, name: name.clone() }, call);
         }
         let Some(entry) = entry else {
             for op in waiters {
@@ -264,7 +264,7 @@ impl Cache {
                         late.clone_from(&waiters);
                     }
                     waiters.retain(|op| !late.contains(op));
-                    self.resend_for_late_joiners(
+                    self.resend_for_joiners(
                         now,
                         late,
                         CallKind::Attr { ino: id.ino },

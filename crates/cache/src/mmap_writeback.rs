@@ -67,7 +67,7 @@ impl Cache {
         ino: u64,
         stamp: DataVersion,
     ) {
-        if !self.config.level.may_keep_pages() {
+        if !self.config.level.can_notify() {
             return;
         }
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
@@ -82,7 +82,7 @@ impl Cache {
         // Replies to local changes came after the call was sent. The reply to a concurrent change may be the last; no
         // other reply is newer.
         let crossed = flight.is_none_or(|flight| flight.race_log.local_inodes.contains(&ino));
-        let is_own = flight.is_some_and(|flight| flight.sequence.is_some());
+        let is_own = flight.is_some_and(|flight| flight.is_mutation());
         let order = |stamp: DataVersion| (stamp.mtime.pair(), stamp.size);
         match &mut inode.ext_mut().base {
             Some(base) if crossed && !(is_own && order(stamp) > order(base.stamp)) => base.under = under,
@@ -205,7 +205,7 @@ impl Cache {
         pages: Option<PageRange>,
     ) -> Option<InvalidationId> {
         let (ino, (offset, length)) = pages.filter(|(_, (_, length))| *length > 0)?;
-        if !self.config.level.may_keep_pages() {
+        if !self.config.level.can_notify() {
             return None;
         }
         let id = self.invalidate(vec![KernelInvalidation::Data { ino, offset, length }], None);
@@ -230,7 +230,7 @@ impl Cache {
     pub(crate) fn drop_stale_pages(&mut self) {
         let is_old = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.old.is_some());
         let open: BTreeSet<u64> = self.files.values().map(|file| file.ino).filter(is_old).collect();
-        if self.config.level.may_keep_pages() {
+        if self.config.level.can_notify() {
             for ino in open {
                 self.invalidate(vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }], None);
             }

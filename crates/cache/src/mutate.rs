@@ -56,7 +56,7 @@ impl Cache {
         let Some(dir_id) = self.id_of(dir) else { return OpReply::Failed(Errno::STALE) };
         self.apply_attrs_after(now, flight, response);
         // A further link: the entry of its only name so far must not go on answering for the inode.
-        self.forget_attr(entry.id.ino);
+        self.drop_attr(entry.id.ino);
         self.drop_uncovered(entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
         self.note_earlier_name(&entry, (dir, name));
         self.note_local_dentry(flight, (dir, name), Some(entry.id));
@@ -258,7 +258,7 @@ impl Cache {
             Some(handle) => self.release_handle(handle),
             None => {}
         }
-        if is_open && self.config.level.may_keep_pages() {
+        if is_open && self.config.level.can_notify() {
             // The kernel keeps the attributes under the name's grant (`fuse_entry_unlinked` but sets the ctime).
             self.invalidate(vec![KernelInvalidation::Attr { ino: node.ino }], None);
         }
@@ -271,7 +271,7 @@ impl Cache {
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let foreseen = row.and_then(|r| r.child).is_some_and(|c| c.id == node);
         let known = self.inodes.get(&node.ino).is_some_and(|i| i.id == node && i.nlookup > 0);
-        if known && !foreseen && self.config.level.may_keep_pages() {
+        if known && !foreseen && self.config.level.can_notify() {
             self.invalidate(vec![KernelInvalidation::Attr { ino: node.ino }], None);
         }
     }
@@ -413,7 +413,7 @@ impl Cache {
         if self.config.level == NotifyLevel::All || goes {
             stale.push(KernelInvalidation::Entry { dir, name: name.clone() });
         }
-        if self.config.level.may_keep_pages() && self.inodes.get(&id.ino).is_some_and(|i| i.nlookup > 0) {
+        if self.config.level.can_notify() && self.inodes.get(&id.ino).is_some_and(|i| i.nlookup > 0) {
             stale.push(KernelInvalidation::Attr { ino: id.ino });
         }
         if !stale.is_empty() {
@@ -545,7 +545,7 @@ impl Cache {
     ) -> OpReply {
         self.apply_attrs_after(now, flight, response);
         if xattrs {
-            self.forget_xattrs(ino);
+            self.drop_xattrs(ino);
         }
         let answer = match response.result {
             Ok(Reply::Attr(id, attr)) => {
@@ -557,7 +557,7 @@ impl Cache {
             Ok(_) => OpReply::Failed(Errno::PROTO),
             Err(errno) => {
                 if !matches!(errno, Errno::PERM | Errno::ACCES | Errno::ROFS | Errno::NODATA | Errno::EXIST) {
-                    self.forget_attr(ino);
+                    self.drop_attr(ino);
                 }
                 OpReply::Failed(errno)
             }

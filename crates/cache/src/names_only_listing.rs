@@ -315,7 +315,7 @@ impl Cache {
         };
         for op in waiters {
             if let Some(waiting) = self.waiting.get_mut(op) {
-                (waiting.call, waiting.joined_late) = (call, joined);
+                (waiting.call, waiting.reply_may_predate) = (call, joined);
                 flight.waiters.push(*op);
             }
         }

@@ -103,7 +103,7 @@ impl Cache {
         self.attr_calls.remove(&ino);
         self.xattr_calls.remove(&ino);
         self.lookup_calls.retain(|(dir, _), _| *dir != ino);
-        if self.config.level.may_keep_pages() {
+        if self.config.level.can_notify() {
             self.invalidate(
                 vec![
                     KernelInvalidation::Data { ino, offset: 0, length: 0 },
@@ -140,7 +140,7 @@ impl Cache {
             _ => return false,
         };
         let asked = flight.resend.as_ref().and_then(|call| nodes_to_resolve(call)[0]);
-        flight.sequence.is_none() && asked.is_some_and(|asked| self.id_of(ino).is_some_and(|id| id != asked))
+        !flight.is_mutation() && asked.is_some_and(|asked| self.id_of(ino).is_some_and(|id| id != asked))
     }
 
     /// Returns whether all node ids equal the inode numbers.

@@ -116,7 +116,7 @@ impl Cache {
         };
         let stale: Vec<KernelInvalidation> =
             leaving.into_iter().flatten().map(|ino| KernelInvalidation::Attr { ino }).collect();
-        if !stale.is_empty() && self.config.level.may_keep_pages() {
+        if !stale.is_empty() && self.config.level.can_notify() {
             self.invalidate_first(stale);
         }
         leaving

@@ -35,6 +35,7 @@ impl Cache {
             flight.race_log.recalled.push((recall.node, recall.covers));
         }
         let stale = match recall.covers {
+            // No remote recalls single dentries: those of 9P end by their deadlines.
             LeaseScope::Directory | LeaseScope::Dentry | LeaseScope::NegativeDentry => {
                 self.pin_open_below(recall.node.ino);
                 self.recall_names(recall.node)
@@ -58,7 +59,7 @@ impl Cache {
         self.drop_untrusted(&mut stale);
         // The kernel may still be dropping facts of an earlier recall or discard: the action follows those.
         let nothing = stale.is_empty() && self.pending_invalidations.is_empty();
-        if nothing || !self.config.level.may_keep_pages() {
+        if nothing || !self.config.level.can_notify() {
             self.complete(then);
         } else {
             self.send_invalidation(stale, Some(then));
@@ -110,7 +111,7 @@ impl Cache {
         let mut stale = vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }];
         directory.kernel_version = None;
         let missing = std::mem::take(&mut directory.has_negative_dentries);
-        let drops = directory.held.is_some_and(|held| self.config.level.drops_names(&held));
+        let drops = directory.held.is_some_and(|held| self.config.level.gives_dentries(&held));
         let mut names: Vec<(u64, Name)> = Vec::new();
         for row in directory.rows.iter() {
             let Some(child) = row.child else { continue };
@@ -118,7 +119,7 @@ impl Cache {
                 continue;
             };
             if child.attr().covered_by_parent() {
-                inode.forget_xattrs();
+                inode.drop_xattrs();
             }
             if inode.nlookup == 0 {
                 continue;
@@ -209,14 +210,14 @@ impl Cache {
     /// `still`: the directory whose lease goes on covering it.
     pub(crate) fn drop_uncovered(&mut self, ino: u64, still: Option<u64>) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        inode.forget_xattrs();
+        inode.drop_xattrs();
         let id = inode.id;
         let names =
             inode.data.held.map(|held| held.on).filter(|(_, covers)| *covers == LeaseScope::Directory);
         if names.is_some_and(|(dir, _)| Some(dir.ino) != still) {
             self.mark_pages_stale(ino, false);
             let stale = self.recall_data(id);
-            if self.config.level.may_keep_pages() && !stale.is_empty() {
+            if self.config.level.can_notify() && !stale.is_empty() {
                 self.invalidate(stale, None);
             }
         }
@@ -226,7 +227,7 @@ impl Cache {
         let mut stale = self.invalidations_of_pages((node, LeaseScope::Attributes));
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else { return Vec::new() };
         inode.drop_own_attr();
-        inode.forget_xattrs();
+        inode.drop_xattrs();
         let known = inode.nlookup > 0;
         self.drop_if_idle(node.ino);
         if known {
@@ -240,7 +241,7 @@ impl Cache {
     pub(crate) fn recall_data(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         let ino = node.ino;
         let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == node) else { return Vec::new() };
-        inode.forget_pages();
+        inode.drop_pages();
         if inode.nlookup == 0 {
             return Vec::new();
         }
@@ -376,7 +377,7 @@ impl Cache {
                 }
                 return;
             }
-            inode.forget_pages();
+            inode.drop_pages();
             self.mark_pages_stale(ino, false);
             self.invalidate(vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }], None);
         }
@@ -404,7 +405,7 @@ impl Cache {
             self.set_data_timers(ino);
             self.note_page_base(now, Some(flight), ino, DataVersion::of(&attr));
         } else if !same {
-            inode.forget_pages();
+            inode.drop_pages();
             self.invalidate(
                 vec![
                     KernelInvalidation::Data { ino, offset: 0, length: 0 },
@@ -451,7 +452,7 @@ impl Cache {
                 }
             }
             if let Some(directory) = self.dirs.get(&node.ino) {
-                names.extend(directory.singles.names().map(|name| (node.ino, name.clone())));
+                names.extend(directory.dentry_leases.names().map(|name| (node.ino, name.clone())));
             }
             self.drop_dir_names(node.ino);
             if let Some(directory) = self.dirs.get_mut(&node.ino) {
@@ -490,14 +491,14 @@ impl Cache {
             false => KernelInvalidation::Attr { ino },
         }));
         stale.extend(names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name }));
-        (self.config.level.may_keep_pages() && !stale.is_empty()).then(|| self.invalidate_first(stale))
+        (self.config.level.can_notify() && !stale.is_empty()).then(|| self.invalidate_first(stale))
     }
 
     /// Keeps serving facts after their grants have ended. The kernel gets them without a timeout.
     pub(crate) fn mark_facts_stale(&mut self) {
         self.dirs.values_mut().for_each(|dir| {
             dir.held = dir.held.map(LiveGrant::into_stale);
-            dir.singles.keep_as_stale();
+            dir.dentry_leases.keep_as_stale();
         });
         self.inodes.values_mut().filter_map(|inode| inode.ext_if_any()).for_each(|more| {
             more.own = more.own.map(|(attr, held)| (attr, held.into_stale()));

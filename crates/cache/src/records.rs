@@ -1,6 +1,6 @@
 //! Records of inodes, directories and open files.
 
-use crate::dentry_leases::DentryTable;
+use crate::dentry_leases::DentryLeases;
 use crate::dir_entries::{CachedEntry, DirEntries};
 use crate::full_pages::FullPageTracker;
 use crate::grants::LiveGrant;
@@ -14,7 +14,7 @@ pub(crate) struct Inode {
     pub id: NodeId,
     /// The kernel's lookup count: replies that brought the inode, less forgets.
     pub nlookup: u64,
-    /// Ends of the attribute timeout and of the entry timeout that the kernel was given under `home`.
+    /// Ends of the attribute timeout and of the entry timeout that the kernel was given under `parent_entry`.
     pub attr_valid_until: Time,
     pub entry_valid_until: Time,
     /// Directory and name that last led to the inode: the hint of its [`nigh_types::NodeRef`], and the entry with its
@@ -216,7 +216,7 @@ impl Inode {
     }
 
     /// Drops xattrs and symlink target.
-    pub fn forget_xattrs(&mut self) {
+    pub fn drop_xattrs(&mut self) {
         self.ext_if_any().into_iter().for_each(|more| (more.xattrs, more.target) = (None, None));
     }
 
@@ -228,7 +228,7 @@ impl Inode {
     }
 
     /// Drops what is known of the kernel's pages.
-    pub fn forget_pages(&mut self) {
+    pub fn drop_pages(&mut self) {
         self.ext_if_any()
             .into_iter()
             .for_each(|more| (more.data.held, more.data.pages) = (None, CachedPages::None));
@@ -267,10 +267,10 @@ impl Inode {
     }
 }
 
-/// Remote changes within this span of each other make a directory hot, until `BURST_END` has
-/// passed without one.
-const BURST_GAP: Span = Span::from_millis(1_000);
-const BURST_END: Span = Span::from_millis(10_000);
+/// A directory is frequently changed from its second remote change of a name within `FREQUENT_WITHIN`, until
+/// `FREQUENT_FOR` has passed without one.
+const FREQUENT_WITHIN: Span = Span::from_millis(1_000);
+const FREQUENT_FOR: Span = Span::from_millis(10_000);
 
 /// Names of a directory and their grants.
 #[derive(Clone, Debug)]
@@ -282,7 +282,7 @@ pub(crate) struct Directory {
     pub held: Option<LiveGrant>,
     pub rows: DirEntries,
     /// Dentries under grants of their own, whether `held` lives or not.
-    pub singles: DentryTable,
+    pub dentry_leases: DentryLeases,
     /// A name without an entry does not exist.
     pub complete: bool,
     /// Listing in flight, and the cookie up to which it has come: a name below has an entry or does not exist.
@@ -299,20 +299,20 @@ pub(crate) struct Directory {
     pub last_reader: u32,
     /// How often the directory lease has ended.
     pub lease_generation: u64,
-    /// Time of the latest remote change of a name, and whether such changes come in a burst
-    /// ([`Directory::is_hot`]).
-    pub remote_burst: Option<(Time, bool)>,
+    /// Time of the latest remote change of a name, and whether such changes are frequent
+    /// ([`Directory::changes_frequently`]).
+    pub remote_name_changes: Option<(Time, bool)>,
     /// The kernel may have negative dentries here.
     pub has_negative_dentries: bool,
     /// Prefetch job that brought the directory, and its cost in entries, until the first use.
     pub prefetched_by: Option<(CallId, u64)>,
     /// First use of a prefetched directory; cleared if it is used again after a while.
     pub first_used_at: Option<Time>,
-    /// Subdirectory that was opened last. `via`: the directory was opened by a caller that had its parent listed.
+    /// Subdirectory that was opened last. `opened_in_walk`: the directory was opened by a caller that had its parent listed.
     pub last_child: Option<u64>,
     pub opened_in_walk: bool,
     /// Number of names looked up at the remote before a listing.
-    pub lookup_misses: u8,
+    pub remote_lookups: u8,
     /// Whether the directory was used since eviction last visited it, and the time of the last use.
     pub used: bool,
     pub used_at: Time,
@@ -327,7 +327,7 @@ impl Directory {
             is_directory: true,
             held: None,
             rows: DirEntries::default(),
-            singles: DentryTable::default(),
+            dentry_leases: DentryLeases::default(),
             complete: false,
             listing: None,
             progress: None,
@@ -337,13 +337,13 @@ impl Directory {
             cached_without_attrs: false,
             last_reader: 0,
             lease_generation: 0,
-            remote_burst: None,
+            remote_name_changes: None,
             has_negative_dentries: false,
             prefetched_by: None,
             first_used_at: None,
             last_child: None,
             opened_in_walk: false,
-            lookup_misses: 0,
+            remote_lookups: 0,
             used: true,
             used_at: Time(0),
             counted: 0,
@@ -353,7 +353,7 @@ impl Directory {
     /// Drops the names: the directory lease has ended.
     pub fn forget(&mut self) {
         self.held = None;
-        self.lookup_misses = 0;
+        self.remote_lookups = 0;
         self.rows.clear();
         self.complete = false;
         self.progress = None;
@@ -368,7 +368,7 @@ impl Directory {
 
     /// Returns the memory of the names, in bytes.
     pub fn bytes(&self) -> u64 {
-        self.rows.bytes() + self.singles.bytes()
+        self.rows.bytes() + self.dentry_leases.bytes()
     }
 
     /// Gives the record to another inode that has taken the number.
@@ -379,16 +379,16 @@ impl Directory {
 
     /// Records a remote change of a name.
     pub fn note_remote_change(&mut self, now: Time) {
-        let again = self.remote_burst.is_some_and(|(last, ordered)| {
-            now < last.after(BURST_GAP) || ordered && now < last.after(BURST_END)
+        let again = self.remote_name_changes.is_some_and(|(last, frequent)| {
+            now < last.after(FREQUENT_WITHIN) || frequent && now < last.after(FREQUENT_FOR)
         });
-        self.remote_burst = Some((now, again));
+        self.remote_name_changes = Some((now, again));
     }
 
     /// Returns whether remote changes come so often that the kernel gets no entry timeout here: invalidating a dentry
     /// may wait for requests in that directory.
-    pub fn is_hot(&self, now: Time) -> bool {
-        self.remote_burst.is_some_and(|(last, ordered)| ordered && now < last.after(BURST_END))
+    pub fn changes_frequently(&self, now: Time) -> bool {
+        self.remote_name_changes.is_some_and(|(last, frequent)| frequent && now < last.after(FREQUENT_FOR))
     }
 
     /// Returns what a name leads to (`Some(None)`: it does not exist), if the entries say so. They do while `held`
@@ -455,8 +455,8 @@ mod tests {
     fn inode_record_after_a_lookup_is_small() {
         assert!(size_of::<Inode>() <= 88, "{}", size_of::<Inode>());
         let mut inode = Inode::new(NodeId { ino: 7, generation: 1 }, 1);
-        inode.forget_xattrs();
-        inode.forget_pages();
+        inode.drop_xattrs();
+        inode.drop_pages();
         inode.set_target(None);
         assert!(inode.more.is_none());
         inode.ext_mut().opens += 1;

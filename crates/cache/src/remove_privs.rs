@@ -36,7 +36,7 @@ impl Cache {
     pub(crate) fn note_set_id_after(&mut self, flight: &InflightCall, response: &Response) {
         let ino = match flight.purpose {
             CallKind::Write { ino, .. } | CallKind::Change { ino, .. } => ino,
-            CallKind::Open { ino, .. } if flight.sequence.is_some() => ino,
+            CallKind::Open { ino, .. } if flight.is_mutation() => ino,
             _ => return,
         };
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
@@ -58,7 +58,7 @@ impl Cache {
         }
         let known = inode.xattrs.as_deref();
         if known.is_some_and(|(set, _)| set.items.iter().any(|(name, _)| name.as_ref() == CAPABILITY)) {
-            self.forget_xattrs(ino);
+            self.drop_xattrs(ino);
         }
     }
 

@@ -310,7 +310,7 @@ impl Cache {
 
     /// Logs a change that was sent, whose caller does not learn the outcome.
     fn log_unknown_outcome(&self, call: CallId) {
-        let Some(flight) = self.flights.get(&call).filter(|flight| flight.sequence.is_some()) else { return };
+        let Some(flight) = self.flights.get(&call).filter(|flight| flight.is_mutation()) else { return };
         let names = flight.purpose.names().into_iter();
         let mut paths: Vec<String> = names.map(|(dir, name)| self.shown_name(dir, name)).collect();
         match flight.purpose {

@@ -237,13 +237,13 @@ impl Cache {
                 // The kernel may have an old dentry under another name.
                 known |= inode.nlookup > 0 && (now < inode.entry_valid_until || !inode.is_at(dir, name));
                 if attr.covered_by_parent() {
-                    inode.forget_xattrs();
+                    inode.drop_xattrs();
                     stale.extend((inode.nlookup > 0).then_some(KernelInvalidation::Attr { ino: id.ino }));
                 }
             }
         }
         tracing::trace!(target: "nigh::hold", dir, name = %name.as_bytes().escape_ascii(), known, there = child.is_some());
-        if known && self.config.level.drops_names(&held) {
+        if known && self.config.level.gives_dentries(&held) {
             stale.push(KernelInvalidation::Entry { dir, name: name.clone() });
             self.suspended.expired.insert((dir, name.clone()));
             self.name_dropped(dir, name, child.map(|(id, _)| id));
@@ -266,7 +266,7 @@ impl Cache {
         }
         let mut stale = self.invalidations_of_pages((node, LeaseScope::Attributes));
         if let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) {
-            inode.forget_xattrs();
+            inode.drop_xattrs();
             stale.extend((inode.nlookup > 0).then_some(KernelInvalidation::Attr { ino: node.ino }));
         }
         stale
@@ -418,7 +418,7 @@ impl Cache {
         let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id) else {
             return;
         };
-        inode.forget_xattrs();
+        inode.drop_xattrs();
         self.keep_target(now, entry.id, entry.target.clone());
         // A hard link's other names may be equally right.
         if entry.attr.covered_by_parent() || entry.attr.is_dir() {
@@ -431,7 +431,7 @@ impl Cache {
         self.mark_attr_in_flight(node.ino);
         self.drop_other_version(now, node, &attr);
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) else { return };
-        inode.forget_xattrs();
+        inode.drop_xattrs();
         if let Some((own, held)) = inode.ext_if_any().and_then(|more| more.own.as_mut())
             && held.is_live(now)
         {
@@ -440,10 +440,10 @@ impl Cache {
     }
 
     /// Records a remote change of a name in calls in flight, which may return something older. `known`: the directory's
-    /// `gaps` while the new state is known.
+    /// lease generation while the new state is known.
     fn mark_remote_name(&mut self, dir: u64, name: &Name, known: Option<u64>) {
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.updates_cache()) {
-            if known.is_some() && flight.sequence.is_none() {
+            if known.is_some() && !flight.is_mutation() {
                 // A local change of the name is the earlier one.
                 flight.race_log.forget_dentry(dir, name);
             }

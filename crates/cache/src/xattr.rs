@@ -162,7 +162,7 @@ impl Cache {
             let late = self.late_joiners(&waiters);
             waiters.retain(|op| !late.contains(op));
             if let Some(node) = self.node_ref(ino) {
-                self.resend_for_late_joiners(now, late, CallKind::Xattrs { ino }, Call::Xattrs { node });
+                self.resend_for_joiners(now, late, CallKind::Xattrs { ino }, Call::Xattrs { node });
             }
         }
         let mut told: Vec<Vec<u8>> = Vec::new();
@@ -250,9 +250,9 @@ impl Cache {
     }
 
     /// Drops an inode's xattrs.
-    pub(crate) fn forget_xattrs(&mut self, ino: u64) {
+    pub(crate) fn drop_xattrs(&mut self, ino: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
-        inode.forget_xattrs();
+        inode.drop_xattrs();
         if let Some(child) = self.child_at_parent_entry(ino) {
             child.no_xattrs = false;
         }

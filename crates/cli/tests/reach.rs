@@ -68,7 +68,7 @@ impl TestServer {
         let sockets: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix("unix://")).collect();
         let listens = || {
             std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok()
-                && sockets.iter().all(|socket| Path::new(socket).exists())
+                && sockets.iter().all(|socket| UnixStream::connect(socket).is_ok())
         };
         while !listens() {
             assert!(Instant::now() < give_up, "{}", fs::read_to_string(self.path("log")).unwrap());

@@ -37,15 +37,15 @@ struct Job {
     stale: VecDeque<KernelInvalidation>,
     /// Whether all grants have ended; such a job is urgent.
     is_urgent: bool,
-    /// The rest of an urgent job. Other jobs need not wait for it, because its facts are no longer relied upon.
-    is_rest: bool,
+    /// What is left of an urgent job. Other jobs need not wait for it, because its facts are no longer relied upon.
+    is_leftover_of_urgent: bool,
 }
 
-/// Two queues; `first` is the urgent one.
+/// Two queues; `urgent` goes first.
 #[derive(Default)]
 struct Jobs {
     urgent: VecDeque<Job>,
-    rest: VecDeque<Job>,
+    ordinary: VecDeque<Job>,
 }
 
 /// Pending invalidations of the kernel.
@@ -82,12 +82,12 @@ impl Notifier {
 
     /// Queues a job; `first`: before all others.
     pub fn queue(&self, id: InvalidationId, stale: Vec<KernelInvalidation>, first: bool) {
-        let job = Job { id, stale: stale.into(), is_urgent: first, is_rest: false };
+        let job = Job { id, stale: stale.into(), is_urgent: first, is_leftover_of_urgent: false };
         let mut jobs = self.jobs.lock();
         if first {
             jobs.urgent.push_back(job);
         } else {
-            jobs.rest.push_back(job);
+            jobs.ordinary.push_back(job);
         }
         drop(jobs);
         self.wake();
@@ -146,7 +146,7 @@ impl Notifier {
 
     /// Processes one job; its rest continues after all urgent jobs.
     fn process(&self, teller: &mut NotifierThread<'_>, job: Job) {
-        let (id, behind) = (job.id, job.is_urgent || job.is_rest);
+        let (id, behind) = (job.id, job.is_urgent || job.is_leftover_of_urgent);
         let stale = teller.process(job);
         if self.is_stopped() {
             return;
@@ -155,12 +155,12 @@ impl Notifier {
             teller.driver.with(|core, now| core.cache.handle_invalidated(now, id));
             return;
         }
-        let left = Job { id, stale, is_urgent: false, is_rest: behind };
+        let left = Job { id, stale, is_urgent: false, is_leftover_of_urgent: behind };
         let mut jobs = self.jobs.lock();
         if behind {
-            jobs.rest.push_back(left);
+            jobs.ordinary.push_back(left);
         } else {
-            jobs.rest.push_front(left);
+            jobs.ordinary.push_front(left);
         }
     }
 
@@ -197,13 +197,13 @@ impl Notifier {
         let given_up = teller.invalidate_names_once();
         let mut jobs = self.jobs.lock();
         if let Some((id, stale)) = given_up {
-            jobs.rest.push_front(Job { id, stale, is_urgent: false, is_rest: false });
+            jobs.ordinary.push_front(Job { id, stale, is_urgent: false, is_leftover_of_urgent: false });
         }
-        let Some(mut first) = jobs.urgent.pop_front() else { return jobs.rest.pop_front() };
+        let Some(mut first) = jobs.urgent.pop_front() else { return jobs.ordinary.pop_front() };
         if !teller.can_use_epoch() {
             // There is no epoch to invalidate the dentries of the other jobs, and those jobs may block.
             first.stale.extend(
-                jobs.rest.iter().flat_map(|job| &job.stale).filter(|one| names_dentries(one)).cloned(),
+                jobs.ordinary.iter().flat_map(|job| &job.stale).filter(|one| names_dentries(one)).cloned(),
             );
         }
         Some(first)

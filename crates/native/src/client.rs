@@ -65,10 +65,10 @@ enum State {
 /// frames are sent again. Before the first welcome the end of the connection is [`Event::Lost`].
 ///
 /// ```text
-///            welcome                end of the connection, or 0.9 of the term
-///  Greeting ─────────▶ Linked ──────────────────────────────────────────────▶ Unlinked
-///      ▲                                                                          │
-///      └────────────────────────────── handle_connect ────────────────────────────┘
+///            welcome                   end of the connection, or 0.9 of the term
+///  Greeting ─────────▶ Connected ──────────────────────────────────────────────▶ Disconnected
+///      ▲                                                                              │
+///      └────────────────────────────── handle_connect ────────────────────────────────┘
 ///  From each state: farewell, protocol error ─▶ Lost; also what ends Greeting before the first welcome.
 /// ```
 #[derive(Clone, Debug)]

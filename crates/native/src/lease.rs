@@ -227,7 +227,7 @@ impl LeaseTable {
     /// Begins a session, or resumes it over a new connection. On resumption the table re-emits every outstanding recall
     /// and prepare, and renews the lease unless the holder is suspect. `needs_exclusive_dir_lease` (rule 9) counts when
     /// the session begins.
-    pub fn handle_attach(&mut self, now: Time, holder: Holder, names_alone: bool) {
+    pub fn handle_attach(&mut self, now: Time, holder: Holder, needs_exclusive_dir_lease: bool) {
         self.advance(now);
         if let Some(account) = self.accounts.get_mut(&holder) {
             account.disconnected = false;
@@ -236,7 +236,7 @@ impl LeaseTable {
             }
             self.resend_owed(holder);
         } else {
-            self.accounts.insert(holder, HolderState::new(self.now, names_alone));
+            self.accounts.insert(holder, HolderState::new(self.now, needs_exclusive_dir_lease));
             self.arm_holder(holder);
         }
     }
@@ -298,7 +298,8 @@ impl LeaseTable {
         }
     }
 
-    /// Takes an acknowledgement: the client has dropped every fact that this recall or prepare named.
+    /// Takes an acknowledgement: the client's kernel holds none of the facts any more, and its cache has dropped
+    /// (recall) or suspended (prepare) them.
     pub fn handle_acknowledge(&mut self, now: Time, holder: Holder, recall: RecallId) {
         self.advance(now);
         if self.acknowledge(holder, recall) {

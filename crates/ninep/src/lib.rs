@@ -6,7 +6,7 @@
 //! split into them |
 //! | `session` | the client's end: a remote like any other |
 //! | `session/calls` | calls as messages, a module for each kind of call |
-//! | `session/{desk, fids, nodes, files, reach}` | shared by all calls: tags, fids, how nodes are resolved |
+//! | `session/{cx, fids, nodes, files, reach}` | shared by all calls: tags, fids, how nodes are resolved |
 
 mod error;
 mod frame;

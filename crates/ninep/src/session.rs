@@ -124,7 +124,7 @@ struct Task {
 ///  Protocol error, or the end of Greeting before the first root ─▶ Lost.
 /// ```
 pub struct Session {
-    desk: CallContext,
+    cx: CallContext,
     state: State,
     frames: FrameReader,
     tasks: BTreeMap<TaskId, Task>,
@@ -165,7 +165,7 @@ impl Session {
     fn with(now: Time, config: Config, numbers: InodeNumbers) -> Session {
         let msize = config.msize;
         let mut session = Session {
-            desk: CallContext::new(config, now, numbers),
+            cx: CallContext::new(config, now, numbers),
             state: State::Disconnected,
             frames: FrameReader::new(msize),
             tasks: BTreeMap::new(),
@@ -189,13 +189,13 @@ impl Session {
     /// The number of fids that exist at the server or are requested; none may leak (for tests).
     #[must_use]
     pub fn fids_in_use(&self) -> u32 {
-        self.desk.shared().fids.in_use()
+        self.cx.shared().fids.in_use()
     }
 
     fn begin(&mut self, call: Option<CallId>, make: impl FnOnce(CallContext) -> Coroutine) {
         self.next_task += 1;
         let task = TaskId(self.next_task);
-        let coroutine = make(self.desk.of(task));
+        let coroutine = make(self.cx.of(task));
         self.tasks.insert(task, Task { coroutine, call });
         if let Some(call) = call {
             self.by_call.insert(call, task);
@@ -219,16 +219,16 @@ impl Session {
             if request.is_some_and(|request| request.call.waits_for_lock()) {
                 self.lock_tasks -= 1;
             }
-            self.desk.shared().cancelled.remove(&call);
+            self.cx.shared().cancelled.remove(&call);
         }
     }
 
     /// Polls all coroutines that can go on, until none can.
     fn run(&mut self) {
         loop {
-            let gone = self.desk.clunk_queue.take();
+            let gone = self.cx.clunk_queue.take();
             let (ready, watching) = {
-                let mut shared = self.desk.shared();
+                let mut shared = self.cx.shared();
                 shared.queue_clunk(gone);
                 (shared.take_ready(), shared.watching())
             };
@@ -237,12 +237,12 @@ impl Session {
             watching.into_iter().filter(|task| !ready.contains(task)).for_each(|task| self.poll(task));
             self.begin_waiting();
             let idle = ready.is_empty() && before == self.tasks.len();
-            if idle && self.desk.clunk_queue.is_empty() && !self.desk.shared().has_ready() {
+            if idle && self.cx.clunk_queue.is_empty() && !self.cx.shared().has_ready() {
                 break;
             }
         }
         self.take_greeting();
-        let broken = self.desk.shared().violation.take();
+        let broken = self.cx.shared().violation.take();
         if let Some(error) = broken {
             self.abort(&error);
         }
@@ -251,7 +251,7 @@ impl Session {
     fn begin_waiting(&mut self) {
         while self.state == State::Connected
             && self.tasks.len() - self.lock_tasks < MOST_TASKS
-            && self.desk.shared().has_tags()
+            && self.cx.shared().has_tags()
             && let Some(at) = self.next_waiting()
         {
             let Some(id) = self.waiting.remove(at) else { return };
@@ -263,7 +263,7 @@ impl Session {
                 }
                 self.lock_tasks += 1;
             }
-            self.begin(Some(id), |desk| Box::pin(calls::execute(desk, id, request)));
+            self.begin(Some(id), |cx| Box::pin(calls::execute(cx, id, request)));
         }
     }
 
@@ -283,32 +283,32 @@ impl Session {
     fn answer(&mut self, call: CallId, errno: Errno) {
         self.unanswered.remove(&call);
         let response = Response::plain(Err(errno));
-        let mut shared = self.desk.shared();
+        let mut shared = self.cx.shared();
         shared.cancelled.remove(&call);
         shared.out.push_back(Output::Event(Event::Response { call, response }));
     }
 
     fn event(&mut self, event: Event) {
-        self.desk.shared().out.push_back(Output::Event(event));
+        self.cx.shared().out.push_back(Output::Event(event));
     }
 
     fn take_messages(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
         self.frames.take(bytes);
         while let Some(frame) = self.frames.poll_frame()? {
             let message = Rmessage::decode(frame.code, &frame.body)?;
-            self.desk.shared().take_message(frame.tag, message)?;
+            self.cx.shared().take_message(frame.tag, message)?;
             self.run();
             if !matches!(self.state, State::Greeting | State::Connected) {
                 break;
             }
-            let msize = self.desk.shared().msize;
+            let msize = self.cx.shared().msize;
             self.frames.agree(msize);
         }
         Ok(())
     }
 
     fn due(&self) -> (Time, Reason) {
-        let shared = self.desk.shared();
+        let shared = self.cx.shared();
         let timer = (shared.next_timer(), Reason::Delay);
         let silence = match self.state {
             State::Greeting => self.greeted.after(HANDSHAKE_TIMEOUT),
@@ -342,7 +342,7 @@ impl Remote for Session {
     fn handle_cancel(&mut self, now: Time, id: CallId) {
         self.set_now(now);
         let Some(request) = self.unanswered.get(&id) else { return };
-        self.desk.shared().cancelled.insert(id);
+        self.cx.shared().cancelled.insert(id);
         if self.lapsed {
             // No reply is emitted while the connection is down.
             return;
@@ -384,7 +384,7 @@ impl Remote for Session {
             return;
         }
         {
-            let mut shared = self.desk.shared();
+            let mut shared = self.cx.shared();
             (shared.last_heard, shared.probed) = (now, false);
             shared.counters.bytes_received += bytes.len() as u64;
         }
@@ -410,7 +410,7 @@ impl Remote for Session {
     }
 
     fn poll_output(&mut self) -> Output {
-        let output = self.desk.shared().out.pop_front();
+        let output = self.cx.shared().out.pop_front();
         output.unwrap_or_else(|| {
             let (due, reason) = self.due();
             Output::Timeout(due, reason)
@@ -451,7 +451,7 @@ impl ResumableRemote for Session {
     }
 
     fn counters(&self) -> Counters {
-        self.desk.shared().counters.clone()
+        self.cx.shared().counters.clone()
     }
 
     fn kind(&self) -> &'static str {

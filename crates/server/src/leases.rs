@@ -39,7 +39,7 @@ pub(crate) struct Leases {
 }
 
 struct State {
-    desk: LeaseSequencer<Job>,
+    sequencer: LeaseSequencer<Job>,
     /// Observed result of the change that is ending.
     seen: Option<ObservedFacts>,
     sessions: FxHashMap<Holder, Arc<Session>>,
@@ -91,7 +91,7 @@ const OBSERVE_ATTEMPTS: u32 = 4;
 impl Leases {
     pub(crate) fn new(config: LeaseConfig, pool: Option<&Arc<Pool>>) -> Arc<Leases> {
         let state = State {
-            desk: LeaseSequencer::new(config),
+            sequencer: LeaseSequencer::new(config),
             seen: None,
             sessions: FxHashMap::default(),
             detached: BTreeMap::new(),
@@ -127,15 +127,15 @@ impl Leases {
     }
 
     pub(crate) fn report(&self) -> LeaseReport {
-        self.state.lock().desk.report()
+        self.state.lock().sequencer.report()
     }
 
     /// Returns table, parked calls and leases of discarded sessions, all at one moment.
     pub(crate) fn snapshot(&self) -> LeaseSnapshot {
         let state = self.state.lock();
-        let parked = state.desk.parked();
+        let parked = state.sequencer.parked();
         LeaseSnapshot {
-            report: state.desk.report(),
+            report: state.sequencer.report(),
             parked: parked
                 .map(|(change, job)| Parked {
                     change,
@@ -157,7 +157,7 @@ impl Leases {
             let returned: Vec<Holder> = returned.map(|(holder, _)| *holder).collect();
             for holder in returned {
                 state.detached.remove(&holder);
-                state.desk.table_mut().handle_goodbye(now, holder);
+                state.sequencer.table_mut().handle_goodbye(now, holder);
             }
             state.sessions.insert(session.holder(), Arc::clone(session));
             state.begin_session(now, session, attached);
@@ -168,8 +168,8 @@ impl Leases {
     /// Otherwise the lease is renewed, unless the session is suspect, which it stays.
     pub(crate) fn resume(&self, session: &Arc<Session>, attached: &Attached) -> bool {
         self.with(|state, now| {
-            state.desk.table_mut().handle_renewal(now, session.holder());
-            let lapsed = !state.desk.table().is_known(session.holder());
+            state.sequencer.table_mut().handle_renewal(now, session.holder());
+            let lapsed = !state.sequencer.table().is_known(session.holder());
             if lapsed {
                 state.begin_session(now, session, attached);
             }
@@ -195,12 +195,12 @@ impl Leases {
             let holder = session.holder();
             state.sessions.remove(&holder);
             if goodbye {
-                state.desk.table_mut().handle_goodbye(now, holder);
-            } else if state.desk.table().is_known(holder) {
-                state.desk.table_mut().handle_disconnect(now, holder);
+                state.sequencer.table_mut().handle_goodbye(now, holder);
+            } else if state.sequencer.table().is_known(holder) {
+                state.sequencer.table_mut().handle_disconnect(now, holder);
                 state.detached.insert(holder, DetachedSession { who, peer });
             }
-            state.desk.take_parked(|job| Arc::ptr_eq(&job.session, session))
+            state.sequencer.take_parked(|job| Arc::ptr_eq(&job.session, session))
         });
         drop(dropped); // ends the calls' changes
     }
@@ -208,47 +208,47 @@ impl Leases {
     /// Renews a client's lease on receipt of a message. Returns false if the message neither renews the lease nor may
     /// be answered.
     pub(crate) fn renew(&self, holder: Holder) -> bool {
-        self.with(|state, now| state.desk.table_mut().handle_renewal(now, holder))
+        self.with(|state, now| state.sequencer.table_mut().handle_renewal(now, holder))
     }
 
     pub(crate) fn acknowledge(&self, holder: Holder, recall: RecallId) {
-        self.with(|state, now| state.desk.table_mut().handle_acknowledge(now, holder, recall));
+        self.with(|state, now| state.sequencer.table_mut().handle_acknowledge(now, holder, recall));
     }
 
     pub(crate) fn return_grants(&self, holder: Holder, grants: &[GrantId]) {
-        self.with(|state, now| state.desk.table_mut().handle_return(now, holder, grants));
+        self.with(|state, now| state.sequencer.table_mut().handle_return(now, holder, grants));
     }
 
     /// Withdraws grants that no reply carries.
     pub(crate) fn withdraw(&self, holder: Holder, grants: &[GrantId]) {
         if !grants.is_empty() {
-            self.with(|state, now| state.desk.handle_withdraw(now, holder, grants));
+            self.with(|state, now| state.sequencer.handle_withdraw(now, holder, grants));
         }
     }
 
     pub(crate) fn grant(&self, holder: Holder, key: LeaseKey, node: NodeId) -> Option<Granted> {
-        self.with(|state, now| state.desk.handle_grant(now, (holder, key), node))
+        self.with(|state, now| state.sequencer.handle_grant(now, (holder, key), node))
     }
 
     /// Queues a reply under the lock under which recalls are queued. Removes grants that it may not carry any more;
     /// `put` learns whether the remaining grants are unchanged.
     pub(crate) fn put_answer(&self, holder: Holder, grants: Vec<Grant>, put: impl FnOnce(Vec<Grant>, bool)) {
-        self.with_answer(|state, now| state.desk.handle_reply(now, holder, grants), put);
+        self.with_answer(|state, now| state.sequencer.handle_reply(now, holder, grants), put);
     }
 
     /// [`LeaseTable::handle_may_list`].
     pub(crate) fn may_list(&self, holder: Holder, grant: GrantId) {
-        self.with(|state, now| state.desk.table_mut().handle_may_list(now, holder, grant));
+        self.with(|state, now| state.sequencer.table_mut().handle_may_list(now, holder, grant));
     }
 
     /// Recalls a key from all holders, without waiting for its return.
     pub(crate) fn recall(&self, key: LeaseKey) {
-        self.with(|state, now| state.desk.handle_recall(now, key));
+        self.with(|state, now| state.sequencer.handle_recall(now, key));
     }
 
     /// Passes an input to the table that belongs to no session.
     pub(crate) fn with_table<T>(&self, say: impl FnOnce(&mut LeaseTable, Time) -> T) -> T {
-        self.with(|state, now| say(state.desk.table_mut(), now))
+        self.with(|state, now| say(state.sequencer.table_mut(), now))
     }
 
     /// Begins a change, or extends one. Returns true if no other session holds a conflicting lease.
@@ -260,7 +260,7 @@ impl Leases {
         flush: bool,
     ) -> (ChangeId, bool) {
         self.with(|state, now| {
-            let table = state.desk.table_mut();
+            let table = state.sequencer.table_mut();
             let id = match begun {
                 Some(id) => {
                     table.handle_extend(now, id, changes);
@@ -275,12 +275,12 @@ impl Leases {
 
     /// Requests a grant before data is read. A read that has to wait is registered.
     pub(crate) fn read(&self, seat: (Holder, LeaseKey), node: NodeId) -> ReadGrant {
-        self.with(|state, now| state.desk.handle_read(now, seat, node))
+        self.with(|state, now| state.sequencer.handle_read(now, seat, node))
     }
 
     /// Takes the grant of a read that waited.
     pub(crate) fn take_grant(&self, reader: ChangeId) -> Option<Granted> {
-        self.state.lock().desk.take_granted(reader)
+        self.state.lock().sequencer.take_granted(reader)
     }
 
     /// Ends a change after its effect. Holders of the suspended facts receive the new values.
@@ -290,7 +290,7 @@ impl Leases {
             let Some((looked, exports)) = self.exports_awaiting(id) else { break };
             let seen = ObservedFacts::look(looked, exports, tells, &self.homes);
             let result = self.with(|state, now| {
-                state.desk.table_mut().handle_observed(id, seen.looked).then(|| {
+                state.sequencer.table_mut().handle_observed(id, seen.looked).then(|| {
                     state.seen = Some(seen);
                     end.take().expect("it is ended once")(state, now)
                 })
@@ -305,7 +305,7 @@ impl Leases {
 
     /// Ends a change after its effect.
     pub(crate) fn done(&self, id: ChangeId, tells: &[ChangeProbe]) {
-        self.finish(id, tells, |state, now| state.desk.handle_done(now, id));
+        self.finish(id, tells, |state, now| state.sequencer.handle_done(now, id));
     }
 
     /// Ends a change of data after its effect and grants the written data to the writer.
@@ -316,16 +316,16 @@ impl Leases {
         seat: (Holder, LeaseKey),
         node: NodeId,
     ) -> Option<Granted> {
-        self.finish(id, tells, |state, now| state.desk.handle_written(now, id, seat, node))
+        self.finish(id, tells, |state, now| state.sequencer.handle_written(now, id, seat, node))
     }
 
     /// Whether a holder has suspended facts of this change.
     pub(crate) fn has_suspended_holders(&self, id: ChangeId) -> bool {
-        self.state.lock().desk.table().awaiting_update(id).next().is_some()
+        self.state.lock().sequencer.table().awaiting_update(id).next().is_some()
     }
 
     pub(crate) fn is_ready(&self, id: ChangeId) -> bool {
-        self.state.lock().desk.table().is_ready(id)
+        self.state.lock().sequencer.table().is_ready(id)
     }
 
     /// [`nigh_native::LeaseTable::merge_base`].
@@ -335,40 +335,40 @@ impl Leases {
         under: (GrantId, LeaseScope),
         range: (u64, u64),
     ) -> Option<MergeBase> {
-        self.with(|state, now| state.desk.table_mut().merge_base(now, id, under, range))
+        self.with(|state, now| state.sequencer.table_mut().merge_base(now, id, under, range))
     }
 
     /// [`nigh_native::LeaseTable::needs_before_image`].
     pub(crate) fn may_need_merge(&self, id: ChangeId) -> bool {
-        self.state.lock().desk.table().needs_before_image(id)
+        self.state.lock().sequencer.table().needs_before_image(id)
     }
 
     /// [`nigh_native::LeaseTable::handle_wrote_back`].
     pub(crate) fn wrote_back(&self, id: ChangeId, wrote: WroteBack<'_>) {
-        self.state.lock().desk.table_mut().handle_wrote_back(id, wrote);
+        self.state.lock().sequencer.table_mut().handle_wrote_back(id, wrote);
     }
 
     /// [`nigh_native::LeaseTable::handle_changed`].
     pub(crate) fn changed(&self, id: ChangeId, range: (u64, u64)) {
-        self.state.lock().desk.table_mut().handle_changed(id, range);
+        self.state.lock().sequencer.table_mut().handle_changed(id, range);
     }
 
     /// [`nigh_native::LeaseTable::handle_sync_barrier`].
     pub(crate) fn wait_for_returns(&self, by: Holder, key: LeaseKey) -> ChangeId {
-        self.with(|state, now| state.desk.table_mut().handle_sync_barrier(now, by, key))
+        self.with(|state, now| state.sequencer.table_mut().handle_sync_barrier(now, by, key))
     }
 
     /// Returns the exports through which the result of a change is needed, if any.
     fn exports_awaiting(&self, id: ChangeId) -> Option<(ObservedAt, Vec<Arc<Export>>)> {
         let state = self.state.lock();
         let mut exports: Vec<Arc<Export>> = Vec::new();
-        for holder in state.desk.table().awaiting_update(id) {
+        for holder in state.sequencer.table().awaiting_update(id) {
             let attached = state.sessions.get(&holder).and_then(|session| session.attached());
             let export = attached.map(|attached| &attached.export);
             let known = |export: &&Arc<Export>| exports.iter().any(|known| Arc::ptr_eq(known, export));
             exports.extend(export.filter(|export| !known(export)).cloned());
         }
-        (!exports.is_empty()).then(|| (state.desk.table().observation_point(), exports))
+        (!exports.is_empty()).then(|| (state.sequencer.table().observation_point(), exports))
     }
 
     /// Handles ENOSPC on a filesystem: all exports close the files that they keep. Returns whether any were closed
@@ -385,14 +385,14 @@ impl Leases {
     }
 
     pub(crate) fn end(&self, id: ChangeId) {
-        self.with(|state, now| state.desk.handle_done(now, id));
+        self.with(|state, now| state.sequencer.handle_done(now, id));
     }
 
     /// Parks a call until its change is ready. Returns the call if it may go on at once; a cancelled call is aborted.
     pub(crate) fn park(&self, job: Job) -> Option<Job> {
         let Some(change) = job.change.as_ref().map(|change| change.id) else { return Some(job) };
         let is_wanted = |job: &Job| !job.session.is_over() && !job.session.is_cancelled(job.call);
-        let parking = self.state.lock().desk.park(change, job, is_wanted);
+        let parking = self.state.lock().sequencer.park(change, job, is_wanted);
         match parking {
             ParkResult::Parked => None,
             ParkResult::Ready(job) => Some(job),
@@ -406,7 +406,7 @@ impl Leases {
     /// Removes and returns a parked call.
     pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
         let is_it = |job: &Job| job.call == call && Arc::ptr_eq(&job.session, session);
-        self.state.lock().desk.take_parked(is_it).pop()
+        self.state.lock().sequencer.take_parked(is_it).pop()
     }
 
     /// Runs one input to the table and all its output.
@@ -450,7 +450,7 @@ impl Leases {
         while !state.stopping {
             let time = now();
             if state.due <= time {
-                state.desk.handle_timeout(time);
+                state.sequencer.handle_timeout(time);
                 let pending = state.drain(|_, _| ());
                 drop(state);
                 self.carry_out(pending);
@@ -471,29 +471,29 @@ impl Leases {
 impl State {
     fn begin_session(&mut self, now: Time, session: &Session, attached: &Attached) {
         session.begin_lease();
-        let names_alone = attached.features & EXCLUSIVE_DIR_LEASES != 0;
-        self.begin(now, session.holder(), names_alone, attached.term);
+        let needs_exclusive_dir_lease = attached.features & EXCLUSIVE_DIR_LEASES != 0;
+        self.begin(now, session.holder(), needs_exclusive_dir_lease, attached.term);
         let party = ClientOrigin { client: attached.who, origin: session.origin };
-        self.desk.table_mut().handle_client(now, session.holder(), party);
+        self.sequencer.table_mut().handle_client(now, session.holder(), party);
         // A peer that does not vouch for its machine's users: the rights of each caller are checked on every call.
         if attached.export.impersonates() && !attached.files.is_vouched() {
-            self.desk.table_mut().handle_confine(now, session.holder());
+            self.sequencer.table_mut().handle_confine(now, session.holder());
         }
         if attached.features & UPDATES != 0 {
-            self.desk.table_mut().handle_takes_updates(now, session.holder());
+            self.sequencer.table_mut().handle_takes_updates(now, session.holder());
         }
         if attached.features & TRUSTS_WATCH != 0 {
-            self.desk.table_mut().handle_trusts_watch(now, session.holder());
+            self.sequencer.table_mut().handle_trusts_watch(now, session.holder());
         }
     }
 
-    fn begin(&mut self, now: Time, holder: Holder, names_alone: bool, term: Term) {
-        self.desk.table_mut().handle_attach(now, holder, names_alone);
+    fn begin(&mut self, now: Time, holder: Holder, needs_exclusive_dir_lease: bool, term: Term) {
+        self.sequencer.table_mut().handle_attach(now, holder, needs_exclusive_dir_lease);
         let limit = match term {
             Term::Session => Span::FOREVER,
             Term::Limited(span) => span,
         };
-        self.desk.table_mut().handle_limit(now, holder, limit);
+        self.sequencer.table_mut().handle_limit(now, holder, limit);
     }
 
     fn send(&self, pending: &mut Pending, holder: Holder, say: impl FnOnce(&mut ServerSession)) {
@@ -517,7 +517,7 @@ impl State {
     fn drain(&mut self, put: impl FnOnce(Vec<Grant>, bool)) -> Pending {
         let (mut pending, mut put) = (Pending::default(), Some(put));
         loop {
-            match self.desk.poll_output() {
+            match self.sequencer.poll_output() {
                 SequencerOutput::Recall { holder, recall } => {
                     self.send(&mut pending, holder, |connection| connection.recall(recall))
                 }

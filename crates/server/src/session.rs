@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Lock order: `intake`, the server's session table, the lease table, `Session::wire`, then `cancelled` or the
+/// Lock order: `input_lock`, the server's session table, the lease table, `Session::wire`, then `cancelled` or the
 /// outbox.
 pub(crate) struct Session {
     pub(crate) id: u64,
@@ -476,7 +476,7 @@ impl Session {
                 return Progress::Answered;
             }
             export.attempt(files, call, (&request, resent), (change, begun), &mut |response| {
-                self.reply_named(call, request.mutation_id, response);
+                self.reply_to_mutation(call, request.mutation_id, response);
                 self.outbox.has_room()
             })
         }));
@@ -507,7 +507,7 @@ impl Session {
         let known = if self.running.enter() { memory.find_reply(self, name) } else { None };
         let found = known.is_some();
         if let Some(response) = known {
-            self.reply_named(call, Some(name), response);
+            self.reply_to_mutation(call, Some(name), response);
         }
         if self.running.leave() {
             self.free_locks();
@@ -518,10 +518,10 @@ impl Session {
     /// Sends a response, without those grants that were recalled or ended since their registration. The response is
     /// encoded before any lock is taken.
     pub(crate) fn reply(&self, call: CallId, response: Response) {
-        self.reply_named(call, None, response);
+        self.reply_to_mutation(call, None, response);
     }
 
-    fn reply_named(&self, call: CallId, name: Option<MutationId>, mut response: Response) {
+    fn reply_to_mutation(&self, call: CallId, name: Option<MutationId>, mut response: Response) {
         let bytes = encode_response(call, &response);
         if response.grants.is_empty() {
             self.transmit(call, name, &response, bytes);

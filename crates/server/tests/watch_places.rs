@@ -12,6 +12,8 @@ use nigh_types::*;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 const LIMIT: Term = Term::Limited(Span::from_secs(5));
 
@@ -29,10 +31,17 @@ fn client(world: &World, path: &Path) -> Client {
 struct Mounted(PathBuf);
 
 impl Mounted {
-    /// Fails while the mount is in use.
+    /// Fails if the mount stays in use for 5 s: a call or an event that the server is at work on may have it open.
     fn unmount(self) {
-        let done = Command::new("umount").arg(&self.0).output().unwrap();
-        assert!(done.status.success(), "{done:?}");
+        let give_up = Instant::now() + Duration::from_secs(5);
+        loop {
+            let done = Command::new("umount").arg(&self.0).output().unwrap();
+            if done.status.success() {
+                return;
+            }
+            assert!(Instant::now() < give_up, "{done:?}");
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 

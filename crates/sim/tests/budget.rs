@@ -46,7 +46,7 @@ fn missing_names_cost_a_few_requests_and_no_memory() {
     assert_ne!(dir.ino, 0);
     let dir = world.server.edit(|tree| tree.find("d")).unwrap().ino;
     let most = 1_000;
-    let at = world.connect_with(Config { kernel_missing_most: most, ..Config::default() });
+    let at = world.connect_with(Config { kernel_negative_most: most, ..Config::default() });
     world.send_request(at, Op::Lookup { dir: 1, name: name("d") });
     let mut given = 0;
     for n in 0..20_000 {

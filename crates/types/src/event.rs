@@ -20,7 +20,7 @@ pub enum Event {
     Expired {
         why: String,
     },
-    /// A session is established again, after `Lapsed` or instead of it: all earlier grants have ended.
+    /// A session is established again, after `Expired` or instead of it: all earlier grants have ended.
     /// Without `kept` the remote has lost open handles and locks. The cache reclaims them
     /// ([`crate::Call::Reopen`], [`crate::Call::Lock`] with `reclaim`), then reports the end of the reclaim
     /// (`handle_reclaimed` of the remote). Calls that were outstanding are sent again after that.

@@ -64,6 +64,6 @@ pub struct Recall {
     pub id: RecallId,
     pub node: NodeId,
     pub covers: LeaseScope,
-    /// With `LeaseScope::Directory`: only these names change. Empty: all of them.
+    /// With `LeaseScope::Directory`: the names that change; empty if all may. The cache drops the whole directory even so.
     pub names: Vec<Name>,
 }

@@ -13,9 +13,9 @@ pub(crate) struct ConcurrentDentry {
     pub id: Option<NodeId>,
     /// The inode after the latest local change with a reply; `None`: the name was learned from other replies only.
     pub local: Option<Option<NodeId>>,
-    /// Set if a directory lease lived from before that change was sent: until the directory's `gaps` differ, the cache
-    /// received every later change by other clients.
-    pub until_epoch: Option<u64>,
+    /// Set if one directory lease has covered the name since that change was sent. While
+    /// `Directory::lease_generation` equals this value, the cache has received every later change by other clients.
+    pub lease_generation: Option<u64>,
 }
 
 /// Changes after a call was sent, which its reply may predate (invariant 4).
@@ -112,8 +112,12 @@ impl Cache {
 
     /// Records a name that was learned for local changes in flight: their replies may be older.
     pub(crate) fn mark_name_in_flight(&mut self, dir: u64, name: &Name, id: Option<NodeId>) {
-        let learned =
-            ConcurrentDentry { cookie: self.key.cookie(name.as_bytes()), id, local: None, until_epoch: None };
+        let learned = ConcurrentDentry {
+            cookie: self.key.cookie(name.as_bytes()),
+            id,
+            local: None,
+            lease_generation: None,
+        };
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.binds(dir, name)) {
             flight.race_log.put_dentry(dir, name, learned);
         }
@@ -121,7 +125,7 @@ impl Cache {
 
     /// Records learned attributes for local changes in flight: their replies may be older.
     pub(crate) fn mark_attr_in_flight(&mut self, ino: u64) {
-        for flight in self.flights.values_mut().filter(|f| f.sequence.is_some()) {
+        for flight in self.flights.values_mut().filter(|f| f.is_mutation()) {
             flight.race_log.local_inodes.push(ino);
         }
     }
@@ -135,9 +139,9 @@ impl Cache {
         }
     }
 
-    /// Returns the directory's `gaps` if its lease has lived without a break since the change was sent, so that the
-    /// cache received all changes by other clients.
-    fn epoch_since_sent(&self, change: &InflightCall, dir: u64) -> Option<u64> {
+    /// Returns the directory's lease generation if its lease has lived without a break since the change was sent, so
+    /// that the cache received all changes by other clients.
+    fn lease_generation_since_sent(&self, change: &InflightCall, dir: u64) -> Option<u64> {
         let directory = self.dirs.get(&dir).filter(|_| !change.race_log.granted_dirs.contains(&dir))?;
         directory
             .held
@@ -155,7 +159,8 @@ impl Cache {
         id: Option<NodeId>,
     ) -> bool {
         let own = change.race_log.name(dir, name).and_then(|learned| learned.local);
-        let by_others = change.is_contradicted(dir, name, id) && self.epoch_since_sent(change, dir).is_none();
+        let by_others =
+            change.is_contradicted(dir, name, id) && self.lease_generation_since_sent(change, dir).is_none();
         by_others || own.is_some_and(|own| own != id)
     }
 
@@ -174,10 +179,11 @@ impl Cache {
         if self.id_of(dir).is_some_and(|id| by.recalled(id, LeaseScope::Directory)) {
             return;
         }
-        let (cookie, until_gap) = (self.key.cookie(name.as_bytes()), self.epoch_since_sent(by, dir));
-        let learned = ConcurrentDentry { cookie, id, local: Some(id), until_epoch: until_gap };
+        let (cookie, same_lease) =
+            (self.key.cookie(name.as_bytes()), self.lease_generation_since_sent(by, dir));
+        let learned = ConcurrentDentry { cookie, id, local: Some(id), lease_generation: same_lease };
         for flight in self.flights.values_mut().filter(|flight| flight.purpose.tracks_races()) {
-            if flight.sequence.is_none() {
+            if !flight.is_mutation() {
                 flight.race_log.forget_remote_change(dir, name);
             }
             flight.race_log.put_dentry(dir, name, learned);

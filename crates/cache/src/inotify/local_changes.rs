@@ -8,7 +8,7 @@ use nigh_types::{Attr, Name, NodeId, Reply, Response};
 impl Cache {
     /// Applies a local change with a reply to the snapshots.
     pub(crate) fn note_local_change(&mut self, flight: &InflightCall, response: &Response) {
-        if self.watches.is_empty() || flight.sequence.is_none() {
+        if self.watches.is_empty() || !flight.is_mutation() {
             return;
         }
         // The kernel takes a change whose caller was killed for not done.

@@ -57,7 +57,7 @@ fn rename_does_not_carry_no_xattrs_from_an_entry_that_is_not_the_parent_entry() 
     let mut cache = cache(Config::default());
     looked(&mut cache);
     cache.set_parent_entry(FILE, (1, &name("y")));
-    cache.forget_xattrs(FILE.ino);
+    cache.drop_xattrs(FILE.ino);
     renamed(&mut cache);
     assert_eq!(value(&mut cache), None, "the remote is asked");
 }

@@ -82,13 +82,13 @@ impl Cache {
         }
         let Some(id) = self.id_of(dir) else { return };
         let directory = self.directory(id);
-        directory.lookup_misses = directory.lookup_misses.saturating_add(1);
-        match u32::from(directory.lookup_misses) {
+        directory.remote_lookups = directory.remote_lookups.saturating_add(1);
+        match u32::from(directory.remote_lookups) {
             1 => {
                 let descent = self.note_descent(now, dir);
                 self.prefetch_from(now, dir, descent);
             }
-            count if count == self.config.lookups_before_listing && self.may_start_job(now) => {
+            count if count == self.config.names_before_listing && self.may_start_job(now) => {
                 let Some(place) = self.node_ref(dir) else { return };
                 self.start_job(now, PrefetchOrder::Name, vec![place], self.first_window());
             }

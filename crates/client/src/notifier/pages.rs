@@ -205,7 +205,9 @@ impl NotifierThread<'_> {
 
     /// Whether another worker could continue. An urgent job and its rest never wait for a request.
     fn may_leave(&self, progress: &Progress) -> bool {
-        progress.is_urgent || progress.is_rest || self.notifier.crew.has_room(WorkerPool::FOR_RETRIES)
+        progress.is_urgent
+            || progress.is_leftover_of_urgent
+            || self.notifier.crew.has_room(WorkerPool::FOR_RETRIES)
     }
 
     fn is_in_the_way(&self, progress: &Progress, dropping: &PageDrop) -> bool {

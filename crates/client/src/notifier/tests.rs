@@ -13,7 +13,7 @@ impl Notifier {
     /// Whether nothing is queued.
     pub fn is_idle(&self) -> bool {
         let jobs = self.jobs.lock();
-        jobs.urgent.is_empty() && jobs.rest.is_empty()
+        jobs.urgent.is_empty() && jobs.ordinary.is_empty()
     }
 }
 

@@ -6,10 +6,11 @@
 //! | invalidation | longest wait |
 //! | --- | --- |
 //! | a dentry, with epochs | [`PATIENCE`] while its directory is locked, [`STARVED`] otherwise; then an epoch |
-//! | a dentry, without epochs | [`PATIENCE`]; later names of its directory go to its worker. In the end all, until an
-//! urgent job |
-//! | pages (`pages.rs`) | until a read or write has them locked, or an urgent job; then for the rest |
-//! | an urgent one | [`PATIENCE`] each; in the end all slow ones, but none that wait for the remote |
+//! | a dentry, without epochs | [`PATIENCE`]; then its worker also gets the later dentries of that directory, and the
+//! job waits for all such workers at its end, unless an urgent job comes |
+//! | pages (`pages.rs`) | until a local read or write is seen to hold them locked, or an urgent job comes; then the
+//! worker finishes alone |
+//! | an urgent one | [`PATIENCE`] each; the job waits at its end for those that do not wait for the remote |
 //!
 //! Invalidations without a free worker are sent later, and stay unacknowledged until then.
 
@@ -69,7 +70,7 @@ pub(super) struct NotifierThread<'a> {
 pub(super) struct Progress {
     pub id: InvalidationId,
     pub is_urgent: bool,
-    pub is_rest: bool,
+    pub is_leftover_of_urgent: bool,
     /// End of the wait for callers of GETATTR; one for the whole job, because others wait for its invalidations.
     until: Instant,
     /// Remaining time to wait for threads that apply LOOKUP replies.
@@ -93,7 +94,7 @@ pub(super) struct Progress {
 impl Progress {
     /// Most workers that may exist when this job starts one for an invalidation that may block.
     pub fn most(&self) -> u64 {
-        if self.is_rest { WorkerPool::FOR_RETRIES } else { WorkerPool::ALL }
+        if self.is_leftover_of_urgent { WorkerPool::FOR_RETRIES } else { WorkerPool::ALL }
     }
 }
 
@@ -105,11 +106,11 @@ impl NotifierThread<'_> {
 
     /// Whether the kernel can invalidate all dentries at once.
     pub fn can_use_epoch(&self) -> bool {
-        self.driver.transport.level() == Level::All && !self.has_dentries_in_use()
+        self.driver.transport.level() == Level::All && !self.has_submount_or_overlay()
     }
 
-    /// Whether an epoch would detach dentries in use: mount points, or dentries that an overlay keeps.
-    fn has_dentries_in_use(&self) -> bool {
+    /// Returns whether an epoch would detach mount points, or dentries that an overlay keeps.
+    fn has_submount_or_overlay(&self) -> bool {
         !self.submounts.is_empty()
             || self.submounts.has_layer()
             || self.notifier.has_overlay.load(Ordering::SeqCst)
@@ -117,7 +118,7 @@ impl NotifierThread<'_> {
 
     /// If dentries are in use: invalidates the kernel's names one by one, once.
     pub fn invalidate_names_once(&mut self) -> Option<(InvalidationId, VecDeque<KernelInvalidation>)> {
-        if !self.has_dentries_in_use() {
+        if !self.has_submount_or_overlay() {
             return None;
         }
         let (id, names) = self.driver.with(|core, _| core.cache.handle_mounted_below())?;
@@ -129,7 +130,7 @@ impl NotifierThread<'_> {
         let mut progress = Progress {
             id: job.id,
             is_urgent: job.is_urgent,
-            is_rest: job.is_rest,
+            is_leftover_of_urgent: job.is_leftover_of_urgent,
             until: Instant::now() + ANSWERS,
             patience: PATIENCE,
             starved: STARVED_IN_ALL,
@@ -180,14 +181,14 @@ impl NotifierThread<'_> {
     fn invalidate(&mut self, progress: &mut Progress, one: &KernelInvalidation) {
         match one {
             KernelInvalidation::Attr { ino } => self.invalidate_attrs(progress, *ino),
-            KernelInvalidation::AllDentries(_) if !self.has_dentries_in_use() => {
+            KernelInvalidation::AllDentries(_) if !self.has_submount_or_overlay() => {
                 self.send(&Notification::IncEpoch);
             }
             KernelInvalidation::AllDentries(names) => {
                 names.iter().for_each(|(dir, name)| self.invalidate_name(progress, *dir, name));
             }
             KernelInvalidation::Entry { dir, name } => self.invalidate_name(progress, *dir, name),
-            KernelInvalidation::RemovedDentry { dir, name } => self.drop_expired_name(progress, *dir, name),
+            KernelInvalidation::RemovedDentry { dir, name } => self.drop_removed_name(progress, *dir, name),
             // See `pages.rs`.
             KernelInvalidation::Data { .. } => {}
         }
@@ -206,7 +207,7 @@ impl NotifierThread<'_> {
 
     /// Nothing depends on this invalidation, since the dentry is already expired. If the directory is locked, its
     /// worker does it, or it is skipped.
-    fn drop_expired_name(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
+    fn drop_removed_name(&mut self, progress: &mut Progress, dir: u64, name: &Name) {
         if self.leads_to_mount(dir, name)
             || progress.blocked.contains_key(&dir)
             || !self.driver.with(|core, _| core.cache.is_dentry_removed(dir, name))
@@ -262,10 +263,10 @@ impl NotifierThread<'_> {
         }
     }
 
-    /// Whether to expire the dentry instead of invalidating it. A process that has it open, executes it or has it as
+    /// Returns whether to expire the dentry instead of invalidating it; waits until pending revalidations are applied. A process that has it open, executes it or has it as
     /// its working directory still finds it by path. Otherwise the dentry would be detached for good
     /// (`d_invalidate`).
-    fn is_expired(&self, progress: &mut Progress, dir: u64, name: &Name) -> bool {
+    fn may_expire(&self, progress: &mut Progress, dir: u64, name: &Name) -> bool {
         if !self.expires {
             return false;
         }
@@ -289,7 +290,7 @@ impl NotifierThread<'_> {
         let named = DentryJob {
             parent: node,
             name: name.as_bytes().to_vec(),
-            expire_only: self.is_expired(progress, dir, name),
+            expire_only: self.may_expire(progress, dir, name),
             then: then.map(|ino| (self.node(ino), progress.until)),
         };
         let again = || {
@@ -366,7 +367,7 @@ impl NotifierThread<'_> {
 }
 
 /// Whether a worker has invalidated a dentry within [`PATIENCE`] of lock wait. On a busy machine the worker may only
-/// wait for a processor, and an epoch instead would detach dentries in use.
+/// wait for a processor, and an epoch instead would detach submounts.
 fn is_done_in_time(worker: &Worker<DentryJob>, starved: &mut Duration) -> bool {
     let (since, mut watch) = (Instant::now(), SleepWatch::new());
     let most = STARVED.min(*starved);

@@ -22,7 +22,7 @@ pub(super) struct OutstandingRecall {
     pub(super) grant: Option<GrantId>,
     /// [`Entry::held_exclusively_since`] of the recalled grant.
     pub(super) held_exclusively_since: GrantId,
-    /// For data: bytes that other holders' write-back has changed since. These do not count for `first`.
+    /// For data: bytes that other holders' write-back has changed since. These do not count for `held_exclusively_since`.
     pub(super) base: MergeBase,
     pub(super) waiting: Vec<ChangeId>,
 }

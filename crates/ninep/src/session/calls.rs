@@ -20,18 +20,18 @@ use nigh_types::{Call, CallId, Errno, Reply, Request};
 use std::sync::Arc;
 
 /// Executes a call and emits its reply.
-pub(super) async fn execute(desk: CallContext, id: CallId, request: Arc<Request>) {
-    let uid = desk.user(&request.credentials);
+pub(super) async fn execute(cx: CallContext, id: CallId, request: Arc<Request>) {
+    let uid = cx.user(&request.credentials);
     if let Call::List { dir } = &request.call {
-        return list::list(&desk, id, uid, dir).await;
+        return list::list(&cx, id, uid, dir).await;
     }
     if may_remove_name(&request.call) {
-        desk.until_others(|shared| !shared.files.is_pinning()).await;
+        cx.until_others(|shared| !shared.files.is_pinning()).await;
     }
-    let outcome = outcome(&desk, id, uid, &request).await;
+    let outcome = outcome(&cx, id, uid, &request).await;
     if request.call.has_reply() {
-        let response = desk.respond(outcome, true);
-        desk.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
+        let response = cx.respond(outcome, true);
+        cx.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
     }
 }
 
@@ -47,48 +47,48 @@ fn may_remove_name(call: &Call) -> bool {
     )
 }
 
-async fn outcome(desk: &CallContext, id: CallId, uid: u32, request: &Request) -> Outcome {
+async fn outcome(cx: &CallContext, id: CallId, uid: u32, request: &Request) -> Outcome {
     match &request.call {
-        Call::Lookup { dir, name } => lookup::look_up(desk, uid, dir, name).await,
+        Call::Lookup { dir, name } => lookup::look_up(cx, uid, dir, name).await,
         Call::ResolvePath { node, names } => {
-            desk.walk_far(uid, *node, names).await.map(|()| CallReply::plain(Reply::Done))
+            cx.walk_far(uid, *node, names).await.map(|()| CallReply::plain(Reply::Done))
         }
-        Call::GetAttr { node } => attrs::get(desk, uid, node).await,
-        Call::ReadLink { node } => lookup::read_link(desk, uid, node).await,
-        Call::StatFs { node } => attrs::space(desk, uid, node).await,
+        Call::GetAttr { node } => attrs::get(cx, uid, node).await,
+        Call::ReadLink { node } => lookup::read_link(cx, uid, node).await,
+        Call::StatFs { node } => attrs::space(cx, uid, node).await,
         Call::GetFlags { .. } | Call::Fallocate { .. } | Call::CopyRange { .. } | Call::Tmpfile { .. } => {
             Err(Errno::OPNOTSUPP)
         }
         // The protocol has no message for it, and the session reports that.
         Call::LookupNumber { .. } => Err(Errno::STALE),
-        Call::Xattrs { node } => xattrs::list(desk, uid, node).await,
-        Call::Xattr { node, name } => xattrs::get(desk, uid, node, name).await,
+        Call::Xattrs { node } => xattrs::list(cx, uid, node).await,
+        Call::Xattr { node, name } => xattrs::get(cx, uid, node, name).await,
         Call::SetXattr { node, name, value, flags, .. } => {
-            xattrs::set(desk, uid, node, name, value, *flags).await
+            xattrs::set(cx, uid, node, name, value, *flags).await
         }
-        Call::RemoveXattr { node, name } => xattrs::remove(desk, uid, node, name).await,
-        Call::Open { node, access } => open::open(desk, uid, node, *access).await,
-        Call::Reopen { node, handle, access } => open::reopen(desk, uid, node, *handle, *access).await,
-        Call::PinOpen { node, handle, .. } => open::pin_open(desk, uid, node, *handle).await,
+        Call::RemoveXattr { node, name } => xattrs::remove(cx, uid, node, name).await,
+        Call::Open { node, access } => open::open(cx, uid, node, *access).await,
+        Call::Reopen { node, handle, access } => open::reopen(cx, uid, node, *handle, *access).await,
+        Call::PinOpen { node, handle, .. } => open::pin_open(cx, uid, node, *handle).await,
         Call::Release { handles } => {
-            open::release(desk, handles);
+            open::release(cx, handles);
             Ok(CallReply::plain(Reply::Done))
         }
         Call::Read { node, handle, offset, length } => {
-            data::read(desk, uid, node, *handle, (*offset, *length)).await
+            data::read(cx, uid, node, *handle, (*offset, *length)).await
         }
-        Call::Seek { node, offset, data, .. } => attrs::seek(desk, uid, node, *offset, *data).await,
+        Call::Seek { node, offset, data, .. } => attrs::seek(cx, uid, node, *offset, *data).await,
         Call::Write { node, handle, offset, data, flags } => {
-            data::write(desk, uid, (node, *handle), (*offset, data), *flags).await
+            data::write(cx, uid, (node, *handle), (*offset, data), *flags).await
         }
-        Call::Fsync { node, handle, data_only } => data::sync(desk, uid, node, *handle, *data_only).await,
-        Call::SetAttr { node, handle, set } => attrs::set(desk, uid, node, *handle, set).await,
+        Call::Fsync { node, handle, data_only } => data::sync(cx, uid, node, *handle, *data_only).await,
+        Call::SetAttr { node, handle, set } => attrs::set(cx, uid, node, *handle, set).await,
         call @ (Call::Lock { .. } | Call::Unlock { .. } | Call::GetLock { .. }) => {
-            locks::execute_lock_call(desk, id, uid, call).await
+            locks::execute_lock_call(cx, id, uid, call).await
         }
-        Call::Unlink { dir, name, keep } => remove::unlink(desk, uid, dir, name, *keep).await,
-        Call::Rmdir { dir, name } => remove::rmdir(desk, uid, dir, name).await,
-        call @ Call::Rename { .. } => rename::rename(desk, uid, call).await,
-        call => create::create_name(desk, uid, request.credentials.gid, call).await,
+        Call::Unlink { dir, name, keep } => remove::unlink(cx, uid, dir, name, *keep).await,
+        Call::Rmdir { dir, name } => remove::rmdir(cx, uid, dir, name).await,
+        call @ Call::Rename { .. } => rename::rename(cx, uid, call).await,
+        call => create::create_name(cx, uid, request.credentials.gid, call).await,
     }
 }

@@ -163,13 +163,13 @@ impl CallContext {
     /// Sends a message; the reply goes to the future that is returned, also if it is awaited later.
     pub fn request(&self, message: Tmessage) -> PendingReply {
         let slot = self.shared().send(Some(self.task), message, None);
-        PendingReply { desk: self.clone(), slot, taken: false }
+        PendingReply { cx: self.clone(), slot, taken: false }
     }
 
     /// Sends a message that makes a fid, which exists once the reply is no error.
     pub fn request_fid(&self, message: Tmessage, makes: &Fid) -> PendingReply {
         let slot = self.shared().send(Some(self.task), message, Some(makes.number()));
-        PendingReply { desk: self.clone(), slot, taken: false }
+        PendingReply { cx: self.clone(), slot, taken: false }
     }
 
     /// Waits for a time span, or until other coroutines have made a condition true.
@@ -206,7 +206,7 @@ impl CallContext {
 
 /// A reply that is awaited. If it is dropped before, the message is flushed.
 pub(crate) struct PendingReply {
-    desk: CallContext,
+    cx: CallContext,
     slot: u64,
     taken: bool,
 }
@@ -215,7 +215,7 @@ impl Future for PendingReply {
     type Output = Result<Rmessage, Errno>;
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = self.desk.shared().take_answer(self.slot);
+        let answer = self.cx.shared().take_answer(self.slot);
         match answer {
             Some(answer) => {
                 self.taken = true;
@@ -229,7 +229,7 @@ impl Future for PendingReply {
 impl Drop for PendingReply {
     fn drop(&mut self) {
         if !self.taken {
-            self.desk.clunk_queue.queue_clunk(Dropped::Asked(self.slot));
+            self.cx.clunk_queue.queue_clunk(Dropped::Asked(self.slot));
         }
     }
 }

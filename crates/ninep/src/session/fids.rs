@@ -76,14 +76,14 @@ pub(crate) struct Fid {
 
 impl Fid {
     /// Allocates an unused number.
-    pub fn new(desk: &CallContext) -> Arc<Fid> {
-        let mut shared = desk.shared();
+    pub fn new(cx: &CallContext) -> Arc<Fid> {
+        let mut shared = cx.shared();
         let (number, epoch) = (shared.fids.take(), shared.epoch);
         Arc::new(Fid {
             number,
             epoch,
             state: Mutex::new(FidState::Asked),
-            clunk_queue: desk.clunk_queue.clone(),
+            clunk_queue: cx.clunk_queue.clone(),
         })
     }
 

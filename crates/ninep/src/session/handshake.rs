@@ -20,26 +20,26 @@ pub(super) enum Refusal {
 }
 
 /// Negotiates the version, attaches, and reads the root's attributes.
-async fn greet(desk: &CallContext) -> Greeting {
+async fn greet(cx: &CallContext) -> Greeting {
     let (msize, uid) = {
-        let shared = desk.shared();
+        let shared = cx.shared();
         (shared.config.msize, shared.config.uid)
     };
     let failed = |what| move |errno| Refusal::Error(what, errno);
     let version = Tmessage::Version { msize, version: VERSION.to_vec() };
-    match desk.request(version).await.map_err(failed("version"))? {
+    match cx.request(version).await.map_err(failed("version"))? {
         Rmessage::Version { version, .. } if version != VERSION => {
             return Err(Refusal::Rule(ProtocolError::Version(VersionText::of(&version))));
         }
         Rmessage::Version { msize: theirs, .. } if theirs < LEAST_MSIZE || theirs > msize => {
             return Err(Refusal::Rule(ProtocolError::Msize(theirs)));
         }
-        Rmessage::Version { msize, .. } => desk.shared().msize = msize,
+        Rmessage::Version { msize, .. } => cx.shared().msize = msize,
         _ => return Err(Refusal::Error("version", Errno::PROTO)),
     }
-    let (fid, qid) = desk.attach(uid).await.map_err(failed("attach"))?;
-    let root = desk.shared().nodes.set_root(qid);
-    let (node, attr) = desk.attributes(&fid).await.map_err(failed("getattr"))?;
+    let (fid, qid) = cx.attach(uid).await.map_err(failed("attach"))?;
+    let root = cx.shared().nodes.set_root(qid);
+    let (node, attr) = cx.attributes(&fid).await.map_err(failed("getattr"))?;
     if node != root || !attr.is_dir() {
         return Err(Refusal::Error("attach", Errno::NOTDIR));
     }
@@ -48,7 +48,7 @@ async fn greet(desk: &CallContext) -> Greeting {
 
 impl Session {
     pub(super) fn set_now(&mut self, now: Time) {
-        self.desk.shared().now = now;
+        self.cx.shared().now = now;
     }
 
     /// Takes a new connection and starts the handshake on it.
@@ -60,15 +60,15 @@ impl Session {
         (self.state, self.greeted) = (State::Greeting, now);
         self.refusal = None;
         let msize = {
-            let mut shared = self.desk.shared();
+            let mut shared = self.cx.shared();
             shared.msize = shared.config.msize;
             shared.msize
         };
         self.frames = FrameReader::new(msize);
-        self.begin(None, |desk| {
+        self.begin(None, |cx| {
             Box::pin(async move {
-                let greeting = greet(&desk).await;
-                desk.shared().greeting = Some(greeting);
+                let greeting = greet(&cx).await;
+                cx.shared().greeting = Some(greeting);
             })
         });
         self.run();
@@ -76,7 +76,7 @@ impl Session {
 
     /// Handles the end of the handshake.
     pub(super) fn take_greeting(&mut self) {
-        let greeting = self.desk.shared().greeting.take();
+        let greeting = self.cx.shared().greeting.take();
         match greeting {
             None => {}
             Some(Ok((root, root_attr))) => self.attached(root, root_attr),
@@ -104,7 +104,7 @@ impl Session {
         // connection.
         self.unanswered.retain(|_, request| request.call.has_reply() && !request.call.is_reclaim());
         self.event(Event::Restored { session, kept: false });
-        let given_up = std::mem::take(&mut self.desk.shared().cancelled);
+        let given_up = std::mem::take(&mut self.cx.shared().cancelled);
         for call in given_up {
             if self.unanswered.contains_key(&call) {
                 self.answer(call, Errno::INTR);
@@ -115,7 +115,7 @@ impl Session {
     }
 
     fn agreed(&self, root: NodeId, root_attr: Attr) -> Agreed {
-        let shared = self.desk.shared();
+        let shared = self.cx.shared();
         let config = &shared.config;
         let Times { names, absent, attributes } = config.times;
         let span = |term| match term {
@@ -147,8 +147,8 @@ impl Session {
         self.tasks.clear();
         self.lock_tasks = 0;
         self.by_call.clear();
-        let gone = self.desk.clunk_queue.take();
-        self.desk.shared().forget_connection();
+        let gone = self.cx.clunk_queue.take();
+        self.cx.shared().forget_connection();
         drop(gone);
     }
 
@@ -170,7 +170,7 @@ impl Session {
     /// Probes a server that has been silent although a request is outstanding.
     pub(super) fn check_silence(&mut self, now: Time) {
         let (waits, heard, probed) = {
-            let shared = self.desk.shared();
+            let shared = self.cx.shared();
             (shared.is_waiting(), shared.last_heard, shared.probed)
         };
         match self.state {
@@ -183,12 +183,12 @@ impl Session {
                 self.drop_connection("the server has not answered for too long");
             }
             State::Connected if now >= heard.after(PROBE_AFTER) && !probed => {
-                self.desk.shared().probed = true;
-                self.begin(None, |desk| {
+                self.cx.shared().probed = true;
+                self.begin(None, |cx| {
                     Box::pin(async move {
-                        let uid = desk.shared().config.uid;
-                        if let Ok(root) = desk.root(uid).await {
-                            let _ = desk.attributes(&root).await;
+                        let uid = cx.shared().config.uid;
+                        if let Ok(root) = cx.root(uid).await {
+                            let _ = cx.attributes(&root).await;
                         }
                     })
                 });

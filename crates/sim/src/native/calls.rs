@@ -107,7 +107,7 @@ impl Server {
 
     pub(super) fn end_change(&mut self, now: Time, change: Option<ChangeId>) {
         if let Some(change) = change {
-            self.desk.handle_done(now, change);
+            self.sequencer.handle_done(now, change);
             self.settle(now);
         }
     }
@@ -119,8 +119,8 @@ impl Server {
             Call::Read { node, .. } if self.tree.attr(node.node).is_some() => {
                 let seat = (holder, key(node.node, LeaseScope::Data));
                 let given = match job.change {
-                    Some(reader) => self.desk.take_granted(reader),
-                    None => match self.desk.handle_read(now, seat, node.node) {
+                    Some(reader) => self.sequencer.take_granted(reader),
+                    None => match self.sequencer.handle_read(now, seat, node.node) {
                         ReadGrant::Granted(granted) => Some(granted),
                         ReadGrant::Refused => None,
                         ReadGrant::Waits(reader) => {
@@ -135,7 +135,7 @@ impl Server {
             }
             Call::Fsync { node, .. } if job.change.is_none() => {
                 let key = key(node.node, LeaseScope::Data);
-                let change = self.desk.table_mut().handle_sync_barrier(now, holder, key);
+                let change = self.sequencer.table_mut().handle_sync_barrier(now, holder, key);
                 self.settle(now);
                 job.change = Some(change);
                 self.park(now, change, job);
@@ -146,7 +146,7 @@ impl Server {
                     return self.execute(now, job, None);
                 }
                 let flush = call.is_write_back();
-                let table = self.desk.table_mut();
+                let table = self.sequencer.table_mut();
                 let change = match job.change {
                     Some(begun) => {
                         table.handle_extend(now, begun, &changes);
@@ -156,7 +156,7 @@ impl Server {
                     None => table.handle_change(now, Some(holder), &changes),
                 };
                 job.change = Some(change);
-                let ready = self.desk.table().is_ready(change);
+                let ready = self.sequencer.table().is_ready(change);
                 self.settle(now);
                 match ready {
                     true => self.execute(now, job, None),
@@ -168,7 +168,7 @@ impl Server {
     }
 
     fn park(&mut self, now: Time, change: ChangeId, job: PendingCall) {
-        match self.desk.park(change, job, |_| true) {
+        match self.sequencer.park(change, job, |_| true) {
             ParkResult::Parked => self.counts.parked += 1,
             ParkResult::Ready(job) => self.later(now, Work::Begin(job)),
             ParkResult::Cancelled(job) => self.give_up(now, job),
@@ -201,7 +201,7 @@ impl Server {
             let is_done = responses.iter().all(|response| response.result.is_ok());
             self.note_data(change, &job.request.call, back, is_done);
             // The holders that it waited for get the committed state.
-            let table = self.desk.table_mut();
+            let table = self.sequencer.table_mut();
             let looked = table.observation_point();
             let is_last = table.handle_observed(change, looked);
             assert!(is_last, "nothing ends between an effect and its end");
@@ -210,10 +210,10 @@ impl Server {
             match changed {
                 Some(node) => {
                     let seat = (holder, key(node, LeaseScope::Data));
-                    let granted = self.desk.handle_written(now, change, seat, node);
+                    let granted = self.sequencer.handle_written(now, change, seat, node);
                     given = granted.map(|granted| (LeaseScope::Data, granted));
                 }
-                None => self.desk.handle_done(now, change),
+                None => self.sequencer.handle_done(now, change),
             }
             self.settle(now);
         }
@@ -226,7 +226,7 @@ impl Server {
             }
         }
         if let Some((_, granted)) = given {
-            self.desk.handle_withdraw(now, holder, &[granted.id]);
+            self.sequencer.handle_withdraw(now, holder, &[granted.id]);
             self.settle(now);
         }
         self.answer(now, &job, responses);
@@ -253,7 +253,7 @@ impl Server {
         let term = self.sessions.get(&holder.0)?.term;
         let had = given.take_if(|(covers, _)| *covers == wanted.covers).map(|(_, granted)| granted);
         let key = key(wanted.node, wanted.covers);
-        let granted = had.or_else(|| self.desk.handle_grant(now, (holder, key), wanted.node));
+        let granted = had.or_else(|| self.sequencer.handle_grant(now, (holder, key), wanted.node));
         self.settle(now);
         let Granted { id, shared, .. } = granted?;
         Some(Grant { id, shared, term, mode: Mode::Read, recallable: true, ..wanted })

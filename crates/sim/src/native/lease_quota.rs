@@ -33,7 +33,7 @@ fn world() -> World<Native> {
 }
 
 fn report(world: &World<Native>) -> LeaseReport {
-    world.server.with(|net| net.server.desk.report())
+    world.server.with(|net| net.server.sequencer.report())
 }
 
 /// Returns a request's reply, and the time until the reply.

@@ -31,7 +31,7 @@ pub(super) enum ServerOutput {
 #[derive(Clone)]
 pub(super) struct Server {
     pub(super) tree: ModelFs,
-    pub(super) desk: LeaseSequencer<PendingCall>,
+    pub(super) sequencer: LeaseSequencer<PendingCall>,
     pub(super) sessions: BTreeMap<u64, Session>,
     /// Connections before their hello.
     unauthenticated: BTreeMap<u64, ServerSession>,
@@ -63,7 +63,7 @@ impl Server {
     pub(super) fn new(tree: ModelFs, config: LeaseConfig, dice: Option<Dice>) -> Server {
         Server {
             tree,
-            desk: LeaseSequencer::new(config),
+            sequencer: LeaseSequencer::new(config),
             sessions: BTreeMap::new(),
             unauthenticated: BTreeMap::new(),
             work: BTreeMap::new(),
@@ -149,7 +149,7 @@ impl Server {
         let returned = self.forgotten_leases.iter().filter(|(_, absent)| whole && **absent == who);
         for holder in returned.map(|(holder, _)| *holder).collect::<Vec<Holder>>() {
             self.forgotten_leases.remove(&holder);
-            self.desk.table_mut().handle_goodbye(now, holder);
+            self.sequencer.table_mut().handle_goodbye(now, holder);
         }
         self.begin_lease(now, id);
         self.settle(now);
@@ -170,8 +170,8 @@ impl Server {
             return true;
         }
         let (term, holder) = (session.term, Holder(id));
-        self.desk.table_mut().handle_renewal(now, holder);
-        let lapsed = !self.desk.table().is_known(holder);
+        self.sequencer.table_mut().handle_renewal(now, holder);
+        let lapsed = !self.sequencer.table().is_known(holder);
         self.settle(now);
         if lapsed {
             self.begin_lease(now, id);
@@ -199,7 +199,7 @@ impl Server {
 
     fn begin_lease(&mut self, now: Time, id: u64) {
         let session = &self.sessions[&id];
-        let (holder, table) = (Holder(id), self.desk.table_mut());
+        let (holder, table) = (Holder(id), self.sequencer.table_mut());
         table.handle_attach(now, holder, session.features & EXCLUSIVE_DIR_LEASES != 0);
         let limit = match session.term {
             Term::Session => Span::FOREVER,
@@ -244,7 +244,7 @@ impl Server {
     }
 
     fn is_heard(&mut self, now: Time, id: u64) -> bool {
-        let heard = self.desk.table_mut().handle_renewal(now, Holder(id));
+        let heard = self.sequencer.table_mut().handle_renewal(now, Holder(id));
         self.settle(now);
         heard
     }
@@ -261,11 +261,11 @@ impl Server {
                 }
                 ServerEvent::Cancel(call) => self.cancel(now, id, call),
                 ServerEvent::Acknowledge(recall) => {
-                    self.desk.table_mut().handle_acknowledge(now, holder, recall);
+                    self.sequencer.table_mut().handle_acknowledge(now, holder, recall);
                     self.settle(now);
                 }
                 ServerEvent::Return(grants) => {
-                    self.desk.table_mut().handle_return(now, holder, &grants);
+                    self.sequencer.table_mut().handle_return(now, holder, &grants);
                     self.settle(now);
                 }
                 ServerEvent::Reclaimed => {
@@ -281,7 +281,7 @@ impl Server {
     /// Executes all outputs of the lease table. A reply just given to it takes its place in the stream.
     pub(super) fn settle_with(&mut self, now: Time, mut answer: Option<PendingReply>) {
         loop {
-            match self.desk.poll_output() {
+            match self.sequencer.poll_output() {
                 SequencerOutput::Recall { holder, recall } => {
                     self.counts.recalls += 1;
                     if let Some(session) = self.sessions.get_mut(&holder.0) {
@@ -383,13 +383,13 @@ impl Server {
             Work::Tend(_) | Work::Sweep(_) => false,
         };
         let over = self.take_work(theirs);
-        let parked = self.desk.take_parked(|job| job.session == id);
+        let parked = self.sequencer.take_parked(|job| job.session == id);
         self.grace.parked.retain(|job| job.session != id);
         let holder = Holder(id);
         if goodbye {
-            self.desk.table_mut().handle_goodbye(now, holder);
-        } else if self.desk.table().is_known(holder) {
-            self.desk.table_mut().handle_disconnect(now, holder);
+            self.sequencer.table_mut().handle_goodbye(now, holder);
+        } else if self.sequencer.table().is_known(holder) {
+            self.sequencer.table_mut().handle_disconnect(now, holder);
             self.forgotten_leases.insert(holder, who);
         }
         for work in over {
@@ -470,7 +470,7 @@ impl Server {
         );
         self.work.clear();
         (self.reply_cache, self.forgotten_leases) = (ReplyCache::default(), BTreeMap::new());
-        self.desk = LeaseSequencer::new(self.config);
+        self.sequencer = LeaseSequencer::new(self.config);
         self.session_registry.retain(|_, (_, until)| until.is_none_or(|until| until > now));
         let absent = self.session_registry.values().map(|(who, _)| *who).collect();
         let until = now.after(self.config.lapse());
@@ -499,7 +499,7 @@ impl Server {
             self.end_grace(now);
         }
         if self.sequencer_due <= now {
-            self.desk.handle_timeout(now);
+            self.sequencer.handle_timeout(now);
             self.settle(now);
         }
     }
@@ -543,14 +543,14 @@ impl Server {
             return Some(job);
         }
         let parked = self.grace.parked.iter().position(is_it).map(|at| self.grace.parked.remove(at));
-        parked.or_else(|| self.desk.take_parked(is_it).pop())
+        parked.or_else(|| self.sequencer.take_parked(is_it).pop())
     }
 
     /// Sends a reply, at its place in the stream.
     pub(super) fn put(&mut self, now: Time, mut due: PendingReply) {
         if !self.sessions.contains_key(&due.session) {
             let grants = due.grants();
-            self.desk.handle_withdraw(now, Holder(due.session), &grants);
+            self.sequencer.handle_withdraw(now, Holder(due.session), &grants);
             self.settle(now);
             if let Some(sequence) = due.sequence {
                 self.remember(now, (due.who, sequence), due.response);
@@ -559,7 +559,7 @@ impl Server {
             self.transmit(due);
         } else {
             let grants = std::mem::take(&mut due.response.grants);
-            self.desk.handle_reply(now, Holder(due.session), grants);
+            self.sequencer.handle_reply(now, Holder(due.session), grants);
             self.settle_with(now, Some(due));
         }
     }

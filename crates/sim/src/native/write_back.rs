@@ -35,7 +35,7 @@ impl Server {
         let pages = data.clone();
         let range = (offset, data.len() as u64);
         let under = flags.since.and_then(|since| since.under);
-        let base = under.and_then(|under| self.desk.table_mut().merge_base(now, change, under, range));
+        let base = under.and_then(|under| self.sequencer.table_mut().merge_base(now, change, under, range));
         self.settle(now);
         match (base, flags.since, job.request.mutation_id) {
             // No other client has changed the file since the base version.
@@ -56,7 +56,7 @@ impl Server {
     /// write-back may have changed. Directory grants cover attributes too.
     pub(super) fn owes(&self, client: u64, ino: u64, attributes: bool) -> bool {
         let own = self.sessions.iter().filter(|(_, session)| session.who.0 == client);
-        let mut owed = own.flat_map(|(id, _)| self.desk.table().owed_nodes(Holder(*id)));
+        let mut owed = own.flat_map(|(id, _)| self.sequencer.table().owed_nodes(Holder(*id)));
         owed.any(|(node, covers)| match covers {
             LeaseScope::Data => !attributes && node.ino == ino,
             LeaseScope::Attributes => attributes && node.ino == ino,
@@ -72,7 +72,7 @@ impl Server {
         back: Option<WriteBack>,
         is_done: bool,
     ) {
-        let table = self.desk.table_mut();
+        let table = self.sequencer.table_mut();
         match (call, back) {
             (Call::Write { data, .. }, Some(WriteBack { offset, before, pages })) => {
                 let count = if is_done { data.len() } else { 0 };

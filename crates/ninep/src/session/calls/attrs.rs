@@ -7,16 +7,16 @@ use super::data;
 use crate::{Rmessage, Tmessage, mask};
 use nigh_types::{Attr, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply, SetAttr, SetTime, Space};
 
-pub(super) async fn get(desk: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
-    desk.attributes_of(uid, place).await.map(answer)
+pub(super) async fn get(cx: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
+    cx.attributes_of(uid, place).await.map(answer)
 }
 
 fn answer((node, attr): (NodeId, Attr)) -> CallReply {
     CallReply::plain(Reply::Attr(node, attr)).granting([(node, LeaseScope::Attributes)])
 }
 
-pub(super) async fn space(desk: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
-    let (answer, _) = desk.request_of(uid, place, |fid| Tmessage::Statfs { fid }).await?;
+pub(super) async fn space(cx: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
+    let (answer, _) = cx.request_of(uid, place, |fid| Tmessage::Statfs { fid }).await?;
     let Rmessage::Statfs { space } = answer else { return Err(Errno::PROTO) };
     Ok(CallReply::plain(Reply::Space(Space {
         blocks: space.blocks,
@@ -31,8 +31,8 @@ pub(super) async fn space(desk: &CallContext, uid: u32, place: &NodeRef) -> Outc
 }
 
 /// Finds data or a hole. 9P has no holes: all of a file is data.
-pub(super) async fn seek(desk: &CallContext, uid: u32, place: &NodeRef, offset: u64, data: bool) -> Outcome {
-    let (_, attr) = desk.attributes_of(uid, place).await?;
+pub(super) async fn seek(cx: &CallContext, uid: u32, place: &NodeRef, offset: u64, data: bool) -> Outcome {
+    let (_, attr) = cx.attributes_of(uid, place).await?;
     match (offset < attr.size, data) {
         (false, _) => Err(Errno::NXIO),
         (true, true) => Ok(CallReply::plain(Reply::Offset(offset))),
@@ -41,7 +41,7 @@ pub(super) async fn seek(desk: &CallContext, uid: u32, place: &NodeRef, offset: 
 }
 
 pub(super) async fn set(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
@@ -50,24 +50,24 @@ pub(super) async fn set(
     if set.size.is_some() && place.node.generation == DIRECTORY {
         return Err(Errno::ISDIR);
     }
-    let open = handle.and_then(|handle| desk.shared().files.fid(handle, place.node));
+    let open = handle.and_then(|handle| cx.shared().files.fid(handle, place.node));
     if let Some(fid) = open {
-        desk.request(change(fid.number(), set)).await?;
-        let attr = data::attributes(desk, uid, &fid, place).await?;
+        cx.request(change(fid.number(), set)).await?;
+        let attr = data::attributes(cx, uid, &fid, place).await?;
         return Ok(answer((place.node, attr)));
     }
-    let changed = desk.request_of(uid, place, |fid| change(fid, set)).await;
+    let changed = cx.request_of(uid, place, |fid| change(fid, set)).await;
     if changed.as_ref().err() == Some(&Errno::STALE) {
         // The file was moved, and no name is known for it: the handle's own fid is used if it still refers to this
         // file.
-        let moved = desk.shared().files.fid_moved(handle, place.node).ok().flatten();
+        let moved = cx.shared().files.fid_moved(handle, place.node).ok().flatten();
         let fid = moved.ok_or(Errno::STALE)?;
-        desk.attributes_by(&fid, place.node).await?;
-        desk.request(change(fid.number(), set)).await?;
+        cx.attributes_by(&fid, place.node).await?;
+        cx.request(change(fid.number(), set)).await?;
     } else {
         changed?;
     }
-    get(desk, uid, place).await
+    get(cx, uid, place).await
 }
 
 pub(super) fn change(fid: u32, set: &SetAttr) -> Tmessage {

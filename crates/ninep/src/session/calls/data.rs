@@ -11,38 +11,38 @@ use std::sync::Arc;
 
 /// A fid to read from: that of the handle, else one that is kept open and shared by all readers.
 async fn readable(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
 ) -> Result<Arc<Fid>, Errno> {
-    let open = desk.shared().files.fid_moved(handle, place.node)?;
+    let open = cx.shared().files.fid_moved(handle, place.node)?;
     if let Some(fid) = open {
         return Ok(fid);
     }
-    let known = desk.shared().nodes.known(uid, place.node).filter(|known| known.open);
+    let known = cx.shared().nodes.known(uid, place.node).filter(|known| known.open);
     if let Some(known) = known {
         return Ok(known.fid);
     }
     let home = place.path_hint.clone();
-    let fid = open::fresh(desk, uid, place, flags::RDONLY).await?;
-    desk.shared().nodes.note_known(uid, place.node, Arc::clone(&fid), home, true);
+    let fid = open::fresh(cx, uid, place, flags::RDONLY).await?;
+    cx.shared().nodes.note_known(uid, place.node, Arc::clone(&fid), home, true);
     Ok(fid)
 }
 
 pub(super) async fn read(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
     (offset, length): (u64, u32),
 ) -> Outcome {
-    let fid = readable(desk, uid, place, handle).await?;
+    let fid = readable(cx, uid, place, handle).await?;
     // The data read is of this version or of a later one.
-    let before = desk.shared().nodes.attr(place.node);
-    let data = match bytes(desk, &fid, (offset, length), before.map(|attr| attr.size)).await {
+    let before = cx.shared().nodes.attr(place.node);
+    let data = match bytes(cx, &fid, (offset, length), before.map(|attr| attr.size)).await {
         Err(Errno::STALE | Errno::BADF | Errno::NOENT) if handle.is_none() => {
-            desk.shared().nodes.forget(uid, place.node);
+            cx.shared().nodes.forget(uid, place.node);
             return Err(Errno::STALE);
         }
         read => read?,
@@ -54,19 +54,19 @@ pub(super) async fn read(
 /// Reads so many bytes; fewer only at the end of the file, which is where the server says so, or at `end` if that is
 /// known.
 pub(super) async fn bytes(
-    desk: &CallContext,
+    cx: &CallContext,
     fid: &Fid,
     (offset, length): (u64, u32),
     end: Option<u64>,
 ) -> Result<Vec<u8>, Errno> {
-    let most = desk.shared().most_data();
+    let most = cx.shared().most_data();
     let ask = |from: u32| {
         let message = Tmessage::Read {
             fid: fid.number(),
             offset: offset + u64::from(from),
             count: most.min(length - from),
         };
-        (from, desk.request(message))
+        (from, cx.request(message))
     };
     let asked: Vec<_> = (0..length).step_by(most as usize).map(ask).collect();
     let mut data = Vec::new();
@@ -92,49 +92,49 @@ pub(super) async fn bytes(
 }
 
 pub(super) async fn write(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     (place, handle): (&NodeRef, Option<Handle>),
     (offset, data): (u64, &[u8]),
     flags: WriteFlags,
 ) -> Outcome {
-    let fid = writable(desk, uid, place, handle).await?;
-    let mut before = desk.shared().nodes.attr(place.node);
+    let fid = writable(cx, uid, place, handle).await?;
+    let mut before = cx.shared().nodes.attr(place.node);
     if let Some(since) = flags.since.filter(|_| flags.write_back) {
-        let now = attributes(desk, uid, &fid, place).await?;
+        let now = attributes(cx, uid, &fid, place).await?;
         before = Some(now);
-        let is_own = desk.shared().files.is_own(place.node, since.stamp, DataVersion::of(&now));
+        let is_own = cx.shared().files.is_own(place.node, since.stamp, DataVersion::of(&now));
         if !is_own {
-            return write_if_unchanged(desk, uid, place, handle, (offset, data)).await;
+            return write_if_unchanged(cx, uid, place, handle, (offset, data)).await;
         }
     }
     let (offset, count) = match flags.append {
-        true => append(desk, uid, (place, handle), &fid, data).await?,
-        false => (offset, put(desk, &fid, offset, data, false).await?),
+        true => append(cx, uid, (place, handle), &fid, data).await?,
+        false => (offset, put(cx, &fid, offset, data, false).await?),
     };
     if flags.sync && count > 0 {
-        desk.request(Tmessage::Fsync { fid: fid.number(), data_only: 1 }).await?;
+        cx.request(Tmessage::Fsync { fid: fid.number(), data_only: 1 }).await?;
     }
-    let is_followed = desk.shared().files.tracks_own_writes(place.node);
+    let is_followed = cx.shared().files.tracks_own_writes(place.node);
     if !is_followed && needs_no_attributes(flags, before.as_ref()) {
         // A later call reads the attributes if they are needed: a message for each write, and a wait, would cost more
         // than the write.
-        note_end(desk, place.node, offset + u64::from(count));
+        note_end(cx, place.node, offset + u64::from(count));
         return Ok(CallReply::plain(Reply::Written { offset, count: u64::from(count) }));
     }
-    let mut attr = match attributes(desk, uid, &fid, place).await {
+    let mut attr = match attributes(cx, uid, &fid, place).await {
         // The data was written all the same.
-        Err(Errno::STALE) => return Ok(unlinked_write_reply(desk, uid, place.node, (offset, count))),
+        Err(Errno::STALE) => return Ok(unlinked_write_reply(cx, uid, place.node, (offset, count))),
         told => told?,
     };
     if attr.nlink == 0 {
-        return Ok(unlinked_write_reply(desk, uid, place.node, (offset, count)));
+        return Ok(unlinked_write_reply(cx, uid, place.node, (offset, count)));
     }
     if flags.kill_suidgid && count > 0 {
-        attr = without_suid(desk, uid, place, attr).await?;
+        attr = without_suid(cx, uid, place, attr).await?;
     }
     if let Some(then) = before {
-        desk.shared().files.note_own_write(place.node, DataVersion::of(&then), DataVersion::of(&attr));
+        cx.shared().files.note_own_write(place.node, DataVersion::of(&then), DataVersion::of(&attr));
     }
     let reply = Reply::Written { offset, count: u64::from(count) };
     Ok(CallReply::plain(reply).after([Some((place.node, attr))]))
@@ -148,8 +148,8 @@ fn needs_no_attributes(flags: WriteFlags, known: Option<&Attr>) -> bool {
 
 /// Notes that a file is at least that long. The noted attributes are no data version that the file had, and are never
 /// compared as one.
-fn note_end(desk: &CallContext, node: NodeId, end: u64) {
-    let mut shared = desk.shared();
+fn note_end(cx: &CallContext, node: NodeId, end: u64) {
+    let mut shared = cx.shared();
     if let Some(attr) = shared.nodes.attr(node).filter(|attr| attr.size < end) {
         shared.nodes.note_attr(node, Attr { size: end, ..attr });
     }
@@ -157,76 +157,71 @@ fn note_end(desk: &CallContext, node: NodeId, end: u64) {
 
 /// Attributes of an open file: by its fid, unless that may be a path to another file; then by its name.
 pub(super) async fn attributes(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     fid: &Fid,
     place: &NodeRef,
 ) -> Result<Attr, Errno> {
-    match desk.attributes_by(fid, place.node).await {
-        Err(Errno::STALE) => desk.attributes_of(uid, place).await.map(|(_, attr)| attr),
+    match cx.attributes_by(fid, place.node).await {
+        Err(Errno::STALE) => cx.attributes_of(uid, place).await.map(|(_, attr)| attr),
         told => told,
     }
 }
 
 /// Appends, and returns where and how much.
 async fn append(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     (place, handle): (&NodeRef, Option<Handle>),
     fid: &Fid,
     data: &[u8],
 ) -> Result<(u64, u32), Errno> {
-    if let Ok(appends) = appending(desk, uid, place, handle).await {
+    if let Ok(appends) = appending(cx, uid, place, handle).await {
         // A server that ignores O_APPEND must not overwrite data.
-        let known = desk.shared().nodes.attr(place.node).map(|attr| attr.size);
+        let known = cx.shared().nodes.attr(place.node).map(|attr| attr.size);
         let end = match known {
             Some(end) => end,
-            None => attributes(desk, uid, &appends, place).await?.size,
+            None => attributes(cx, uid, &appends, place).await?.size,
         };
-        let count = put(desk, &appends, end, data, true).await?;
-        let size = attributes(desk, uid, &appends, place).await?.size;
+        let count = put(cx, &appends, end, data, true).await?;
+        let size = attributes(cx, uid, &appends, place).await?.size;
         return Ok((size.saturating_sub(u64::from(count)), count));
     }
     // It cannot be opened again: the data goes to the file's present end.
-    let offset = attributes(desk, uid, fid, place).await?.size;
-    Ok((offset, put(desk, fid, offset, data, true).await?))
+    let offset = attributes(cx, uid, fid, place).await?.size;
+    Ok((offset, put(cx, fid, offset, data, true).await?))
 }
 
 /// The reply to a write to an unlinked file for which the server returns no attributes: its size is derived from the
 /// write.
-fn unlinked_write_reply(
-    desk: &CallContext,
-    uid: u32,
-    node: NodeId,
-    (offset, count): (u64, u32),
-) -> CallReply {
+fn unlinked_write_reply(cx: &CallContext, uid: u32, node: NodeId, (offset, count): (u64, u32)) -> CallReply {
     let answer = CallReply::plain(Reply::Written { offset, count: u64::from(count) });
-    let Some(attr) = desk.unlinked_attr(uid, node) else { return answer };
+    let Some(attr) = cx.unlinked_attr(uid, node) else { return answer };
     let attr = Attr { size: attr.size.max(offset + u64::from(count)), ..attr };
-    desk.shared().nodes.note_attr(node, attr);
+    cx.shared().nodes.note_attr(node, attr);
     CallReply { after: vec![(node, attr)], ..answer }
 }
 
 /// Write-back of mmap stores into another version of the file: it succeeds only if the file already holds these bytes.
 async fn write_if_unchanged(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
     (offset, data): (u64, &[u8]),
 ) -> Outcome {
-    let fid = readable(desk, uid, place, handle).await?;
+    let fid = readable(cx, uid, place, handle).await?;
     let length = u32::try_from(data.len()).map_err(|_| Errno::INVAL)?;
-    if bytes(desk, &fid, (offset, length), None).await? != data {
+    if bytes(cx, &fid, (offset, length), None).await? != data {
         return Err(Errno::CANCELED);
     }
-    let attr = attributes(desk, uid, &fid, place).await?;
+    let attr = attributes(cx, uid, &fid, place).await?;
     let reply = Reply::Written { offset, count: data.len() as u64 };
     Ok(CallReply::plain(reply).after([Some((place.node, attr))]))
 }
 
 /// Drops setuid and setgid bits that the server's kernel left, if it does not treat the server as an ordinary writer.
-async fn without_suid(desk: &CallContext, uid: u32, place: &NodeRef, attr: Attr) -> Result<Attr, Errno> {
+async fn without_suid(cx: &CallContext, uid: u32, place: &NodeRef, attr: Attr) -> Result<Attr, Errno> {
     let mut mode = attr.mode & 0o7777;
     mode &= !0o4000;
     if mode & 0o2010 == 0o2010 {
@@ -236,40 +231,40 @@ async fn without_suid(desk: &CallContext, uid: u32, place: &NodeRef, attr: Attr)
         return Ok(attr);
     }
     let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-    desk.request_of(uid, place, |fid| super::attrs::change(fid, &set)).await?;
-    desk.attributes_of(uid, place).await.map(|(_, attr)| attr)
+    cx.request_of(uid, place, |fid| super::attrs::change(fid, &set)).await?;
+    cx.attributes_of(uid, place).await.map(|(_, attr)| attr)
 }
 
 async fn writable(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
 ) -> Result<Arc<Fid>, Errno> {
-    let open = desk.shared().files.fid_moved(handle, place.node)?;
+    let open = cx.shared().files.fid_moved(handle, place.node)?;
     match open {
         Some(fid) => Ok(fid),
-        None => open::fresh(desk, uid, place, flags::RDWR).await,
+        None => open::fresh(cx, uid, place, flags::RDWR).await,
     }
 }
 
 /// A fid of the file that is open for append: the server finds the file's end.
 async fn appending(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
 ) -> Result<Arc<Fid>, Errno> {
-    let open = |desk: &CallContext| {
-        let mut shared = desk.shared();
+    let open = |cx: &CallContext| {
+        let mut shared = cx.shared();
         let file = handle.and_then(|handle| shared.files.get(handle, place.node).ok().flatten());
         file.and_then(|file| file.appends.clone())
     };
-    if let Some(fid) = open(desk) {
+    if let Some(fid) = open(cx) {
         return Ok(fid);
     }
-    let fid = open::fresh(desk, uid, place, flags::WRONLY | flags::APPEND).await?;
-    let mut shared = desk.shared();
+    let fid = open::fresh(cx, uid, place, flags::WRONLY | flags::APPEND).await?;
+    let mut shared = cx.shared();
     if let Some(Ok(Some(file))) = handle.map(|handle| shared.files.get(handle, place.node)) {
         file.appends = Some(Arc::clone(&fid));
     }
@@ -278,11 +273,11 @@ async fn appending(
 
 /// Writes, and returns how much was written from the beginning on. With `in_order`, one message at a time (for
 /// appending).
-async fn put(desk: &CallContext, fid: &Fid, offset: u64, data: &[u8], in_order: bool) -> Result<u32, Errno> {
-    let most = desk.shared().most_data() as usize;
+async fn put(cx: &CallContext, fid: &Fid, offset: u64, data: &[u8], in_order: bool) -> Result<u32, Errno> {
+    let most = cx.shared().most_data() as usize;
     let ask = |at: usize, part: &[u8]| {
         let (fid, data) = (fid.number(), Data(part.to_vec()));
-        desk.request(Tmessage::Write { fid, offset: offset + at as u64, data })
+        cx.request(Tmessage::Write { fid, offset: offset + at as u64, data })
     };
     let parts: Vec<(usize, &[u8])> =
         (0..data.len()).step_by(most).map(|at| (at, &data[at..data.len().min(at + most)])).collect();
@@ -321,17 +316,17 @@ async fn put(desk: &CallContext, fid: &Fid, offset: u64, data: &[u8], in_order: 
 }
 
 pub(super) async fn sync(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
     data_only: bool,
 ) -> Outcome {
     let fid = if place.node.generation == DIRECTORY {
-        open::directory(desk, uid, place).await?
+        open::directory(cx, uid, place).await?
     } else {
-        readable(desk, uid, place, handle).await?
+        readable(cx, uid, place, handle).await?
     };
-    desk.request(Tmessage::Fsync { fid: fid.number(), data_only: u32::from(data_only) }).await?;
+    cx.request(Tmessage::Fsync { fid: fid.number(), data_only: u32::from(data_only) }).await?;
     Ok(CallReply::plain(Reply::Done))
 }

@@ -15,14 +15,14 @@ const PART: usize = 4_096;
 type Found = (Name, NodeId, Option<Kind>);
 type Names = Vec<Found>;
 
-pub(super) async fn list(desk: &CallContext, id: CallId, uid: u32, dir: &NodeRef) {
-    let say = |response| desk.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
-    let names = match names(desk, uid, dir).await {
+pub(super) async fn list(cx: &CallContext, id: CallId, uid: u32, dir: &NodeRef) {
+    let say = |response| cx.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
+    let names = match names(cx, uid, dir).await {
         Ok(names) => names,
-        Err(errno) => return say(desk.respond(Err(errno), true)),
+        Err(errno) => return say(cx.respond(Err(errno), true)),
     };
-    let own = desk.attributes_of(uid, dir).await.ok();
-    let key = desk.shared().config.cookie_key;
+    let own = cx.attributes_of(uid, dir).await.ok();
+    let key = cx.shared().config.cookie_key;
     let mut rest: Vec<(Cookie, Found)> =
         names.into_iter().map(|one| (key.cookie(one.0.as_bytes()), one)).collect();
     rest.sort_unstable_by(|a, b| (a.0, &a.1.0).cmp(&(b.0, &b.1.0)));
@@ -38,39 +38,39 @@ pub(super) async fn list(desk: &CallContext, id: CallId, uid: u32, dir: &NodeRef
         let last = rest.peek().is_none();
         let answer = CallReply::plain(Reply::Names(part)).granting(granted.take());
         let answer = if last { answer.after([own]) } else { answer };
-        say(desk.respond(Ok(answer), last));
+        say(cx.respond(Ok(answer), last));
         if last {
             return;
         }
     }
 }
 
-async fn names(desk: &CallContext, uid: u32, dir: &NodeRef) -> Result<Names, Errno> {
-    let fid = open::directory(desk, uid, dir).await?;
+async fn names(cx: &CallContext, uid: u32, dir: &NodeRef) -> Result<Names, Errno> {
+    let fid = open::directory(cx, uid, dir).await?;
     // A server may send a name twice while other clients change the directory.
     let mut found = BTreeMap::new();
     let (mut offset, mut told) = (0, 0);
     let (count, most_names) = {
-        let shared = desk.shared();
+        let shared = cx.shared();
         (shared.most_data(), shared.config.most_names)
     };
     loop {
         let Rmessage::Readdir { entries } =
-            desk.request(Tmessage::Readdir { fid: fid.number(), offset, count }).await?
+            cx.request(Tmessage::Readdir { fid: fid.number(), offset, count }).await?
         else {
             return Err(Errno::PROTO);
         };
-        let entries = dirents(&entries).map_err(|error| desk.abort(error))?;
+        let entries = dirents(&entries).map_err(|error| cx.abort(error))?;
         let Some(last) = entries.last() else { break };
         if last.offset == offset {
-            return Err(desk.abort(ProtocolError::Malformed("a listing does not go on")));
+            return Err(cx.abort(ProtocolError::Malformed("a listing does not go on")));
         }
         offset = last.offset;
         told += entries.len() as u64;
         if told > most_names {
             return Err(Errno::OVERFLOW);
         }
-        let mut shared = desk.shared();
+        let mut shared = cx.shared();
         for Dirent { qid, kind, name, .. } in entries {
             if let Ok(name) = Name::new(&name) {
                 found.insert(name, (shared.nodes.node(qid), kind_of(qid, kind)));

@@ -30,7 +30,7 @@ pub(in super::super) struct FileLocks {
     changes: u64,
 }
 
-pub(super) async fn execute_lock_call(desk: &CallContext, id: CallId, uid: u32, call: &Call) -> Outcome {
+pub(super) async fn execute_lock_call(cx: &CallContext, id: CallId, uid: u32, call: &Call) -> Outcome {
     let (Call::Lock { node: place, .. }
     | Call::Unlock { node: place, .. }
     | Call::GetLock { node: place, .. }) = call
@@ -38,45 +38,45 @@ pub(super) async fn execute_lock_call(desk: &CallContext, id: CallId, uid: u32, 
         return Err(Errno::NOSYS);
     };
     if !matches!(call, Call::Unlock { .. }) {
-        desk.check_file(uid, place).await?;
+        cx.check_file(uid, place).await?;
     }
     match call {
         // A server does not remember locks of a connection that has ended, and may have granted them to other clients.
         Call::Lock { reclaim: true, .. } => Err(Errno::AGAIN),
-        Call::Lock { wait, kind, .. } => lock(desk, (id, *wait), uid, (place, *kind), call).await,
+        Call::Lock { wait, kind, .. } => lock(cx, (id, *wait), uid, (place, *kind), call).await,
         Call::Unlock { .. } => {
-            let _turn = FileLockGuard::wait(desk, place.node).await;
-            execute(desk, place.node, call)?;
-            weaken_to_held(desk, place.node).await;
+            let _turn = FileLockGuard::wait(cx, place.node).await;
+            execute(cx, place.node, call)?;
+            weaken_to_held(cx, place.node).await;
             Ok(CallReply::plain(Reply::Done))
         }
-        _ => test(desk, uid, place, call).await,
+        _ => test(cx, uid, place, call).await,
     }
 }
 
 /// Mutual exclusion for changes of a file's lock at the server.
 struct FileLockGuard<'a> {
-    desk: &'a CallContext,
+    cx: &'a CallContext,
     node: NodeId,
 }
 
 impl<'a> FileLockGuard<'a> {
-    async fn wait(desk: &'a CallContext, node: NodeId) -> FileLockGuard<'a> {
-        desk.until_others(|shared| !shared.files.locks.busy.contains(&node)).await;
-        desk.shared().files.locks.busy.insert(node);
-        FileLockGuard { desk, node }
+    async fn wait(cx: &'a CallContext, node: NodeId) -> FileLockGuard<'a> {
+        cx.until_others(|shared| !shared.files.locks.busy.contains(&node)).await;
+        cx.shared().files.locks.busy.insert(node);
+        FileLockGuard { cx, node }
     }
 }
 
 impl Drop for FileLockGuard<'_> {
     fn drop(&mut self) {
-        let mut shared = self.desk.shared();
+        let mut shared = self.cx.shared();
         shared.files.locks.busy.remove(&self.node);
     }
 }
 
-fn execute(desk: &CallContext, node: NodeId, call: &Call) -> Result<Reply, Errno> {
-    let mut shared = desk.shared();
+fn execute(cx: &CallContext, node: NodeId, call: &Call) -> Result<Reply, Errno> {
+    let mut shared = cx.shared();
     if !matches!(call, Call::GetLock { .. }) {
         shared.files.locks.changes += 1;
     }
@@ -85,7 +85,7 @@ fn execute(desk: &CallContext, node: NodeId, call: &Call) -> Result<Reply, Errno
 }
 
 async fn lock(
-    desk: &CallContext,
+    cx: &CallContext,
     (id, wait): (CallId, bool),
     uid: u32,
     (place, kind): (&NodeRef, LockKind),
@@ -94,24 +94,24 @@ async fn lock(
     let (at_once, tests) = without_wait(call);
     loop {
         {
-            let _turn = FileLockGuard::wait(desk, place.node).await;
-            let is_free = execute(desk, place.node, &tests)? == Reply::LockConflict(None);
-            if is_free && strengthen(desk, uid, place, kind).await? {
-                execute(desk, place.node, &at_once)?;
-                weaken_to_held(desk, place.node).await;
+            let _turn = FileLockGuard::wait(cx, place.node).await;
+            let is_free = execute(cx, place.node, &tests)? == Reply::LockConflict(None);
+            if is_free && strengthen(cx, uid, place, kind).await? {
+                execute(cx, place.node, &at_once)?;
+                weaken_to_held(cx, place.node).await;
                 return Ok(CallReply::plain(Reply::Done));
             }
-            weaken_to_held(desk, place.node).await;
+            weaken_to_held(cx, place.node).await;
         }
         if !wait {
             return Err(Errno::AGAIN);
         }
-        let seen = desk.shared().files.locks.changes;
+        let seen = cx.shared().files.locks.changes;
         let others = |shared: &super::super::executor::SessionState| {
             shared.cancelled.contains(&id) || shared.files.locks.changes != seen
         };
-        desk.pause_unless(RETRY_INTERVAL, others).await;
-        if desk.shared().cancelled.contains(&id) {
+        cx.pause_unless(RETRY_INTERVAL, others).await;
+        if cx.shared().cancelled.contains(&id) {
             return Err(Errno::INTR);
         }
     }
@@ -128,37 +128,37 @@ fn without_wait(call: &Call) -> (Call, Call) {
 }
 
 /// Has the server lock a file at least this strongly; returns false if another machine's lock conflicts.
-async fn strengthen(desk: &CallContext, uid: u32, place: &NodeRef, kind: LockKind) -> Result<bool, Errno> {
-    let held = desk.shared().files.locks.files.get(&place.node).cloned();
+async fn strengthen(cx: &CallContext, uid: u32, place: &NodeRef, kind: LockKind) -> Result<bool, Errno> {
+    let held = cx.shared().files.locks.files.get(&place.node).cloned();
     let fid = match &held {
         Some((_, held)) if *held >= kind => return Ok(true),
         Some((fid, _)) => Arc::clone(fid),
-        None => match open::fresh(desk, uid, place, flags::RDWR).await {
+        None => match open::fresh(cx, uid, place, flags::RDWR).await {
             Err(Errno::ACCES | Errno::PERM | Errno::ROFS) => {
-                open::fresh(desk, uid, place, flags::RDONLY).await?
+                open::fresh(cx, uid, place, flags::RDONLY).await?
             }
             // Without a name, it is locked through any fid that has it open.
             Err(Errno::STALE) => {
-                let open = desk.shared().files.any_moved(uid, place.node);
+                let open = cx.shared().files.any_moved(uid, place.node);
                 open.ok_or(Errno::STALE)?
             }
             opened => opened?,
         },
     };
-    let granted = lock_at_server(desk, &fid, number(kind)).await;
+    let granted = lock_at_server(cx, &fid, number(kind)).await;
     if granted == Ok(true) {
-        desk.shared().files.locks.files.insert(place.node, (fid, kind));
+        cx.shared().files.locks.files.insert(place.node, (fid, kind));
     } else if let Some((fid, held)) = held {
-        retake(desk, place.node, &fid, held).await;
+        retake(cx, place.node, &fid, held).await;
     }
     granted
 }
 
 /// Takes back the earlier lock. A server that locks as flock(2) does releases it before it checks whether it can grant
 /// the new one. If another machine got a lock in between, this mount's lock is lost.
-async fn retake(desk: &CallContext, node: NodeId, fid: &Fid, held: LockKind) {
-    if lock_at_server(desk, fid, number(held)).await != Ok(true) {
-        let mut shared = desk.shared();
+async fn retake(cx: &CallContext, node: NodeId, fid: &Fid, held: LockKind) {
+    if lock_at_server(cx, fid, number(held)).await != Ok(true) {
+        let mut shared = cx.shared();
         shared.files.locks.changes += 1;
         shared.files.locks.files.remove(&node);
         shared.files.locks.ranges.drop_of_file(node);
@@ -166,9 +166,9 @@ async fn retake(desk: &CallContext, node: NodeId, fid: &Fid, held: LockKind) {
 }
 
 /// Weakens the server's lock to the strongest one that is still held here.
-async fn weaken_to_held(desk: &CallContext, node: NodeId) {
+async fn weaken_to_held(cx: &CallContext, node: NodeId) {
     let (held, wanted) = {
-        let shared = desk.shared();
+        let shared = cx.shared();
         let locks = &shared.files.locks;
         (locks.files.get(&node).cloned(), locks.ranges.strongest(node))
     };
@@ -176,14 +176,14 @@ async fn weaken_to_held(desk: &CallContext, node: NodeId) {
     match wanted {
         None => {
             // Clunking the fid would also release its lock; some servers keep it until it is unlocked.
-            let _ = lock_at_server(desk, &fid, NONE).await;
-            desk.shared().files.locks.files.remove(&node);
+            let _ = lock_at_server(cx, &fid, NONE).await;
+            cx.shared().files.locks.files.remove(&node);
         }
         Some(wanted) if wanted < held => {
-            if lock_at_server(desk, &fid, number(wanted)).await == Ok(true) {
-                desk.shared().files.locks.files.insert(node, (fid, wanted));
+            if lock_at_server(cx, &fid, number(wanted)).await == Ok(true) {
+                cx.shared().files.locks.files.insert(node, (fid, wanted));
             } else {
-                retake(desk, node, &fid, held).await;
+                retake(cx, node, &fid, held).await;
             }
         }
         Some(_) => {}
@@ -197,10 +197,10 @@ fn number(kind: LockKind) -> u8 {
     }
 }
 
-async fn lock_at_server(desk: &CallContext, fid: &Fid, kind: u8) -> Result<bool, Errno> {
-    let client = desk.shared().config.uname.clone();
+async fn lock_at_server(cx: &CallContext, fid: &Fid, kind: u8) -> Result<bool, Errno> {
+    let client = cx.shared().config.uname.clone();
     let message = Tmessage::Lock { fid: fid.number(), kind, flags: 0, start: 0, length: 0, pid: 1, client };
-    let Rmessage::Lock { status } = desk.request(message).await? else { return Err(Errno::PROTO) };
+    let Rmessage::Lock { status } = cx.request(message).await? else { return Err(Errno::PROTO) };
     match status {
         LockStatus::Granted => Ok(true),
         LockStatus::Blocked | LockStatus::Grace => Ok(false),
@@ -208,27 +208,26 @@ async fn lock_at_server(desk: &CallContext, fid: &Fid, kind: u8) -> Result<bool,
     }
 }
 
-async fn test(desk: &CallContext, uid: u32, place: &NodeRef, call: &Call) -> Outcome {
+async fn test(cx: &CallContext, uid: u32, place: &NodeRef, call: &Call) -> Outcome {
     let Call::GetLock { kind, .. } = call else { return Err(Errno::NOSYS) };
-    let own = execute(desk, place.node, call)?;
-    let held = desk.shared().files.locks.files.get(&place.node).cloned();
+    let own = execute(cx, place.node, call)?;
+    let held = cx.shared().files.locks.files.get(&place.node).cloned();
     let excludes = held.as_ref().is_some_and(|(_, held)| *held == LockKind::Write);
     if own != Reply::LockConflict(None) || excludes {
         return Ok(CallReply::plain(own));
     }
     let fid = match held {
         Some((fid, _)) => fid,
-        None => open::fresh(desk, uid, place, flags::RDONLY).await?,
+        None => open::fresh(cx, uid, place, flags::RDONLY).await?,
     };
     let lock = crate::Lock {
         kind: number(*kind),
         start: 0,
         length: 0,
         pid: 1,
-        client: desk.shared().config.uname.clone(),
+        client: cx.shared().config.uname.clone(),
     };
-    let Rmessage::Getlock { lock } = desk.request(Tmessage::Getlock { fid: fid.number(), lock }).await?
-    else {
+    let Rmessage::Getlock { lock } = cx.request(Tmessage::Getlock { fid: fid.number(), lock }).await? else {
         return Err(Errno::PROTO);
     };
     let kind = match lock.kind {

@@ -9,10 +9,10 @@ use nigh_types::{Attr, Errno, LeaseScope, Name, NodeId, NodeRef, Reply};
 use std::sync::Arc;
 
 /// Looks up a name: one message for a missing name, two for one that exists.
-pub(super) async fn look_up(desk: &CallContext, uid: u32, dir: &NodeRef, name: &Name) -> Outcome {
-    let at = desk.resolve_dir(uid, dir).await?;
-    let found = match desk.walk_one(&at, name).await {
-        Ok((fid, node)) => note_found(desk, uid, (dir.node, name), fid, node).await,
+pub(super) async fn look_up(cx: &CallContext, uid: u32, dir: &NodeRef, name: &Name) -> Outcome {
+    let at = cx.resolve_dir(uid, dir).await?;
+    let found = match cx.walk_one(&at, name).await {
+        Ok((fid, node)) => note_found(cx, uid, (dir.node, name), fid, node).await,
         Err(errno) => Err(errno),
     };
     match found {
@@ -29,19 +29,19 @@ pub(super) async fn look_up(desk: &CallContext, uid: u32, dir: &NodeRef, name: &
 
 /// Notes the result of a walk: the node is reached by this fid from now on, unless it is known by that name already.
 pub(super) async fn note_found(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     (dir, name): (NodeId, &Name),
     fid: Arc<Fid>,
     node: NodeId,
 ) -> Result<(NodeId, Attr), Errno> {
-    let (told, attr) = desk.attributes(&fid).await?;
+    let (told, attr) = cx.attributes(&fid).await?;
     if told != node {
         // Another node replaced it between the two messages: the later reply counts.
-        desk.shared().nodes.forget(uid, node);
+        cx.shared().nodes.forget(uid, node);
     }
     let home = Some((dir, name.clone()));
-    let mut shared = desk.shared();
+    let mut shared = cx.shared();
     if attr.nlink > 1 && !attr.is_dir() {
         shared.nodes.note_link(told, dir, name);
     }
@@ -52,11 +52,11 @@ pub(super) async fn note_found(
     Ok((told, attr))
 }
 
-pub(super) async fn read_link(desk: &CallContext, uid: u32, node: &NodeRef) -> Outcome {
+pub(super) async fn read_link(cx: &CallContext, uid: u32, node: &NodeRef) -> Outcome {
     if node.node.generation != SYMLINK {
         return Err(Errno::INVAL);
     }
-    let (answer, _) = desk.request_of(uid, node, |fid| Tmessage::Readlink { fid }).await?;
+    let (answer, _) = cx.request_of(uid, node, |fid| Tmessage::Readlink { fid }).await?;
     let Rmessage::Readlink { target } = answer else { return Err(Errno::PROTO) };
     Ok(CallReply::plain(Reply::Target(target.into())))
 }

@@ -22,104 +22,99 @@ pub(super) fn of_access(access: Access) -> u32 {
 }
 
 /// Opens a file by a fid that is not shared.
-pub(super) async fn fresh(
-    desk: &CallContext,
-    uid: u32,
-    place: &NodeRef,
-    how: u32,
-) -> Result<Arc<Fid>, Errno> {
-    desk.check_file(uid, place).await?;
-    opened(desk, uid, place, how).await
+pub(super) async fn fresh(cx: &CallContext, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
+    cx.check_file(uid, place).await?;
+    opened(cx, uid, place, how).await
 }
 
 /// Opens a file for an access. A file with the append-only flag is written by a fid that appends.
-async fn fresh_for(desk: &CallContext, uid: u32, place: &NodeRef, access: Access) -> Result<Arc<Fid>, Errno> {
+async fn fresh_for(cx: &CallContext, uid: u32, place: &NodeRef, access: Access) -> Result<Arc<Fid>, Errno> {
     let how = of_access(access);
-    match fresh(desk, uid, place, how).await {
-        Err(Errno::PERM) if access.is_append_only() => fresh(desk, uid, place, how | flags::APPEND).await,
+    match fresh(cx, uid, place, how).await {
+        Err(Errno::PERM) if access.is_append_only() => fresh(cx, uid, place, how | flags::APPEND).await,
         other => other,
     }
 }
 
 /// Opens a directory for reading.
-pub(super) async fn directory(desk: &CallContext, uid: u32, dir: &NodeRef) -> Result<Arc<Fid>, Errno> {
+pub(super) async fn directory(cx: &CallContext, uid: u32, dir: &NodeRef) -> Result<Arc<Fid>, Errno> {
     // Later requests about the directory use this fid.
-    desk.resolve_dir(uid, dir).await?;
-    opened(desk, uid, dir, flags::RDONLY | flags::DIRECTORY).await
+    cx.resolve_dir(uid, dir).await?;
+    opened(cx, uid, dir, flags::RDONLY | flags::DIRECTORY).await
 }
 
 /// Opens a node. If its remembered fid leads nowhere, the node is walked to again, once.
-async fn opened(desk: &CallContext, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
-    let known = desk.shared().nodes.known(uid, place.node).is_some();
-    match open_once(desk, uid, place, how).await {
+async fn opened(cx: &CallContext, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
+    let known = cx.shared().nodes.known(uid, place.node).is_some();
+    match open_once(cx, uid, place, how).await {
         Err(Errno::NOENT | Errno::STALE) if known => {
-            desk.shared().nodes.forget(uid, place.node);
-            open_once(desk, uid, place, how).await
+            cx.shared().nodes.forget(uid, place.node);
+            open_once(cx, uid, place, how).await
         }
         other => other,
     }
     .map_err(stale)
 }
 
-async fn open_once(desk: &CallContext, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
-    let fid = desk.own_fid(uid, place).await?;
-    open_fid(desk, &fid, place.node, how).await?;
+async fn open_once(cx: &CallContext, uid: u32, place: &NodeRef, how: u32) -> Result<Arc<Fid>, Errno> {
+    let fid = cx.own_fid(uid, place).await?;
+    open_fid(cx, &fid, place.node, how).await?;
     Ok(fid)
 }
 
-async fn open_fid(desk: &CallContext, fid: &Fid, node: NodeId, how: u32) -> Result<(), Errno> {
+async fn open_fid(cx: &CallContext, fid: &Fid, node: NodeId, how: u32) -> Result<(), Errno> {
     let message = Tmessage::Lopen { fid: fid.number(), flags: how };
-    let Rmessage::Lopen { qid, .. } = desk.request(message).await? else { return Err(Errno::PROTO) };
-    if desk.shared().nodes.node(qid) == node { Ok(()) } else { Err(Errno::STALE) }
+    let Rmessage::Lopen { qid, .. } = cx.request(message).await? else { return Err(Errno::PROTO) };
+    if cx.shared().nodes.node(qid) == node { Ok(()) } else { Err(Errno::STALE) }
 }
 
-pub(super) async fn open(desk: &CallContext, uid: u32, place: &NodeRef, access: Access) -> Outcome {
-    let fid = fresh_for(desk, uid, place, access).await?;
-    let handle = desk.shared().files.add(OpenFile::new(uid, place.node, Arc::clone(&fid)));
-    open_reply(desk, &fid, place.node, handle).await
+pub(super) async fn open(cx: &CallContext, uid: u32, place: &NodeRef, access: Access) -> Outcome {
+    let fid = fresh_for(cx, uid, place, access).await?;
+    let handle = cx.shared().files.add(OpenFile::new(uid, place.node, Arc::clone(&fid)));
+    open_reply(cx, &fid, place.node, handle).await
 }
 
 pub(super) async fn reopen(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Handle,
     access: Access,
 ) -> Outcome {
-    if desk.shared().files.is_open(handle) {
+    if cx.shared().files.is_open(handle) {
         return Err(Errno::INVAL);
     }
     let access = Access { truncate: false, ..access };
-    let fid = fresh_for(desk, uid, place, access).await?;
+    let fid = fresh_for(cx, uid, place, access).await?;
     {
-        let mut shared = desk.shared();
+        let mut shared = cx.shared();
         if shared.files.is_open(handle) {
             return Err(Errno::INVAL);
         }
         shared.files.add_as(handle, OpenFile::new(uid, place.node, Arc::clone(&fid)));
     }
-    open_reply(desk, &fid, place.node, handle).await
+    open_reply(cx, &fid, place.node, handle).await
 }
 
 /// The reply for an opened file; without its attributes it is closed again.
-async fn open_reply(desk: &CallContext, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
-    match desk.attributes_by(fid, node).await {
+async fn open_reply(cx: &CallContext, fid: &Fid, node: NodeId, handle: Handle) -> Outcome {
+    match cx.attributes_by(fid, node).await {
         Ok(attr) => {
             let grants = [(node, LeaseScope::Attributes), (node, LeaseScope::Data)];
             Ok(CallReply::plain(Reply::Opened { handle, attr }).granting(grants))
         }
         Err(errno) => {
-            desk.shared().files.remove(handle);
+            cx.shared().files.remove(handle);
             Err(errno)
         }
     }
 }
 
 /// Keeps a file readable that the client's kernel has open, under a handle that the client chose.
-pub(super) async fn pin_open(desk: &CallContext, uid: u32, place: &NodeRef, handle: Handle) -> Outcome {
-    desk.shared().files.pin_begins(handle);
-    let fid = fresh(desk, uid, place, flags::RDONLY).await;
-    let mut shared = desk.shared();
+pub(super) async fn pin_open(cx: &CallContext, uid: u32, place: &NodeRef, handle: Handle) -> Outcome {
+    cx.shared().files.pin_begins(handle);
+    let fid = fresh(cx, uid, place, flags::RDONLY).await;
+    let mut shared = cx.shared();
     let is_wanted = shared.files.pin_ends(handle) && !shared.files.is_open(handle);
     if let (Ok(fid), true) = (fid, is_wanted) {
         shared.files.add_as(handle, OpenFile::new(uid, place.node, fid));
@@ -128,22 +123,22 @@ pub(super) async fn pin_open(desk: &CallContext, uid: u32, place: &NodeRef, hand
 }
 
 /// Opens a file that is about to be unlinked, also for writing if permitted.
-pub(super) async fn pin(desk: &CallContext, uid: u32, fid: &Fid, node: NodeId) -> Option<Handle> {
+pub(super) async fn pin(cx: &CallContext, uid: u32, fid: &Fid, node: NodeId) -> Option<Handle> {
     let mut access =
         Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
     for write in [true, false] {
-        let Ok((own, _)) = desk.walk(fid, &[]).await else { continue };
+        let Ok((own, _)) = cx.walk(fid, &[]).await else { continue };
         access.write = write;
-        if open_fid(desk, &own, node, of_access(access)).await.is_ok() {
-            return Some(desk.shared().files.add(OpenFile::new(uid, node, own)));
+        if open_fid(cx, &own, node, of_access(access)).await.is_ok() {
+            return Some(cx.shared().files.add(OpenFile::new(uid, node, own)));
         }
     }
     None
 }
 
-pub(super) fn release(desk: &CallContext, handles: &[Handle]) {
+pub(super) fn release(cx: &CallContext, handles: &[Handle]) {
     let files: Vec<_> = {
-        let mut shared = desk.shared();
+        let mut shared = cx.shared();
         handles.iter().filter_map(|handle| shared.files.remove(*handle)).collect()
     };
     drop(files);

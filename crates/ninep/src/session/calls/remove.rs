@@ -18,7 +18,7 @@ pub(super) struct Victim {
 
 /// Looks up the victim at a name; `None`: there is none.
 pub(super) async fn victim(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     dir: &NodeRef,
     name: &Name,
@@ -26,18 +26,18 @@ pub(super) async fn victim(
     if dir.node.generation != DIRECTORY {
         return Err(Errno::NOTDIR);
     }
-    let ResolvedFid { fid: mut at, remembered } = desk.resolve(uid, dir).await?;
-    let mut walked = desk.walk_one(&at, name).await;
+    let ResolvedFid { fid: mut at, remembered } = cx.resolve(uid, dir).await?;
+    let mut walked = cx.walk_one(&at, name).await;
     if matches!(walked, Err(Errno::NOENT | Errno::STALE)) && remembered {
         // The directory itself may have been moved.
-        at = desk.resolve_again(uid, dir).await?;
-        walked = desk.walk_one(&at, name).await;
+        at = cx.resolve_again(uid, dir).await?;
+        walked = cx.walk_one(&at, name).await;
     }
     let (fid, node) = match walked {
         Err(Errno::NOENT) => return Ok((at, None)),
         walked => walked?,
     };
-    match desk.attributes(&fid).await {
+    match cx.attributes(&fid).await {
         Ok((told, attr)) if told == node => Ok((at, Some(Victim { fid, node, attr }))),
         Ok(_) | Err(Errno::NOENT) => Ok((at, None)),
         Err(errno) => Err(errno),
@@ -45,62 +45,62 @@ pub(super) async fn victim(
 }
 
 pub(super) async fn unlink(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     dir: &NodeRef,
     name: &Name,
     keep: Option<NodeId>,
 ) -> Outcome {
-    let (at, victim) = victim(desk, uid, dir, name).await?;
+    let (at, victim) = victim(cx, uid, dir, name).await?;
     let victim = victim.ok_or(Errno::NOENT)?;
     if victim.attr.is_dir() {
         return Err(Errno::ISDIR);
     }
     let keeps = keep == Some(victim.node) && victim.attr.kind() == Kind::File;
-    let kept = if keeps { open::pin(desk, uid, &victim.fid, victim.node).await } else { None };
-    if let Err(errno) = remove(desk, &at, name, &victim.fid, 0).await {
-        kept.into_iter().for_each(|handle| open::release(desk, &[handle]));
+    let kept = if keeps { open::pin(cx, uid, &victim.fid, victim.node).await } else { None };
+    if let Err(errno) = remove(cx, &at, name, &victim.fid, 0).await {
+        kept.into_iter().for_each(|handle| open::release(cx, &[handle]));
         return Err(errno);
     }
-    removed(desk, uid, (dir, &at, name), &victim, kept).await
+    removed(cx, uid, (dir, &at, name), &victim, kept).await
 }
 
-pub(super) async fn rmdir(desk: &CallContext, uid: u32, dir: &NodeRef, name: &Name) -> Outcome {
-    let (at, victim) = victim(desk, uid, dir, name).await?;
+pub(super) async fn rmdir(cx: &CallContext, uid: u32, dir: &NodeRef, name: &Name) -> Outcome {
+    let (at, victim) = victim(cx, uid, dir, name).await?;
     let victim = victim.ok_or(Errno::NOENT)?;
     if !victim.attr.is_dir() {
         return Err(Errno::NOTDIR);
     }
-    remove(desk, &at, name, &victim.fid, flags::REMOVE_DIRECTORY).await?;
-    removed(desk, uid, (dir, &at, name), &victim, None).await
+    remove(cx, &at, name, &victim.fid, flags::REMOVE_DIRECTORY).await?;
+    removed(cx, uid, (dir, &at, name), &victim, None).await
 }
 
 /// Removes by name if the server can, else by the fid that the name led to a moment ago.
-async fn remove(desk: &CallContext, at: &Fid, name: &Name, fid: &Fid, how: u32) -> Result<(), Errno> {
-    let knows = desk.shared().unlinkat;
+async fn remove(cx: &CallContext, at: &Fid, name: &Name, fid: &Fid, how: u32) -> Result<(), Errno> {
+    let knows = cx.shared().unlinkat;
     if knows {
         let (dir, name) = (at.number(), name.as_bytes().to_vec());
-        match desk.request(Tmessage::Unlinkat { dir, name, flags: how }).await {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => desk.shared().unlinkat = false,
+        match cx.request(Tmessage::Unlinkat { dir, name, flags: how }).await {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => cx.shared().unlinkat = false,
             other => return other.map(drop),
         }
     }
     // The server clunks the fid even if this fails.
-    let asked = desk.request(Tmessage::Remove { fid: fid.number() });
+    let asked = cx.request(Tmessage::Remove { fid: fid.number() });
     fid.mark_ended();
     asked.await.map(drop)
 }
 
 async fn removed(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     (dir, at, name): (&NodeRef, &Fid, &Name),
     victim: &Victim,
     kept: Option<nigh_types::Handle>,
 ) -> Outcome {
-    let own = desk.request(getattr(at.number()));
-    let left = remaining_attr(desk, uid, (dir.node, name), victim).await;
-    let told = desk.attributes_if_sent(own.await);
+    let own = cx.request(getattr(at.number()));
+    let left = remaining_attr(cx, uid, (dir.node, name), victim).await;
+    let told = cx.attributes_if_sent(own.await);
     let grants = [(dir.node, LeaseScope::NegativeDentry)];
     let reply = Reply::Removed { node: victim.node, pinned: kept };
     Ok(CallReply::plain(reply).granting(grants).after([told, Some(left)]))
@@ -109,13 +109,13 @@ async fn removed(
 /// The attributes of an inode that has lost a name, read by another name if one is known. Else nothing is known of it,
 /// and it is reported as unlinked.
 pub(super) async fn remaining_attr(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     (dir, name): (NodeId, &Name),
     victim: &Victim,
 ) -> (NodeId, Attr) {
     let others = {
-        let mut shared = desk.shared();
+        let mut shared = cx.shared();
         shared.nodes.note_name_removed(victim.node, (dir, name), false);
         // If the server cannot return attributes of an open file, it keeps the known ones with one link less.
         let nlink = victim.attr.nlink.saturating_sub(1);
@@ -125,7 +125,7 @@ pub(super) async fn remaining_attr(
     if victim.attr.nlink > 1 && !victim.attr.is_dir() {
         for hint in others {
             let place = NodeRef { node: victim.node, path_hint: Some(hint) };
-            if let Ok(told) = desk.attributes_of(uid, &place).await {
+            if let Ok(told) = cx.attributes_of(uid, &place).await {
                 return told;
             }
         }

@@ -14,21 +14,21 @@ const LONGEST: u64 = 65_536;
 const REPLACE: u32 = 2;
 
 /// The value of an xattr, or, without a name, the list of all names.
-async fn bytes(desk: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Result<Vec<u8>, Errno> {
-    let reached = desk.resolve(uid, place).await?;
-    match bytes_by(desk, &reached.fid, name).await {
+async fn bytes(cx: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Result<Vec<u8>, Errno> {
+    let reached = cx.resolve(uid, place).await?;
+    match bytes_by(cx, &reached.fid, name).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
-            let at = desk.resolve_again(uid, place).await?;
-            bytes_by(desk, &at, name).await
+            let at = cx.resolve_again(uid, place).await?;
+            bytes_by(cx, &at, name).await
         }
         bytes => bytes,
     }
 }
 
-async fn bytes_by(desk: &CallContext, at: &Fid, name: &[u8]) -> Result<Vec<u8>, Errno> {
-    let fid = Fid::new(desk);
+async fn bytes_by(cx: &CallContext, at: &Fid, name: &[u8]) -> Result<Vec<u8>, Errno> {
+    let fid = Fid::new(cx);
     let message = Tmessage::Xattrwalk { fid: at.number(), new: fid.number(), name: name.to_vec() };
-    let Rmessage::Xattrwalk { size } = desk.request_fid(message, &fid).await? else {
+    let Rmessage::Xattrwalk { size } = cx.request_fid(message, &fid).await? else {
         return Err(Errno::PROTO);
     };
     fid.mark_live();
@@ -36,13 +36,13 @@ async fn bytes_by(desk: &CallContext, at: &Fid, name: &[u8]) -> Result<Vec<u8>, 
         return Err(Errno::TOOBIG);
     }
     let size = u32::try_from(size).map_err(|_| Errno::TOOBIG)?;
-    let bytes = data::bytes(desk, &fid, (0, size), Some(u64::from(size))).await?;
+    let bytes = data::bytes(cx, &fid, (0, size), Some(u64::from(size))).await?;
     if bytes.len() == size as usize { Ok(bytes) } else { Err(Errno::IO) }
 }
 
 /// Lists all names; values are read one by one.
-pub(super) async fn list(desk: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
-    let names = match bytes(desk, uid, place, b"").await {
+pub(super) async fn list(cx: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
+    let names = match bytes(cx, uid, place, b"").await {
         // There are none, and none can be created.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Vec::new(),
         names => names?,
@@ -53,19 +53,19 @@ pub(super) async fn list(desk: &CallContext, uid: u32, place: &NodeRef) -> Outco
     Ok(CallReply::plain(Reply::Xattrs(XattrSet { items })).granting(grants))
 }
 
-pub(super) async fn get(desk: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
+pub(super) async fn get(cx: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
     if name.is_empty() {
         return Err(Errno::RANGE);
     }
-    bytes(desk, uid, place, name).await.map(|value| CallReply::plain(Reply::Value(value)))
+    bytes(cx, uid, place, name).await.map(|value| CallReply::plain(Reply::Value(value)))
 }
 
-pub(super) async fn remove(desk: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
-    change(desk, uid, place, name, &[], REPLACE).await
+pub(super) async fn remove(cx: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Outcome {
+    change(cx, uid, place, name, &[], REPLACE).await
 }
 
 pub(super) async fn set(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     name: &[u8],
@@ -76,62 +76,62 @@ pub(super) async fn set(
         // A server would remove the xattr.
         return Err(Errno::OPNOTSUPP);
     }
-    change(desk, uid, place, name, value, flags).await
+    change(cx, uid, place, name, value, flags).await
 }
 
 async fn change(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     name: &[u8],
     value: &[u8],
     flags: u32,
 ) -> Outcome {
-    let reached = desk.resolve(uid, place).await?;
-    match change_by(desk, uid, (place, &reached.fid), name, value, flags).await {
+    let reached = cx.resolve(uid, place).await?;
+    match change_by(cx, uid, (place, &reached.fid), name, value, flags).await {
         Err(Errno::NOENT | Errno::STALE) if reached.remembered => {
-            let at = desk.resolve_again(uid, place).await?;
-            change_by(desk, uid, (place, &at), name, value, flags).await?;
+            let at = cx.resolve_again(uid, place).await?;
+            change_by(cx, uid, (place, &at), name, value, flags).await?;
         }
         changed => changed?,
     }
-    attrs::get(desk, uid, place).await
+    attrs::get(cx, uid, place).await
 }
 
 async fn change_by(
-    desk: &CallContext,
+    cx: &CallContext,
     uid: u32,
     (place, at): (&NodeRef, &Arc<Fid>),
     name: &[u8],
     value: &[u8],
     flags: u32,
 ) -> Result<(), Errno> {
-    let fid = unopened(desk, uid, place, at).await?;
+    let fid = unopened(cx, uid, place, at).await?;
     let name = name.to_vec();
     let message = Tmessage::Xattrcreate { fid: fid.number(), name, size: value.len() as u64, flags };
-    desk.request(message).await?;
-    let most = desk.shared().most_data() as usize;
+    cx.request(message).await?;
+    let most = cx.shared().most_data() as usize;
     for (offset, part) in (0u64..).step_by(most).zip(value.chunks(most)) {
         let message = Tmessage::Write { fid: fid.number(), offset, data: Data(part.to_vec()) };
-        let Rmessage::Write { count } = desk.request(message).await? else { return Err(Errno::PROTO) };
+        let Rmessage::Write { count } = cx.request(message).await? else { return Err(Errno::PROTO) };
         if count as usize != part.len() {
             return Err(Errno::IO);
         }
     }
     // The change takes effect with the clunk, and an error is reported here.
-    let asked = desk.request(Tmessage::Clunk { fid: fid.number() });
+    let asked = cx.request(Tmessage::Clunk { fid: fid.number() });
     fid.mark_ended();
     asked.await.map(drop)
 }
 
 /// Another fid of the node, which becomes the xattr.
-async fn unopened(desk: &CallContext, uid: u32, place: &NodeRef, at: &Arc<Fid>) -> Result<Arc<Fid>, Errno> {
-    match desk.walk(at, &[]).await {
+async fn unopened(cx: &CallContext, uid: u32, place: &NodeRef, at: &Arc<Fid>) -> Result<Arc<Fid>, Errno> {
+    match cx.walk(at, &[]).await {
         Ok((fid, _)) => Ok(fid),
         // The fid is open, and an open fid cannot be walked from.
         Err(_) => {
-            desk.shared().nodes.forget(uid, place.node);
-            desk.own_fid(uid, place).await
+            cx.shared().nodes.forget(uid, place.node);
+            cx.own_fid(uid, place).await
         }
     }
 }
