@@ -166,6 +166,7 @@ impl Cache {
     pub(crate) fn on_pages_dropped(&mut self, id: InvalidationId, ino: u64, all: bool) {
         self.ungranted_dropped(id, ino, all);
         let left_out = if all { self.requests_with_locked_pages(ino) } else { BTreeSet::new() };
+        let is_last = all && !self.page_drops.values().flatten().any(|pending| *pending == (ino, true));
         let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()) else { return };
         if let Some(old) = &mut more.old {
             if all && old.full_drop_after.is_some_and(|after| after < id) {
@@ -177,8 +178,9 @@ impl Cache {
             }
             more.old = None;
         }
-        // Pages that a recall left out are not of that version either, or no more.
-        if all && more.data.held.is_none() {
+        // Pages that a recall left out are not of that version either, or no more. An invalidation that was sent before
+        // the recall has left out the pages of the reply that brought the grant.
+        if is_last && more.data.held.is_none() {
             more.base = None;
         }
     }

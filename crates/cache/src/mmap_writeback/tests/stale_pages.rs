@@ -173,3 +173,18 @@ fn pages_of_a_refused_queued_request_are_dropped() {
     rig.told();
     assert!(!rig.is_old());
 }
+
+/// The reply to a read tells another version, so all pages are dropped. The recall that follows has an invalidation of
+/// its own: until that one is done, the kernel may write back the pages of that reply.
+#[test]
+fn invalidation_before_a_recall_does_not_end_the_page_base() {
+    let mut rig = Rig::with_pages();
+    rig.read(Some(FIRST), 2);
+    assert_eq!(rig.dropped(), [(0, 0)]);
+    rig.recall();
+    rig.tell();
+    assert_eq!(rig.flush(), under(2, FIRST));
+    rig.written(3, None);
+    rig.told();
+    assert_eq!(rig.flush(), None);
+}
