@@ -30,7 +30,8 @@ fn texts(folder: &str) -> Vec<(String, String)> {
 fn linearizable_histories_are_accepted() {
     for (name, text) in texts("explained") {
         let history = parse(&text).unwrap_or_else(|bad| panic!("{name}: {bad}"));
-        judge_mounted(&history).unwrap_or_else(|violation| panic!("{name}: {violation}"));
+        let report = judge_mounted(&history).unwrap_or_else(|violation| panic!("{name}: {violation}"));
+        assert_eq!(report.undecided, 0, "{name}");
     }
 }
 
@@ -42,6 +43,27 @@ fn non_linearizable_histories_are_refused_at_violating_record() {
         let violation = judge_mounted(&history).expect_err(&name);
         assert_eq!(history.records[violation.record].to_string(), at, "{name}: {violation}");
     }
+}
+
+/// Many changes in doubt can take effect in any order, or not at all.
+#[test]
+fn history_with_too_many_orders_is_undecided() {
+    let names: Vec<String> =
+        ["a", "b"].iter().flat_map(|dir| (0..4).map(move |n| format!("{dir}{n}"))).collect();
+    let mut text = String::new();
+    let file = |number: usize| format!("{}@{}", 1000 + number, 10 + number);
+    for (number, name) in names.iter().enumerate() {
+        let (label, begin) = (1000 + number, 10 * number + 1);
+        text += &format!("0.0 {begin} {} create {name} {label} 644 = opened {}\n", begin + 1, file(number));
+    }
+    for (number, name) in names.iter().enumerate() {
+        for other in &names[number + 1..] {
+            text += &format!("0.1 200 - exchange {name} {other} = ?\n");
+        }
+    }
+    text += &format!("0.0 300 301 stat a0 = seen {} file 1 644 0 now\n", file(7));
+    let report = judge_mounted(&parse(&text).unwrap()).unwrap();
+    assert_eq!(report.undecided, 1);
 }
 
 #[test]

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Result, ensure};
 use nigh_sim::history::{CallResult, History, Record, Report};
 use serde_json::{Value, json};
 
+/// At most one window in so many may be undecided, or one.
+const UNDECIDED: u64 = 20;
 /// A read that took less than this, in ns, did not pass a link of a millisecond.
 const FROM_MEMORY: u64 = 500_000;
 
@@ -23,6 +26,8 @@ pub struct Counts {
     pub lost: u64,
     pub early: u64,
     pub torn: u64,
+    /// Windows with an object that the search could not decide.
+    pub undecided: u64,
     pub longest_ms: u64,
     /// The largest set of configurations.
     pub largest: u64,
@@ -38,6 +43,7 @@ impl Counts {
         self.lost += report.lost;
         self.early += report.read_before_reply;
         self.torn += report.torn;
+        self.undecided += u64::from(report.undecided > 0);
         self.longest_ms = self.longest_ms.max(longest_ms(history));
         self.largest = self.largest.max(u64::try_from(report.largest).unwrap_or(u64::MAX));
         for record in history.records.iter().filter(|record| record.mount != Record::EXPORT) {
@@ -53,6 +59,14 @@ impl Counts {
                 self.changes += 1;
             }
         }
+    }
+
+    /// Checks that most windows are decided. On a loaded machine many calls overlap, and calls in doubt at a kill may
+    /// take effect at any time: then there may be too many orders.
+    pub fn check_decided(&self) -> Result<()> {
+        let most = (self.windows / UNDECIDED).max(1);
+        ensure!(self.undecided <= most, "{} of {} windows are undecided", self.undecided, self.windows);
+        Ok(())
     }
 
     #[must_use]
@@ -77,6 +91,7 @@ impl Counts {
             "lost": self.lost,
             "early": self.early,
             "torn": self.torn,
+            "undecided": self.undecided,
             "longest_ms": self.longest_ms,
             "largest": self.largest,
         })

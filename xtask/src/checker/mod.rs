@@ -79,6 +79,7 @@ impl Fault {
     /// Checks that the run has tested what it is for. Without a killed server the outcome of every change is known, and
     /// every open file stays usable.
     fn floors(self, counts: &Counts, faults: u64, recalls: u64) -> Result<()> {
+        counts.check_decided()?;
         if self == Fault::KilledServer {
             ensure!(faults > 0, "no mount held a grant when the server was killed");
             return Ok(());

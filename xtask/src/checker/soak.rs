@@ -59,6 +59,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let run = soak.ended(start.elapsed(), result.is_ok());
     println!("{}", serde_json::to_string(&run)?);
     result?;
+    soak.counts.check_decided()?;
     soak.stage.close()?;
     if options.short {
         return Ok(true);
