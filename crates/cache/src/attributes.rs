@@ -338,8 +338,9 @@ impl Cache {
         known.is_some_and(|inode| inode.is_at(dir, name))
     }
 
-    /// Returns the reply about a name that does not exist. A suspended name has no grant here: the server grants nothing
-    /// on a key under change, and replies that a prepare overtook are not kept.
+    /// Returns the reply about a name that does not exist. A suspended name has a grant here only in the reply to the
+    /// lookup that ends its suspension: while an update is in progress the server grants nothing on the key, and a reply
+    /// that a later prepare overtook is not kept.
     pub(crate) fn negative_reply(
         &mut self,
         now: Time,

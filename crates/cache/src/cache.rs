@@ -34,9 +34,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// **Contract.** Inputs are the `handle_` methods; each takes `now`, which never goes backwards. After every input the
 /// driver calls [`Cache::poll_output`] until it returns [`Output::Timeout`], does the outputs in order, and calls
 /// `handle_timeout` no later than the moment in that timeout. After each [`Output::Invalidate`] that the kernel has
-/// done it calls `handle_invalidated`. Invalidations are done one by one in order, except urgent ones. No other
-/// output waits for them; the cache itself waits before it acknowledges a recall, returns a grant or ends a reclaim.
-/// Then it drains [`Cache::poll_change`].
+/// done it calls `handle_invalidated`. Invalidations are done one by one in order, except urgent ones; no other output
+/// waits for them. Then it drains [`Cache::poll_change`].
 ///
 /// `handle_op` answers at once from memory if it can. Otherwise it returns `None` and the reply comes as
 /// [`Output::Answer`], exactly once, unless `handle_interrupt` replied first.

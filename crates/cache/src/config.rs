@@ -23,7 +23,8 @@ pub struct Config {
     pub budget_bytes: u64,
     /// Invalidations that the kernel supports.
     pub level: NotifyLevel,
-    /// A lookup in a directory with one absent name less than this lists it; this many lookups prefetch below it.
+    /// A lookup sent to the remote also lists its directory if one name less than this is known absent there. The lookup
+    /// of this number in a directory starts a prefetch below it.
     pub names_before_listing: u32,
     /// The kernel may cache listings of directories below this size.
     pub kernel_listing_below: u64,

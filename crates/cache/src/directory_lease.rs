@@ -18,7 +18,7 @@ impl Cache {
                 // Stale mode may serve the names later (see `drop_expired_names`); until then no request gets them.
                 self.detach_listings(dir);
             } else {
-                self.expire_directory(dir);
+                self.end_directory_lease(dir);
             }
             return None;
         }
@@ -91,7 +91,7 @@ impl Cache {
         {
             let listed = directory.find(cookie, name);
             if listed.is_some_and(|child| child.map(|child| child.id) != id) {
-                self.expire_directory(dir.ino);
+                self.end_directory_lease(dir.ino);
             }
         }
         if let Some(id) = id.filter(|_| !flight.is_mutation()) {
@@ -138,7 +138,7 @@ impl Cache {
                 return None;
             }
             if self.directory(dir).held.is_some() {
-                self.expire_directory(dir.ino);
+                self.end_directory_lease(dir.ino);
             }
             self.note_lease_begin(dir.ino);
             self.directory(dir).held = Some(held);
@@ -219,11 +219,12 @@ impl Cache {
         if let Some(directory) = self.dirs.get_mut(&dir) {
             directory.dentry_leases.clear();
         }
-        self.expire_directory(dir);
+        self.end_directory_lease(dir);
     }
 
-    /// Drops a directory's names under its lease, which has ended.
-    pub(crate) fn expire_directory(&mut self, dir: u64) {
+    /// Ends a directory's lease here and drops the names under it. The kernel is not invalidated: its timeouts have ended,
+    /// or the caller does it.
+    pub(crate) fn end_directory_lease(&mut self, dir: u64) {
         self.detach_listings(dir);
         if let Some(directory) = self.dirs.get_mut(&dir) {
             directory.forget();
@@ -252,7 +253,7 @@ impl Cache {
     /// served ([`OnDisconnect::Stale`]), but not once a local change has made them outdated.
     pub(crate) fn drop_expired_names(&mut self, dir: u64) {
         if self.dirs.get(&dir).is_some_and(|d| d.held.is_some_and(|held| !held.is_live(self.clock))) {
-            self.expire_directory(dir);
+            self.end_directory_lease(dir);
         }
     }
 }

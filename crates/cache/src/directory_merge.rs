@@ -25,7 +25,7 @@ impl Cache {
                 held.id = held.id.max(old.id);
             }
             None => {
-                self.expire_directory(dir.ino);
+                self.end_directory_lease(dir.ino);
                 self.note_lease_begin(dir.ino);
             }
         }

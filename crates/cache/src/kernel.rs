@@ -31,7 +31,7 @@ impl NotifyLevel {
 
     /// Returns the entry timeout of a name that exists. At `NoEpoch`, invalidating one dentry may wait for a local
     /// request in that directory, and that request for another client that waits in the same way. So there the timeout
-    /// is 0 under a grant that can be recalled and may be shared. (Exclusive grants are no way out: a rename holds two
+    /// is 0 under a grant that can be recalled, shared or not. (Exclusive grants are no way out: a rename holds two
     /// directories, and two clients may each hold one that the other changes.)
     pub(crate) fn entry_timeout(self, held: &LiveGrant, now: Time) -> Span {
         if self.gives_dentries(held) { self.attr_timeout(held, now) } else { Span::ZERO }

@@ -430,8 +430,8 @@ pub enum KernelInvalidation {
         offset: u64,
         length: u64,
     },
-    /// A dentry, positive or negative: the kernel looks the name up again. Open files keep the dentry
-    /// (`FUSE_EXPIRE_ONLY`).
+    /// A dentry, positive or negative: the kernel looks the name up again. It is expired, so open files keep it, if the
+    /// kernel can (`FUSE_EXPIRE_ONLY`) and no pending reply may revalidate it; otherwise it is invalidated.
     Entry {
         dir: u64,
         name: Name,
@@ -450,7 +450,7 @@ pub enum KernelInvalidation {
 /// Action for the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// A deferred reply.
+    /// The reply to a request for which `handle_op` returned `None`.
     Answer {
         op: OpId,
         answer: OpReply,

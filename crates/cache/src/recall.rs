@@ -26,8 +26,8 @@ pub(crate) enum OnInvalidated {
 }
 
 impl Cache {
-    /// Handles a recall: refuses new hits, invalidates the kernel, and only then (in `handle_invalidated`)
-    /// acknowledges.
+    /// Handles a recall: refuses new hits, invalidates the kernel, and acknowledges in `handle_invalidated`; at once if
+    /// the kernel holds nothing and no invalidation is pending.
     pub(crate) fn handle_recall(&mut self, recall: Recall) {
         self.counters.recalled += 1;
         tracing::debug!(target: "nigh::recall", ino = recall.node.ino, covers = ?recall.covers);

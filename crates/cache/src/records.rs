@@ -285,7 +285,8 @@ pub(crate) struct Directory {
     pub dentry_leases: DentryLeases,
     /// A name without an entry does not exist.
     pub complete: bool,
-    /// Listing in flight, and the cookie up to which it has come: a name below has an entry or does not exist.
+    /// Listing in flight, and the cookie up to which it has come: a name up to it has an entry or does
+    /// not exist (names with equal cookies come in one chunk).
     pub listing: Option<CallId>,
     pub progress: Option<Cookie>,
     /// Count of breaks in the known names. `kernel_version` is the version of the listing that the kernel caches.

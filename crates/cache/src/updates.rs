@@ -1,7 +1,7 @@
 //! Updates in place: other clients' changes while the grants go on, first prepared, then committed. See
 //! docs/decisions/0014-pushes.md.
 //!
-//! In between the cache serves no prepared fact. A name or attributes are asked of the remote like any unknown fact; a
+//! In between the cache serves no suspended fact. A name or attributes are asked of the remote like any unknown fact; a
 //! listing waits, for [`LISTINGS_WAIT`] at the most.
 
 use crate::cache::Cache;
@@ -22,7 +22,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// waits for no client.
 const LISTINGS_WAIT: Span = Span::from_millis(1_000);
 
-/// Suspended facts. Several updates may suspend one fact; it is free when all of them are committed.
+/// Suspended facts. Several updates may suspend one fact; it is free when all of them are committed
+/// and no lookup of a name without a committed value is in flight.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SuspendedFacts {
     open: BTreeMap<RecallId, Vec<UpdateScope>>,
@@ -32,9 +33,9 @@ pub(crate) struct SuspendedFacts {
     waiting: BTreeMap<OpId, (u64, Caller, Op)>,
     /// Since when listings of a directory wait.
     since: BTreeMap<u64, Time>,
-    /// Names that a commit left open: the remote is being asked.
-    uncommitted: BTreeSet<(u64, Name)>,
-    /// Names whose dentries the notifier expires: the kernel looks them up again.
+    /// Names without a value in the commit, which are being looked up.
+    being_looked_up: BTreeSet<(u64, Name)>,
+    /// Names whose dentries the notifier expires or invalidates: the kernel looks them up again.
     expired: BTreeSet<(u64, Name)>,
 }
 
@@ -117,14 +118,14 @@ impl SuspendedFacts {
 
     /// Suspends a name until the remote has replied to a lookup of it.
     fn begin_lookup(&mut self, dir: u64, name: &Name) {
-        if self.uncommitted.insert((dir, name.clone())) {
+        if self.being_looked_up.insert((dir, name.clone())) {
             *self.names.entry(dir).or_default().entry(name.clone()).or_default() += 1;
         }
     }
 
     /// Ends that suspension. Returns whether the name was asked for.
     fn end_lookup(&mut self, dir: u64, name: &Name) -> bool {
-        let asked = self.uncommitted.remove(&(dir, name.clone()));
+        let asked = self.being_looked_up.remove(&(dir, name.clone()));
         if asked {
             self.leave_name(dir, name);
         }

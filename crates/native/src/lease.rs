@@ -30,17 +30,19 @@
 //! client does not delay others again and again. If a client of another origin waited, the penalty is on the suspect's
 //! whole origin.
 //!
-//! A **change** is in progress from `handle_change` until `handle_done`. It is *ready* once no grant is live that other
-//! holders had on its keys when the change named them. From its beginning to its end, and until the last recall of a
+//! A **change** is in progress from `handle_change` until `handle_done`. It is *ready* once every other
+//! holder of its keys has acknowledged its recall or update prepare, or was fenced. (A holder that acknowledged a
+//! prepare keeps its grant, with the changing facts suspended; write-back may go before an acknowledgement.) From its beginning to its end, and until the last recall of a
 //! key is acknowledged, the table refuses new grants on that key to every holder. (A holder's own change of file data
 //! does not refuse its own grants on that data.)
 //!
 //! # What the server must do for the table
 //!
 //! - The server registers a grant before it reads the covered facts (`handle_grant`, then read).
-//! - A reply carries a grant only if [`LeaseTable::is_live`] is true when the reply is queued in the holder's stream.
-//!   Recalls are queued there in the order in which the table emitted them. One lock is held for both ([`LeaseSequencer`]). A
-//!   grant that was registered and not sent is withdrawn (`handle_withdraw`), not returned.
+//! - A reply carries a grant only if the holder's grants on that key have followed each other without a gap since the
+//!   grant was registered, and the latest is live when the reply is queued in the holder's stream. Recalls are queued
+//!   there in the order in which the table emitted them, but a recall of data follows unsent replies with a grant on
+//!   that data (`unsent_grants.rs`). One lock is held for both ([`LeaseSequencer`]). A grant that was registered and not sent is withdrawn (`handle_withdraw`), not returned.
 //! - A change that is not ready occupies no resource that an acknowledgement could need. If the keys of a ready change
 //!   have become others, `handle_extend` names them; `handle_done` follows the change's effect.
 //!
@@ -307,8 +309,8 @@ impl LeaseTable {
         }
     }
 
-    /// Begins a change on behalf of `by` (`None`: a change on the server's own disk), and recalls all other holders.
-    /// `changes` may name a key several times, with different names.
+    /// Begins a change on behalf of `by` (`None`: a change on the server's own disk), and sends each other
+    /// holder a recall or an update prepare. `changes` may name a key several times, with different names.
     pub fn handle_change(&mut self, now: Time, by: Option<Holder>, changes: &[Change]) -> ChangeId {
         self.advance(now);
         let id = self.numbers.next_change();

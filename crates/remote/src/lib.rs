@@ -21,10 +21,10 @@ mod resumable;
 /// `poll_output` until it says [`Output::Timeout`], then call `handle_timeout` no later than the
 /// moment it names (never, for `Time::FAR`). `now` never goes backwards. Nothing here blocks.
 ///
-/// Events come in the order in which the remote sent them: a recall before a response was sent before it.
+/// Events come in the order in which the remote sent them: if a recall comes before a response, it was sent before it.
 ///
-/// **While the remote is disconnected** (from [`Event::Expired`] to [`Event::Restored`]) no event comes. The remote
-/// accepts calls and sends them later. After `Restored { kept: true }` all calls go on unaffected. After `kept: false`:
+/// **While the remote is disconnected** (from [`Event::Expired`] to [`Event::Restored`]) no event comes but
+/// [`Event::Lost`]. The remote accepts calls and sends them later. After `Restored { kept: true }` all calls go on unaffected. After `kept: false`:
 ///
 /// 1. The remote sends later `Call::Reopen`, `Call::Lock` with `reclaim` and `Call::ResolvePath` at once, and nothing else.
 /// 2. With `handle_reclaimed` the remote sends again every call made before `Restored` and without its last response,

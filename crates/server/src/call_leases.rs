@@ -116,9 +116,11 @@ impl<'a> CallLeases<'a> {
     }
 
     /// Waits until other holders have returned the recalled leases on this data. Returns true if they have.
-    pub(crate) fn wait_for_returns(&self, object: Object) -> bool {
-        self.holding
-            .wait_for_returns(&mut self.change.borrow_mut(), LeaseKey { object, covers: LeaseScope::Data })
+    pub(crate) fn wait_for_acknowledgements(&self, object: Object) -> bool {
+        self.holding.wait_for_acknowledgements(
+            &mut self.change.borrow_mut(),
+            LeaseKey { object, covers: LeaseScope::Data },
+        )
     }
 
     /// Returns how to merge the pages that this call writes back to this range (offset, length). Returns `None` if
@@ -170,8 +172,8 @@ impl<'a> CallLeases<'a> {
         }
     }
 
-    /// Begins the call's change. Returns true if no other session holds a conflicting lease, nor gets one until the
-    /// change ends. `flush`: the call writes back a shared mapping.
+    /// Begins the call's change. Returns true if all other sessions have dropped or suspended the facts, which are
+    /// not granted until the change ends. `flush`: the call writes back a shared mapping.
     pub(crate) fn begin(&self, changes: &[Change], flush: bool) -> bool {
         let mut open = self.change.borrow_mut();
         (changes.is_empty() && open.is_none()) || self.holding.change(&mut open, changes, flush)

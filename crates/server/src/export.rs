@@ -329,8 +329,8 @@ impl Export {
                     },
                     Err(fault) => Err(fault),
                 };
-                // Other calls may proceed before this reply is queued. The reply still precedes recalls that their
-                // changes cause.
+                // Other calls may proceed before this reply is queued, except those that need an inode lock of this call.
+                // If a recall for one of them precedes the reply, the reply carries no grant on what was recalled.
                 stake.done();
                 let settled = done.and_then(|outcome| self.reach.ids.settle().map(|()| outcome));
                 sink(settled.map_or_else(refuse, Outcome::into_response));

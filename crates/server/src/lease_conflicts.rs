@@ -20,8 +20,9 @@ use rustix::fs::{Access, AtFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Determines the facts that a call changes and begins the change. Returns true if the change may be applied now.
-/// Returns false if leases were recalled from other sessions first; the call then holds no inode lock.
+/// Determines the facts that a call changes and begins the change; a read waits for its data grant here, an fsync for
+/// acknowledgements. Returns true if the call may go on now. Returns false if it waits for acknowledgements; it then
+/// holds no inode lock.
 pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut InodeLockSet<'_>) -> Result<bool, Fault> {
     if let Call::Read { node, handle, .. } = call {
         // A read that waited already has its grant, even if the open file or the path is gone by now.
@@ -30,7 +31,7 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut InodeLockSet<'_
         return Ok(cx.stake.begin_read(node.node, file.object()));
     }
     if let Call::Fsync { node, handle, .. } = call {
-        return wait_for_returns(cx, node, *handle);
+        return wait_for_acknowledgements(cx, node, *handle);
     }
     if !call.is_mutation() {
         return Ok(true);
@@ -58,12 +59,16 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut InodeLockSet<'_
 
 /// Waits until other holders have dropped the data leases recalled for this file. Write-back of a shared mapping may
 /// be applied before those holders drop their pages; fsync waits for them.
-fn wait_for_returns(cx: Context<'_>, place: &NodeRef, handle: Option<Handle>) -> Result<bool, Fault> {
+fn wait_for_acknowledgements(
+    cx: Context<'_>,
+    place: &NodeRef,
+    handle: Option<Handle>,
+) -> Result<bool, Fault> {
     let object = match handle {
         Some(handle) => cx.files.find(handle, place.node)?.object,
         None => cx.resolver().node(place, cx.files)?.object,
     };
-    Ok(cx.stake.wait_for_returns(object))
+    Ok(cx.stake.wait_for_acknowledgements(object))
 }
 
 /// Reason to stop a scan early.

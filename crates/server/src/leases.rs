@@ -1,4 +1,4 @@
-//! The server's lease table with its clock, and the calls parked until other clients return leases.
+//! The server's lease table with its clock, and the calls parked until other clients have acknowledged.
 //! Rules: docs/decisions/0008-leases.md.
 
 use crate::change_result::{ChangeProbe, ObservedFacts};
@@ -66,7 +66,7 @@ pub(crate) struct LeaseSnapshot {
     pub(crate) detached: Vec<(Holder, u64)>,
 }
 
-/// A call parked until other clients return leases.
+/// A call parked until other clients have acknowledged recalls and prepares.
 pub(crate) struct Parked {
     pub(crate) change: ChangeId,
     pub(crate) session: u64,
@@ -354,7 +354,7 @@ impl Leases {
     }
 
     /// [`nigh_native::LeaseTable::handle_sync_barrier`].
-    pub(crate) fn wait_for_returns(&self, by: Holder, key: LeaseKey) -> ChangeId {
+    pub(crate) fn wait_for_acknowledgements(&self, by: Holder, key: LeaseKey) -> ChangeId {
         self.with(|state, now| state.sequencer.table_mut().handle_sync_barrier(now, by, key))
     }
 

@@ -515,8 +515,8 @@ impl Session {
         found
     }
 
-    /// Sends a response, without those grants that were recalled or ended since their registration. The response is
-    /// encoded before any lock is taken.
+    /// Sends a response without grants that have ended since their registration; a data grant whose recall waits for this
+    /// reply is kept. The response is encoded before any lock is taken.
     pub(crate) fn reply(&self, call: CallId, response: Response) {
         self.reply_to_mutation(call, None, response);
     }

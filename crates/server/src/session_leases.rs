@@ -112,10 +112,10 @@ impl SessionLeases {
     }
 
     /// Waits until other holders have returned the recalled leases. Returns true if they have.
-    pub(crate) fn wait_for_returns(&self, open: &mut Option<PendingChange>, key: LeaseKey) -> bool {
+    pub(crate) fn wait_for_acknowledgements(&self, open: &mut Option<PendingChange>, key: LeaseKey) -> bool {
         let id = match open {
             Some(open) => open.id,
-            None => self.table.wait_for_returns(self.holder, key),
+            None => self.table.wait_for_acknowledgements(self.holder, key),
         };
         open.get_or_insert_with(|| self.opened(id));
         self.table.is_ready(id)

@@ -54,7 +54,7 @@ pub struct Grant {
     /// Whether the remote recalls the grant before a fact under it becomes false.
     pub recallable: bool,
     /// With `LeaseScope::Directory`: other clients may hold a grant on this directory. A client that cannot drop all names in
-    /// its kernel at once uses entry timeout 0 under such a grant (docs/decisions/0008-leases.md, rule 9).
+    /// its kernel at once uses entry timeout 0 under this, as under every recallable grant (docs/decisions/0008-leases.md, rule 9).
     pub shared: bool,
 }
 

@@ -245,7 +245,7 @@ impl LeaseTable {
         for id in self.accounts[&holder].owed.keys() {
             let output = match self.recalls.get(id) {
                 Some(recall) => recall.output(*id),
-                None => LeaseOutput::Hold { holder, hold: self.pending_updates[id].hold.clone() },
+                None => LeaseOutput::Prepare { holder, hold: self.pending_updates[id].hold.clone() },
             };
             self.outputs.push_back(output);
         }

@@ -242,7 +242,7 @@ impl<P> LeaseSequencer<P> {
                         return SequencerOutput::Recall { holder, recall };
                     }
                 }
-                LeaseOutput::Hold { holder, hold } => return SequencerOutput::Prepare { holder, hold },
+                LeaseOutput::Prepare { holder, hold } => return SequencerOutput::Prepare { holder, hold },
                 LeaseOutput::Commit { holder, id, told } => {
                     return SequencerOutput::Commit { holder, id, told };
                 }

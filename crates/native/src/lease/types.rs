@@ -133,14 +133,15 @@ pub struct Change {
 /// What the server has to do for the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaseOutput {
-    /// Queue this recall in the holder's stream before any later reply.
+    /// Queue this recall in the holder's stream before any later reply; of data, behind unsent replies with a grant on it.
     Recall { holder: Holder, recall: Recall },
     /// Queue this update prepare likewise; the holder's grants go on.
-    Hold { holder: Holder, hold: UpdatePrepare },
+    Prepare { holder: Holder, hold: UpdatePrepare },
     /// Queue this update commit behind the earlier replies. It carries the keys of the prepare whose values are known;
     /// the others are unknown.
     Commit { holder: Holder, id: RecallId, told: Vec<UpdatedKey> },
-    /// No other holder caches what this change invalidates. Emitted after each `handle_change` and `handle_extend`, at
+    /// All other holders have dropped or suspended what this change invalidates, or a write-back goes before their
+    /// acknowledgements. Emitted after each `handle_change` and `handle_extend`, at
     /// once if there is no other holder.
     Ready(ChangeId),
     /// It has owed an acknowledgement for too long: the server does not reply to it until it is trusted again.

@@ -121,7 +121,7 @@ impl LeaseTable {
             let hold = UpdatePrepare { id: number, facts: by_key(&facts) };
             let account = self.accounts.get_mut(&holder).expect("a grant has a holder");
             account.owed.insert(number, self.now);
-            self.outputs.push_back(LeaseOutput::Hold { holder, hold: hold.clone() });
+            self.outputs.push_back(LeaseOutput::Prepare { holder, hold: hold.clone() });
             self.pending_updates.insert(number, PendingUpdate { holder, hold, waiting: id });
             let change = self.changes.get_mut(&id).expect("it is under way");
             change.owed.insert(number);

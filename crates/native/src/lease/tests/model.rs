@@ -408,7 +408,7 @@ impl World {
                     assert!(heard.after(CONFIG.lapse()) <= now, "{holder:?} was fenced early");
                     self.forget(holder);
                 }
-                LeaseOutput::Hold { .. } | LeaseOutput::Commit { .. } => panic!("this model takes none"),
+                LeaseOutput::Prepare { .. } | LeaseOutput::Commit { .. } => panic!("this model takes none"),
                 LeaseOutput::Timeout(..) => unreachable!("left out"),
             }
         }

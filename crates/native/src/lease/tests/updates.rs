@@ -25,7 +25,7 @@ impl Bench {
     fn holds(&mut self) -> Vec<(Holder, UpdatePrepare)> {
         let outputs = self.outputs();
         let holds = outputs.into_iter().filter_map(|output| match output {
-            LeaseOutput::Hold { holder, hold } => Some((holder, hold)),
+            LeaseOutput::Prepare { holder, hold } => Some((holder, hold)),
             LeaseOutput::Ready(_) => None,
             other => panic!("not a hold: {other:?}"),
         });
