@@ -471,6 +471,10 @@ impl Cache {
             _ => None,
         });
         let dropping: Vec<(u64, bool)> = dropping.collect();
+        for (ino, _) in dropping.iter().filter(|(_, all)| *all) {
+            let base = self.inodes.get_mut(ino).and_then(|inode| inode.ext_if_any()?.base.as_mut());
+            base.into_iter().for_each(|base| base.full_drop = Some(id));
+        }
         if !dropping.is_empty() {
             self.page_drops.insert(id, dropping);
         }

@@ -38,6 +38,8 @@ pub(crate) struct PageBase {
     pub stamp: DataVersion,
     /// Grant of the pages.
     pub under: (GrantId, LeaseScope),
+    /// The last invalidation of all pages that was sent since.
+    pub full_drop: Option<InvalidationId>,
 }
 
 /// Stale pages: the kernel may have pages under a grant that has ended.
@@ -86,7 +88,7 @@ impl Cache {
         let order = |stamp: DataVersion| (stamp.mtime.pair(), stamp.size);
         match &mut inode.ext_mut().base {
             Some(base) if crossed && !(is_own && order(stamp) > order(base.stamp)) => base.under = under,
-            base => *base = Some(PageBase { stamp, under }),
+            base => *base = Some(PageBase { stamp, under, full_drop: None }),
         }
     }
 
@@ -166,7 +168,6 @@ impl Cache {
     pub(crate) fn on_pages_dropped(&mut self, id: InvalidationId, ino: u64, all: bool) {
         self.ungranted_dropped(id, ino, all);
         let left_out = if all { self.requests_with_locked_pages(ino) } else { BTreeSet::new() };
-        let is_last = all && !self.page_drops.values().flatten().any(|pending| *pending == (ino, true));
         let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()) else { return };
         if let Some(old) = &mut more.old {
             if all && old.full_drop_after.is_some_and(|after| after < id) {
@@ -180,8 +181,8 @@ impl Cache {
         }
         // Pages that a recall left out are not of that version either, or no more. An invalidation that was sent before
         // the recall has left out the pages of the reply that brought the grant.
-        if is_last && more.data.held.is_none() {
-            more.base = None;
+        if all && more.data.held.is_none() {
+            more.base.take_if(|base| base.full_drop.is_none_or(|last| last <= id));
         }
     }
 
@@ -259,7 +260,8 @@ impl Cache {
         };
         if inode.old.as_ref().is_some_and(is_own) {
             inode.ext_mut().old = None;
-            inode.ext_mut().base = Some(PageBase { stamp, under: (grant.id, LeaseScope::Data) });
+            inode.ext_mut().base =
+                Some(PageBase { stamp, under: (grant.id, LeaseScope::Data), full_drop: None });
         }
     }
 
