@@ -102,7 +102,7 @@ mod tests {
         assert_eq!((first.len(), second.len()), (0, 1));
         let early = first.enter(&one).unwrap();
         let late = first.enter(&two).unwrap();
-        assert!(early.move_to(&second).is_none(), "it was told to go");
+        assert!(early.move_to(&second).is_none(), "it was asked to end");
         let late = late.move_to(&second).unwrap();
         drop((passed, late));
         assert!(first.is_empty() && second.is_empty());

@@ -154,7 +154,7 @@ mod tests {
         let forged =
             [who(0, 0, &[]), who(1001, 100, &[]), who(1000, 0, &[]), who(1000, 100, &[0]), who(0, 100, &[4])];
         for (at, asked) in forged.into_iter().enumerate() {
-            assert_eq!(admission.admit_noting_root(asked), (own.clone(), at == 0), "uid 0 is told of once");
+            assert_eq!(admission.admit_noting_root(asked), (own.clone(), at == 0), "uid 0 is reported once");
             assert_eq!(admission.replaced(), at as u64 + 1);
         }
         assert!(!admission.vouches());

@@ -81,7 +81,7 @@ impl<'w> Distant<'w> {
             LinkKind::Local => None,
             LinkKind::Unix => bail!("over a socket of this machine the figures are those of `local`"),
             LinkKind::Ninep => {
-                bail!("a 9P server is told of other times: `cargo xtask build9p` has its figures")
+                bail!("a 9P link has other times: `cargo xtask build9p` has its figures")
             }
         };
         let (link, near) = match server {

@@ -116,5 +116,5 @@ fn remote_change_superseded_by_a_local_change_is_not_reported() {
     assert_eq!(stage.cache.unreported_part(number, &change), Some(change.clone()));
     assert_eq!(left(&stage).len(), 2);
     all.iter().chain([&change]).for_each(|change| stage.cache.handle_reported(change));
-    assert!(!stage.cache.is_superseded(1, 1, &name("a")), "nothing is kept of what was told");
+    assert!(!stage.cache.is_superseded(1, 1, &name("a")), "nothing of the reply is kept");
 }
