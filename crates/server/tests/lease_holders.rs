@@ -48,8 +48,7 @@ fn grant_with_time_limit_is_recalled_too() {
     let d = mutator.place("d");
     let call = mutator.send(Call::Mkdir { dir: d, name: name("new"), mode: 0o700, umask: 0 });
     assert!(!mutator.is_answered(call));
-    holder.pump();
-    holder.give_back();
+    holder.give_back_next();
     assert!(mutator.answer(call).result.is_ok());
 }
 
@@ -70,8 +69,7 @@ fn cancelled_change_has_no_effect_and_blocks_no_client() {
     assert!(!other.is_answered(waiting));
     other.session.handle_close("no more");
     other.drain();
-    holder.pump();
-    holder.give_back();
+    holder.give_back_next();
     assert!(world.dir.path().join("d/f").exists());
     let give_up = Instant::now() + Duration::from_secs(5);
     while mutator.list(&d).1.iter().all(|grant| grant.node != d.node) {

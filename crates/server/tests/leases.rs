@@ -337,8 +337,7 @@ fn write_delayed_by_a_recall_rechecks_the_location_of_a_moved_file() {
     let d2 = watcher.place("d2");
     let (entries, _) = watcher.list(&d2);
     assert!(entries.iter().any(|(text, _)| *text == name("g")));
-    reader.pump();
-    reader.give_back();
+    reader.give_back_next();
     watcher.wait(|events| events.iter().any(|e| matches!(e, Event::Recall(_))).then_some(()));
     let recalled: Vec<_> = watcher.recalls().iter().map(|r| (r.node, r.covers, r.names.clone())).collect();
     assert_eq!(recalled, [(d2.node, LeaseScope::Directory, vec![name("g")])]);

@@ -268,6 +268,12 @@ impl Client {
         self.drain();
     }
 
+    /// Waits for a recall, and acknowledges all recalls received until then.
+    pub fn give_back_next(&mut self) {
+        self.wait(|events| events.iter().any(|event| matches!(event, Event::Recall(_))).then_some(()));
+        self.give_back();
+    }
+
     /// Whether the call is answered, after a short wait.
     pub fn is_answered(&mut self, id: CallId) -> bool {
         for _ in 0..3 {
