@@ -42,6 +42,9 @@ pub struct Options {
     /// How many entries the largest directory gets.
     #[arg(long, default_value_t = 10_000)]
     entries: u32,
+    /// How many cases run at a time.
+    #[arg(long, default_value_t = 1)]
+    jobs: usize,
     /// Seconds a case may take.
     #[arg(long, default_value_t = 60)]
     limit_s: u64,

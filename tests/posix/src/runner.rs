@@ -4,6 +4,8 @@ use std::io::Read;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Options;
@@ -13,26 +15,26 @@ use crate::sys;
 
 const SKIPPED: u8 = 77;
 
-/// Runs the table, a process for each case.
+/// Runs the table, a process for each case. The lines come in the order in which the cases end.
 pub fn run_each(table: &[Case], dir: &Path, options: &Options) -> ExitCode {
     let filters: Vec<&str> = options.filter.split(',').map(str::trim).collect();
-    let (mut passed, mut failed, mut skipped) = (0_u32, 0_u32, 0_u32);
-    for case in table.iter().filter(|case| filters.iter().any(|f| case.name.contains(f))) {
-        match run_one(case.name, dir, options) {
-            Ended::Passed => {
-                passed += 1;
-                println!("ok {}", case.name);
-            }
-            Ended::Skipped(why) => {
-                skipped += 1;
-                println!("skip {}: {why}", case.name);
-            }
-            Ended::Failed(why) => {
-                failed += 1;
-                println!("FAILED {}: {why}", case.name);
-            }
+    let is_wanted = |case: &&Case| filters.iter().any(|f| case.name.contains(f));
+    let cases = Mutex::new(table.iter().filter(is_wanted));
+    let next = || cases.lock().ok()?.next();
+    let (passed, failed, skipped) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
+    let work = || {
+        while let Some(case) = next() {
+            let (count, line) = match run_one(case.name, dir, options) {
+                Ended::Passed => (&passed, format!("ok {}", case.name)),
+                Ended::Skipped(why) => (&skipped, format!("skip {}: {why}", case.name)),
+                Ended::Failed(why) => (&failed, format!("FAILED {}: {why}", case.name)),
+            };
+            count.fetch_add(1, Ordering::Relaxed);
+            println!("{line}");
         }
-    }
+    };
+    std::thread::scope(|scope| (0..options.jobs.max(1)).for_each(|_| drop(scope.spawn(work))));
+    let (passed, failed, skipped) = (passed.into_inner(), failed.into_inner(), skipped.into_inner());
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

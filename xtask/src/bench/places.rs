@@ -73,7 +73,8 @@ impl<'w> Distant<'w> {
         host_timeout: &str,
     ) -> Result<Distant<'w>> {
         let (idle, keep) = (world.dir("keeper-source", As::Us)?, world.dir("keeper", As::Us)?);
-        let keeper = Mount::new(world, &idle, &keep, &MountParams::new(As::Us))?;
+        let how = MountParams { over: Some((LinkKind::Local, None)), ..MountParams::new(As::Us) };
+        let keeper = Mount::new(world, &idle, &keep, &how)?;
         let xtask = world.xtask();
         let server = match over {
             LinkKind::Nigh => Some(over::serve(world, As::Us)?),
@@ -113,7 +114,7 @@ impl<'w> Distant<'w> {
 
     /// Makes a fresh mount with more arguments.
     pub fn mount_with(&self, world: &'w World, arguments: &[&str]) -> Result<Mount<'w>> {
-        let point = world.root.join("mnt");
+        let point = world.root.join("distant-mnt");
         fs::create_dir_all(&point)?;
         let mut how = MountParams::new(As::Us);
         if self.over.0 == LinkKind::Local {

@@ -56,15 +56,23 @@ pub struct Table<'a> {
     pub entries: u32,
     /// Parts of names of cases, divided by commas; empty: all cases.
     pub cases: &'a str,
+    /// How many cases run at a time.
+    pub jobs: u32,
 }
 
 impl Table<'_> {
     pub const EVERYDAY: Table<'static> =
-        Table { name: "everyday", beside: None, within: Duration::ZERO, entries: 10_000, cases: "" };
+        Table { name: "everyday", beside: None, within: Duration::ZERO, entries: 10_000, cases: "", jobs: 1 };
     /// A large directory of a short run, which has some pages of names in each buffer of the kernel.
     pub const MEDIUM: Table<'static> = Table { entries: 4_000, ..Table::EVERYDAY };
     /// Large directories are listed once in a short run; elsewhere some pages of names will do.
     pub const SMALL: Table<'static> = Table { entries: 1_000, ..Table::EVERYDAY };
+    /// Whether changes on another path show within a limit: its cases wait most of the time.
+    #[must_use]
+    pub const fn shared(beside: &Path, within: Duration) -> Table<'_> {
+        Table { name: "shared", beside: Some(beside), within, entries: 10_000, cases: "", jobs: 4 }
+    }
+
     /// Whether names lead to the right inodes.
     pub const NAMES: Table<'static> = Table { cases: "create,links,rename,paths,kinds", ..Table::SMALL };
 }
@@ -79,7 +87,7 @@ pub fn run(
 ) -> Result<Verdicts> {
     let mut command = world.command(world.root.join("bin/nigh-posix"), who);
     command.arg("--dir").arg(dir).args(["--table", table.name, "--entries", &table.entries.to_string()]);
-    command.args(["--filter", table.cases]);
+    command.args(["--filter", table.cases, "--jobs", &table.jobs.to_string()]);
     if let Some(beside) = table.beside {
         command.arg("--beside").arg(beside);
         command.arg("--within-ms").arg(table.within.as_millis().to_string());

@@ -43,7 +43,7 @@ fn on_disk(
 ) -> Result<()> {
     let (source, point) = (world.dir("source", how.who)?, world.dir("mnt", how.who)?);
     let mount = Mount::new(world, &source, &point, how)?;
-    let table = Table { name: "shared", beside: Some(&source), within, ..Table::EVERYDAY };
+    let table = Table::shared(&source, within);
     let verdicts = table::run(world, &point, how.who, &table, Some(&mount))?;
     table::count_alone(tally, name, &verdicts);
     mount.unmount()
@@ -59,7 +59,7 @@ fn by_second(
     let (point, second) = (world.dir("mnt", how.who)?, world.dir("mnt-second", how.who)?);
     let mount = Mount::new(world, &source, &point, how)?;
     let other = Mount::new(world, &source, &second, how)?;
-    let table = Table { name: "shared", beside: Some(&second), within, ..Table::EVERYDAY };
+    let table = Table::shared(&second, within);
     let verdicts = table::run(world, &point, how.who, &table, Some(&mount))?;
     table::count_alone(tally, name, &verdicts);
     other.unmount()?;

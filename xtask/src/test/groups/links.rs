@@ -10,7 +10,7 @@ use super::two;
 use crate::bench::places::Distant;
 use crate::report::TestReport;
 use crate::test::mount::{Mount, MountParams};
-use crate::test::over::LinkKind;
+use crate::test::over::{self, LinkKind};
 use crate::test::reclaim::Reclaim;
 use crate::test::stall_detector::StallDetector;
 use crate::test::table;
@@ -20,26 +20,39 @@ pub fn run(world: &World, tally: &mut TestReport) {
     let tables = world.sample.of("links: tables", &CELLS, 2);
     let two = world.sample.of("links: two mounts", &LinkKind::LINKS, 1);
     let quiet = world.sample.of("links: warm", &[LinkKind::Nigh, LinkKind::Ssh], 1);
-    for over in LinkKind::LINKS {
-        if over == LinkKind::Ssh && !Path::new("/usr/sbin/sshd").exists() {
-            tally.not_run("links: ssh", "sshd is missing: install the package openssh-server");
-            continue;
-        }
-        world.over(over, || {
-            over_one(world, tally, over, &tables);
-            if two.contains(&&over) {
-                two::over_a_link(world, tally, over.name());
-            }
-        });
-        if quiet.contains(&&over) {
-            let name = format!("links: warm over {} at 10 ms", over.name());
-            let start = Instant::now();
-            match warm_is_quiet(world, over) {
-                Ok(Some(disturbed)) => tally.skip(&name, &disturbed),
-                quiet => tally.record(&name, start.elapsed(), quiet.map(drop)),
-            }
-        }
+    let has_sshd = Path::new("/usr/sbin/sshd").exists();
+    if !has_sshd {
+        tally.not_run("links: ssh", "sshd is missing: install the package openssh-server");
     }
+    let is_here = |over: &LinkKind| has_sshd || *over != LinkKind::Ssh;
+    // Before all mounts: it ends the server that serves local mounts, and takes its place.
+    if let Err(e) = over::serve(world, As::Us) {
+        return tally.fail("links: a server for all links", &format!("{e:#}"));
+    }
+    std::thread::scope(|scope| {
+        // Mostly waits, and counts the bytes of a link of its own.
+        let warm = scope.spawn(|| {
+            let over = quiet.into_iter().copied().filter(is_here);
+            over.map(|over| (over, Instant::now(), warm_is_quiet(world, over), Instant::now()))
+                .collect::<Vec<_>>()
+        });
+        for over in LinkKind::LINKS.into_iter().filter(is_here) {
+            world.over(over, || {
+                over_one(world, tally, over, &tables);
+                if two.contains(&&over) {
+                    two::over_a_link(world, tally, over.name());
+                }
+            });
+        }
+        let Ok(warm) = warm.join() else { return tally.fail("links: warm", "it panicked") };
+        for (over, begun, quiet, ended) in warm {
+            let name = format!("links: warm over {} at 10 ms", over.name());
+            match quiet {
+                Ok(Some(disturbed)) => tally.skip(&name, &disturbed),
+                quiet => tally.record(&name, ended - begun, quiet.map(drop)),
+            }
+        }
+    });
 }
 
 /// Each link, as root and as an ordinary user.
@@ -89,7 +102,7 @@ const READ_BYTES: u64 = 600;
 /// lease all is asked again: says so if it never stopped, and anything else must be so in one of a few windows. Nor is a read excused where
 /// anything was recalled.
 fn warm_is_quiet(world: &World, over: LinkKind) -> Result<Option<String>> {
-    let source = world.dir("source", As::Us)?;
+    let source = world.dir("warm-source", As::Us)?;
     shell(world, None, &source, TREE)?;
     let distant = Distant::start(world, &source, over, ("10ms", "1Gbit"), "forever")?;
     let mount = distant.mount(world)?;

@@ -25,6 +25,8 @@ mod tools;
 mod two;
 pub mod unit;
 
+use std::time::Instant;
+
 use super::over::LinkKind;
 use super::world::World;
 use crate::report::TestReport;
@@ -63,6 +65,25 @@ impl Run {
 
 /// A named test on mounts.
 pub type Test = (&'static str, fn(&World) -> anyhow::Result<()>);
+
+/// Runs tests at once that wait for a timer or a lease most of the time. Each of them names directories of its own, and
+/// none stops the server.
+pub fn at_once(world: &World, tally: &mut TestReport, tests: &[Test]) {
+    let timed = |test: fn(&World) -> anyhow::Result<()>| {
+        let start = Instant::now();
+        (test(world), start.elapsed())
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> =
+            tests.iter().map(|(name, test)| (name, scope.spawn(move || timed(*test)))).collect();
+        for (name, thread) in running {
+            match thread.join() {
+                Ok((result, took)) => tally.record(name, took, result),
+                Err(_) => tally.fail(name, "it panicked"),
+            }
+        }
+    });
+}
 
 #[must_use]
 pub fn all() -> &'static [Group] {

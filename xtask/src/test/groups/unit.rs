@@ -20,8 +20,8 @@ pub fn run(tally: &mut TestReport) {
     if sums.failed > 0 || !out.status.success() {
         println!("{said}");
     }
-    for name in failures(&said) {
-        tally.fail(&format!("unit: {name}"), "see above");
+    for (name, why) in failures(&said) {
+        tally.fail(&format!("unit: {name}"), &why);
     }
     if !out.status.success() && sums.failed == 0 {
         tally.fail("unit", &format!("cargo test ended with {}", out.status));
@@ -64,9 +64,19 @@ fn sums(said: &str) -> Sums {
     sums
 }
 
-fn failures(said: &str) -> Vec<String> {
+/// Returns the tests that failed, each with the text of its panic.
+fn failures(said: &str) -> Vec<(String, String)> {
     let failed = said.lines().filter(|l| l.starts_with("test ") && l.ends_with("FAILED"));
-    failed.filter_map(|l| l.split_whitespace().nth(1)).map(str::to_owned).collect()
+    let names = failed.filter_map(|l| l.split_whitespace().nth(1));
+    names.map(|name| (name.to_owned(), panic_of(said, name))).collect()
+}
+
+fn panic_of(said: &str, name: &str) -> String {
+    let title = format!("---- {name} stdout ----");
+    let output = said.lines().skip_while(|line| *line != title).skip(1);
+    let output = output.take_while(|line| !line.starts_with("---- ") && *line != "failures:");
+    let panic: Vec<&str> = output.skip_while(|line| !line.contains("panicked at")).collect();
+    if panic.is_empty() { "see above".to_owned() } else { panic.join("\n").trim().to_owned() }
 }
 
 /// Tests that passed and said that they, or a part of them, could not run; with the first reason.
@@ -92,7 +102,16 @@ mod tests {
             test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.01s\n\
             test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.01s\n";
         assert_eq!(sums(said), Sums { passed: 7, failed: 1, ignored: 2 });
-        assert_eq!(failures(said), ["b::c"]);
+        assert_eq!(failures(said), [("b::c".to_owned(), "see above".to_owned())]);
+    }
+
+    #[test]
+    fn failed_test_is_listed_with_its_panic() {
+        let said = "test a ... FAILED\ntest b ... ok\n\nsuccesses:\n\n---- b stdout ----\n12 clients\n\nsuccesses:\n    b\n\n\
+            failures:\n\n---- a stdout ----\n3 clients\n\nthread 'a' (7) panicked at tests/a.rs:1:2:\nnothing came\n\n\n\
+            failures:\n    a\n";
+        let panic = "thread 'a' (7) panicked at tests/a.rs:1:2:\nnothing came";
+        assert_eq!(failures(said), [("a".to_owned(), panic.to_owned())]);
     }
 
     #[test]

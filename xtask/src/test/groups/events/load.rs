@@ -150,7 +150,7 @@ pub fn mixed(world: &World) -> Result<()> {
         _ => 1_000,
     };
     let dirs: Vec<String> = (0..DIRECTORIES).map(|number| format!("d{number}")).collect();
-    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us))?;
+    let pair = Pair::new(world, "mixed", &dirs, &MountParams::new(As::Us))?;
     let watcher = pair.watch(world, &dirs)?;
     std::thread::sleep(PACE);
     let now = Instant::now();

@@ -33,20 +33,22 @@ pub fn run(world: &World, tally: &mut TestReport) {
     if process::which("inotifywait").is_none() {
         return tally.not_run("events", "inotifywait is missing: install the package inotify-tools");
     }
-    let tests: &[super::Test] = &[
-        ("inotifywait sees each kind of change of another mount", each_kind),
-        ("changes of mixed kinds in many directories", load::mixed),
-        ("own changes are told once", own),
-        ("a file that is watched and not its directory", one_file),
-        ("tail -f shows what another mount appends", tail),
-        ("what changed while the server was gone is told when it is back", gap),
-        ("a daemon that is killed leaves no process behind", killed),
-        ("with --events=off no change is reported, and no worker runs", off),
-        ("an ordinary user is not told where it may not write, and that is counted", refused),
-    ];
-    for (name, test) in tests {
-        tally.test(name, || test(world));
-    }
+    // Before `killed`: the next server would wait for that client.
+    tally.test("what changed while the server was gone is told when it is back", || gap(world));
+    super::at_once(
+        world,
+        tally,
+        &[
+            ("inotifywait sees each kind of change of another mount", each_kind),
+            ("own changes are told once", own),
+            ("a file that is watched and not its directory", one_file),
+            ("tail -f shows what another mount appends", tail),
+            ("a daemon that is killed leaves no process behind", killed),
+            ("with --events=off no change is reported, and no worker runs", off),
+            ("an ordinary user is not told where it may not write, and that is counted", refused),
+        ],
+    );
+    tally.test("changes of mixed kinds in many directories", || load::mixed(world));
 }
 
 /// Two mounts of one tree: on `here` a program watches, on `there` changes are made.
@@ -57,17 +59,15 @@ pub struct Pair<'w> {
 }
 
 impl<'w> Pair<'w> {
-    pub fn new(world: &'w World, dirs: &[String], how: &MountParams) -> Result<Pair<'w>> {
-        let source = world.dir("source", how.who)?;
+    /// `test` begins the names of its directories.
+    pub fn new(world: &'w World, test: &str, dirs: &[String], how: &MountParams) -> Result<Pair<'w>> {
+        let source = world.dir(&format!("{test}-source"), how.who)?;
         for dir in dirs {
             fs::create_dir(source.join(dir))?;
             world.give(&source.join(dir), how.who)?;
         }
-        Pair::of(world, source, how)
-    }
-
-    fn of(world: &'w World, source: PathBuf, how: &MountParams) -> Result<Pair<'w>> {
-        let (here, there) = (world.dir("mnt-1", how.who)?, world.dir("mnt-2", how.who)?);
+        let point = |number: u32| world.dir(&format!("{test}-mnt-{number}"), how.who);
+        let (here, there) = (point(1)?, point(2)?);
         let how = how.clone().with("--host-timeout=forever");
         let here = Mount::new(world, &source, &here, &how)?;
         let there =
@@ -167,7 +167,7 @@ fn names(dirs: &[&str]) -> Vec<String> {
 
 fn each_kind(world: &World) -> Result<()> {
     let dirs = names(&["d", "e"]);
-    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us))?;
+    let pair = Pair::new(world, "each-kind", &dirs, &MountParams::new(As::Us))?;
     let watcher = pair.watch(world, &dirs)?;
     let there = pair.there.point.clone();
     let at = |path: &str| there.join(path);
@@ -236,7 +236,7 @@ fn wait_for(
 
 fn own(world: &World) -> Result<()> {
     let dirs = names(&["d"]);
-    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us))?;
+    let pair = Pair::new(world, "own", &dirs, &MountParams::new(As::Us))?;
     let watcher = pair.watch(world, &dirs)?;
     let mut expected = Vec::new();
     for round in 0..20 {
@@ -261,7 +261,7 @@ fn own(world: &World) -> Result<()> {
 }
 
 fn one_file(world: &World) -> Result<()> {
-    let pair = Pair::new(world, &names(&["d"]), &MountParams::new(As::Us))?;
+    let pair = Pair::new(world, "one-file", &names(&["d"]), &MountParams::new(As::Us))?;
     fs::write(pair.there.point.join("d/f"), b"1")?;
     let watcher = pair.watch(world, &names(&["d/f"]))?;
     std::thread::sleep(PACE);
@@ -277,7 +277,7 @@ fn one_file(world: &World) -> Result<()> {
 }
 
 fn tail(world: &World) -> Result<()> {
-    let pair = Pair::new(world, &names(&["d"]), &MountParams::new(As::Us))?;
+    let pair = Pair::new(world, "tail", &names(&["d"]), &MountParams::new(As::Us))?;
     fs::write(pair.there.point.join("d/log"), b"first\n")?;
     let log = world.log();
     let mut command = world.command("tail", As::Us);
@@ -300,7 +300,7 @@ fn tail(world: &World) -> Result<()> {
 
 fn gap(world: &World) -> Result<()> {
     let dirs = names(&["d"]);
-    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us))?;
+    let pair = Pair::new(world, "gap", &dirs, &MountParams::new(As::Us))?;
     fs::write(pair.there.point.join("d/goes"), b"")?;
     fs::write(pair.there.point.join("d/moves"), b"")?;
     let watcher = pair.watch(world, &dirs)?;
@@ -346,7 +346,7 @@ fn replaying(point: &Path) -> Result<Vec<u32>> {
 
 fn killed(world: &World) -> Result<()> {
     let dirs = names(&["d"]);
-    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us))?;
+    let pair = Pair::new(world, "killed", &dirs, &MountParams::new(As::Us))?;
     let watcher = pair.watch(world, &dirs)?;
     std::thread::sleep(PACE);
     fs::create_dir(pair.there.point.join("d/s"))?;
@@ -365,7 +365,7 @@ fn killed(world: &World) -> Result<()> {
 
 fn off(world: &World) -> Result<()> {
     let dirs = names(&["d"]);
-    let pair = Pair::new(world, &dirs, &MountParams::new(As::Us).with("--events=off"))?;
+    let pair = Pair::new(world, "off", &dirs, &MountParams::new(As::Us).with("--events=off"))?;
     let watcher = Watcher::start(world, As::Us, &pair.here.point, &dirs)?;
     std::thread::sleep(PACE * 4);
     fs::create_dir(pair.there.point.join("d/s"))?;
@@ -381,13 +381,13 @@ fn refused(world: &World) -> Result<()> {
         return Ok(());
     }
     // Both are mounts of the user's own server, which may read there and not write.
-    let source = world.dir("source", who)?;
+    let source = world.dir("refused-source", who)?;
     let open = source.join("open");
     fs::create_dir(source.join("shut"))?;
     fs::create_dir(&open)?;
     world.give(&open, who)?;
     fs::set_permissions(&open, fs::Permissions::from_mode(0o755))?;
-    let (here, there) = (world.dir("mnt-1", who)?, world.dir("mnt-2", who)?);
+    let (here, there) = (world.dir("refused-mnt-1", who)?, world.dir("refused-mnt-2", who)?);
     let how = MountParams::new(who).with("--host-timeout=500ms");
     let here = Mount::new(world, &source, &here, &how)?;
     let there = Mount::new(world, &source, &there, &how)?;

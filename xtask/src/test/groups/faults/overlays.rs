@@ -64,7 +64,7 @@ fn layers(world: &World) -> Result<()> {
     let mount = Mount::new(world, &source, &world.dir("mnt", As::Us)?, &MountParams::new(As::Us))?;
     let all =
         ["redirect_dir=off", "redirect_dir=on,metacopy=on", "redirect_dir=nofollow,userxattr", "index=on"];
-    for (nth, options) in all.into_iter().enumerate() {
+    for (nth, options) in world.sample.of("faults: options of overlays", &all, 2).into_iter().enumerate() {
         let folder = |dir: &Path| dir.join(format!("overlay{nth}"));
         let (there, here) = (folder(&mount.point), folder(&local));
         let got = changes(world, &there, &there, options).with_context(|| mount.said())?;

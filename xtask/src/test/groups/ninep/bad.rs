@@ -56,7 +56,7 @@ pub fn at_mount(world: &World) -> Result<()> {
         (|_| Some(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()), "protocol error"),
         (|_| Some(vec![0xff; 64]), "protocol error"),
     ];
-    let point = world.dir("mnt", As::Us)?;
+    let point = world.dir("refused-mnt", As::Us)?;
     for (says, names) in servers {
         let source = format!("9p://127.0.0.1:{}/tree", fake(says)?);
         refused(world, As::Us, &["mount", &source, &point.display().to_string()], &[1], names)

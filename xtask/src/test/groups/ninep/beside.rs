@@ -17,19 +17,19 @@ fn how() -> MountParams {
 }
 
 pub fn on_disk(world: &World) -> Result<()> {
-    let (source, point) = (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?);
+    let (source, point) = (world.dir("disk-nine", As::Us)?, world.dir("disk-mnt", As::Us)?);
     let mount = Mount::new(world, &source, &point, &how())?;
-    let table = Table { name: "shared", beside: Some(&source), within: WITHIN, ..Table::EVERYDAY };
+    let table = Table::shared(&source, WITHIN);
     judge(&table::run(world, &point, As::Us, &table, Some(&mount))?)?;
     mount.unmount()
 }
 
 pub fn second_mount(world: &World) -> Result<()> {
-    let (source, point, second) =
-        (world.dir("nine", As::Us)?, world.dir("mnt", As::Us)?, world.dir("mnt-second", As::Us)?);
+    let dir = |name: &str| world.dir(&format!("second-{name}"), As::Us);
+    let (source, point, second) = (dir("nine")?, dir("mnt")?, dir("mnt-second")?);
     let mount = Mount::new(world, &source, &point, &how())?;
     let other = Mount::new(world, &source, &second, &how())?;
-    let table = Table { name: "shared", beside: Some(&second), within: WITHIN, ..Table::EVERYDAY };
+    let table = Table::shared(&second, WITHIN);
     judge(&table::run(world, &point, As::Us, &table, Some(&mount))?)?;
     other.unmount()?;
     mount.unmount()

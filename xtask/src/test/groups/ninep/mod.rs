@@ -22,14 +22,20 @@ pub fn run(world: &World, tally: &mut TestReport) {
         ("a symlink is read once", wire::symlinks),
         ("50,000 names are read in as few messages as can be", wire::large_directory),
         ("a deep path is walked 16 names at a time", wire::deep_paths),
-        ("others' changes on disk are seen in time", beside::on_disk),
-        ("others' changes by a second mount are seen in time", beside::second_mount),
         ("pjdfstest", posix::pjdfstest),
-        ("servers of another kind are refused in one line", bad::at_mount),
         ("a server that lies once is left, and another session begun", bad::in_the_midst),
         ("diod killed and started again", restart::killed),
     ];
     for (name, test) in tests {
         tally.test(name, || test(world));
     }
+    super::at_once(
+        world,
+        tally,
+        &[
+            ("others' changes on disk are seen in time", beside::on_disk),
+            ("others' changes by a second mount are seen in time", beside::second_mount),
+            ("servers of another kind are refused in one line", bad::at_mount),
+        ],
+    );
 }

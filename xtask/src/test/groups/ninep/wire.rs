@@ -169,7 +169,8 @@ pub fn symlinks(world: &World) -> Result<()> {
 /// A directory is read in as few messages as their size allows, in whatever order the server has, with each name once.
 pub fn large_directory(world: &World) -> Result<()> {
     const NAMES: u64 = 50_000;
-    let counted = counted(world, "0ms", &["--entry-timeout=forever", "--negative-timeout=forever"])?;
+    let forever = ["--entry-timeout=forever", "--attr-timeout=forever", "--negative-timeout=forever"];
+    let counted = counted(world, "0ms", &forever)?;
     let dir = counted.source.join("large");
     fs::create_dir(&dir)?;
     for n in 0..NAMES {

@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -37,7 +37,7 @@ pub fn run(world: &World, tally: &mut TestReport) {
         tally.test("a server that was killed: mounts below the mount stay", || below_stays(world));
     }
     // Last: a server that is killed afterwards waits for the sessions that these leave.
-    at_once(
+    super::at_once(
         world,
         tally,
         &[
@@ -51,24 +51,6 @@ pub fn run(world: &World, tally: &mut TestReport) {
             ("--on-disconnect=stale", away::answers_stale),
         ],
     );
-}
-
-/// Runs tests at once that wait for the end of a lease most of the time.
-fn at_once(world: &World, tally: &mut TestReport, tests: &[super::Test]) {
-    let timed = |test: fn(&World) -> Result<()>| {
-        let start = Instant::now();
-        (test(world), start.elapsed())
-    };
-    std::thread::scope(|scope| {
-        let running: Vec<_> =
-            tests.iter().map(|(name, test)| (name, scope.spawn(move || timed(*test)))).collect();
-        for (name, thread) in running {
-            match thread.join() {
-                Ok((result, took)) => tally.record(name, took, result),
-                Err(_) => tally.fail(name, "it panicked"),
-            }
-        }
-    });
 }
 
 /// Kills the process at the other end of the server's socket. If a server has just died, waits for the next one.

@@ -43,9 +43,8 @@ pub fn run(world: &World, tally: &mut TestReport) {
         ("tables", tables::run),
         ("counts", counts::run),
         ("races", races::run),
-        ("scans", scans::run),
         ("programs", programs::run),
-        ("stopped", stopped::run),
+        ("scans, stopped", scans_and_stopped),
         ("below", below::run),
     ];
     for (name, part) in parts {
@@ -60,6 +59,13 @@ pub fn over_a_link(world: &World, tally: &mut TestReport, name: &str) {
     let deadline = Deadline(Instant::now() + SHORT_LIMIT);
     tables::once(world, tally, &format!("two over {name}"));
     programs::run(world, tally, &deadline);
+}
+
+/// The second waits for a lease to expire most of the time.
+fn scans_and_stopped(world: &World, tally: &mut TestReport, deadline: &Deadline) {
+    let mut tests = vec![scans::TEST, stopped::TEST];
+    tests.retain(|(name, _)| !deadline.is_over(tally, name));
+    super::at_once(world, tally, &tests);
 }
 
 type Subgroup = fn(&World, &mut TestReport, &Deadline);
@@ -97,10 +103,16 @@ struct Mounts<'w> {
 
 impl<'w> Mounts<'w> {
     fn new(world: &'w World, who: As, kinds: &[DaemonVariable]) -> Result<Mounts<'w>> {
-        let source = world.dir("source", who)?;
+        Mounts::named(world, "", who, kinds)
+    }
+
+    /// `test` begins the names of the directories.
+    fn named(world: &'w World, test: &str, who: As, kinds: &[DaemonVariable]) -> Result<Mounts<'w>> {
+        let dir = |name: &str| world.dir(&format!("{test}{name}"), who);
+        let source = dir("source")?;
         let mut all = Mounts { world, who, source, mounts: Vec::new(), aborted: Cell::new(false) };
         for (i, (variable, value)) in kinds.iter().enumerate() {
-            let point = world.dir(&format!("mnt-{}", i + 1), who)?;
+            let point = dir(&format!("mnt-{}", i + 1))?;
             let how = MountParams::new(who).set(variable, value).with("--host-timeout=forever");
             let mount = Mount::new(world, &all.source, &point, &how);
             all.mounts.push(mount.with_context(|| format!("mount {}", i + 1))?);

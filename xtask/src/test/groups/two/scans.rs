@@ -5,29 +5,24 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use super::races::{Ran, run_race};
-use super::{ALL, Deadline, Mounts};
-use crate::report::TestReport;
+use super::{ALL, Mounts};
+use crate::test::groups::Test;
 use crate::test::world::{As, World};
 
 /// Limit of all scans of a run.
 const LIMIT: Duration = Duration::from_secs(240);
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 
-pub fn run(world: &World, tally: &mut TestReport, deadline: &Deadline) {
+pub const TEST: Test = ("two: what is there throughout a scan comes once", scan);
+
+fn scan(world: &World) -> Result<()> {
     // Changes in one scan of a directory of twice as many entries, scans, and limit.
     let (changes, scans, limit) = match (world.short, world.hours) {
         (true, _) => (2_500, 1, LIMIT),
         (_, true) => (50_000, 20, LONG_LIMIT),
         _ => (10_000, 2, LIMIT),
     };
-    let name = "two: what is there throughout a scan comes once";
-    if !deadline.is_over(tally, name) {
-        tally.test(name, || scan(world, changes, scans, limit));
-    }
-}
-
-fn scan(world: &World, changes: u64, scans: u64, limit: Duration) -> Result<()> {
-    let mounts = Mounts::new(world, As::Us, &[ALL, ALL])?;
+    let mounts = Mounts::named(world, "scan-", As::Us, &[ALL, ALL])?;
     let (count, times) = (changes.to_string(), scans.to_string());
     let Ran { operations, longest_ms, longest_call, took } =
         run_race(&mounts, &["scans", "--count", &count, "--scans", &times], limit)?;

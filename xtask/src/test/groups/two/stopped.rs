@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::{ALL, Deadline, Mounts};
+use super::{ALL, Mounts};
 use crate::process;
-use crate::report::TestReport;
+use crate::test::groups::Test;
 use crate::test::world::{As, World};
 
 /// The time until a client that owes an acknowledgement is suspect, until its lease expires on the server's clock, and
@@ -18,12 +18,7 @@ const DROPS_WITHIN: Duration = Duration::from_secs(1);
 /// Limit until it has reconnected.
 const BACK_WITHIN: Duration = Duration::from_secs(10);
 
-pub fn run(world: &World, tally: &mut TestReport, deadline: &Deadline) {
-    let name = "two: a stopped client is waited for, and no longer";
-    if !deadline.is_over(tally, name) {
-        tally.test(name, || stopped(world));
-    }
-}
+pub const TEST: Test = ("two: a stopped client is waited for, and no longer", stopped);
 
 const WARM: &str = "for i in 1 2 3; do ls -l $B/d; cat $B/d/f; test ! -e $B/d/new; done";
 /// Read by the stopped client when it resumes.
@@ -39,7 +34,7 @@ done
 cat $WORK/asked.*; rm $WORK/asked.*";
 
 fn stopped(world: &World) -> Result<()> {
-    let mounts = Mounts::new(world, As::Us, &[ALL, ALL])?;
+    let mounts = Mounts::named(world, "stopped-", As::Us, &[ALL, ALL])?;
     let short = Duration::from_secs(20);
     mounts.sh("mkdir $A/d; echo old > $A/d/f; chmod 644 $A/d/f", short)?;
     mounts.sh(WARM, short)?;
