@@ -268,10 +268,13 @@ mod tests {
         else {
             return println!("SKIPPED: no setpriv");
         };
-        // Between fork and exec the child has this process's credentials.
+        // Before that the child has this process's credentials.
         let begun = std::time::Instant::now();
-        while sees_privileged_xattrs(plain.id()) && begun.elapsed() < std::time::Duration::from_secs(5) {
-            std::thread::yield_now();
+        let comm = format!("/proc/{}/comm", plain.id());
+        while std::fs::read_to_string(&comm).is_ok_and(|name| name != "sleep\n")
+            && begun.elapsed() < std::time::Duration::from_secs(20)
+        {
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
         let seen = sees_privileged_xattrs(plain.id());
         let _ = plain.kill();
