@@ -64,9 +64,9 @@ impl Table<'_> {
     pub const EVERYDAY: Table<'static> =
         Table { name: "everyday", beside: None, within: Duration::ZERO, entries: 10_000, cases: "", jobs: 1 };
     /// A large directory of a short run, which has some pages of names in each buffer of the kernel.
-    pub const MEDIUM: Table<'static> = Table { entries: 4_000, ..Table::EVERYDAY };
+    pub const MEDIUM: Table<'static> = Table { entries: 4_000, jobs: 2, ..Table::EVERYDAY };
     /// Large directories are listed once in a short run; elsewhere some pages of names will do.
-    pub const SMALL: Table<'static> = Table { entries: 1_000, ..Table::EVERYDAY };
+    pub const SMALL: Table<'static> = Table { entries: 1_000, jobs: 2, ..Table::EVERYDAY };
     /// Whether changes on another path show within a limit: its cases wait most of the time.
     #[must_use]
     pub const fn shared(beside: &Path, within: Duration) -> Table<'_> {

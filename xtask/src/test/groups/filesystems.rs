@@ -93,7 +93,11 @@ pub fn run(world: &World, tally: &mut TestReport) {
 }
 
 fn one(world: &World, tally: &mut TestReport, kind: &str, disk: &Disk, whole: bool) {
-    let table = if whole { world.table() } else { Table::NAMES };
+    let mut table = if whole { world.table() } else { Table::NAMES };
+    if kind == "overlayfs" {
+        // Without birth times an inode number that another case reuses at once leads an old file handle to its file.
+        table.jobs = 1;
+    }
     let source = disk.point.join("source");
     match fs::create_dir(&source) {
         Ok(()) => table::compare(world, tally, kind, &source, &MountParams::new(As::Us), &table),

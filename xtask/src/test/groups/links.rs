@@ -17,7 +17,7 @@ use crate::test::table;
 use crate::test::world::{As, World};
 
 pub fn run(world: &World, tally: &mut TestReport) {
-    let tables = world.sample.of("links: tables", &CELLS, 2);
+    let tables = world.sample.of("links: tables", &CELLS, 1);
     let two = world.sample.of("links: two mounts", &LinkKind::LINKS, 1);
     let quiet = world.sample.of("links: warm", &[LinkKind::Nigh, LinkKind::Ssh], 1);
     let has_sshd = Path::new("/usr/sbin/sshd").exists();

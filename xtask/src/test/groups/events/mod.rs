@@ -33,8 +33,6 @@ pub fn run(world: &World, tally: &mut TestReport) {
     if process::which("inotifywait").is_none() {
         return tally.not_run("events", "inotifywait is missing: install the package inotify-tools");
     }
-    // Before `killed`: the next server would wait for that client.
-    tally.test("what changed while the server was gone is told when it is back", || gap(world));
     super::at_once(
         world,
         tally,
@@ -49,6 +47,8 @@ pub fn run(world: &World, tally: &mut TestReport) {
         ],
     );
     tally.test("changes of mixed kinds in many directories", || load::mixed(world));
+    // Last: the next server makes changes wait for the clients of this one, also for those that were killed.
+    tally.test("what changed while the server was gone is told when it is back", || gap(world));
 }
 
 /// Two mounts of one tree: on `here` a program watches, on `there` changes are made.

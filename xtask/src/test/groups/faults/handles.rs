@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -109,6 +110,8 @@ fn earlier_mount(world: &World, kind: &str, finds: bool) -> Result<()> {
     fs::rename(point.join("a"), point.join("d2/b"))?;
     fs::remove_file(point.join("gone"))?;
     mount.unmount()?;
+    // A server that stops before it has read the Bye leaves to the next one the wait for that client.
+    std::thread::sleep(Duration::from_millis(500));
     end_server(world, As::Us)?;
     fs::remove_file(source.join("reused"))?;
     // The inode numbers of all removed files are reused, the lowest first.

@@ -33,4 +33,5 @@ pub fn run(world: &World, tally: &mut TestReport) {
     for (name, test) in areas.iter().copied().flatten() {
         tally.test(name, || test(world));
     }
+    super::at_once(world, tally, stuck::WAITING);
 }

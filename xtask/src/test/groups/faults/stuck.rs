@@ -20,7 +20,8 @@ use crate::test::mount::{Mount, MountParams, device_of};
 use crate::test::world::{As, World};
 use crate::wait;
 
-pub const TESTS: &[Test] = &[
+/// Wait for a lease most of the time: run at once.
+pub const WAITING: &[Test] = &[
     ("faults: daemon killed while its notifier waits leaves no unkillable process", |world| {
         killed(world, As::Us)
     }),
@@ -30,6 +31,9 @@ pub const TESTS: &[Test] = &[
             None => skipped("needs an ordinary user and fusermount3"),
         }
     }),
+];
+
+pub const TESTS: &[Test] = &[
     ("faults: killed daemon of a mute server leaves a mount that can be removed", mute_server),
     ("faults: umount of a stopped daemon's mount in use ends what waits for it", stopped_daemon),
     ("faults: forced umount ends what waits, lazy umount does not", forced),
@@ -89,11 +93,12 @@ fn umount(world: &World, who: As, words: &[&str], point: &Path) -> Result<proces
 /// B is stopped and holds a grant on a directory, so a change on A waits with that directory locked. C changes another
 /// name in the directory, and A's notifier invalidates it: the notifier waits for the lock. Then A's daemon is killed.
 fn killed(world: &World, who: As) -> Result<()> {
-    let source = world.dir("source", who)?;
+    let dir = |name: &str| world.dir(&format!("stuck-{}-{name}", who.name()), who);
+    let source = dir("source")?;
     fs::create_dir(source.join("d"))?;
     fs::write(source.join("d/old"), b"1")?;
     world.give_all(&source, who)?;
-    let mount = |name: &str| Mount::new(world, &source, &world.dir(name, who)?, &MountParams::new(who));
+    let mount = |name: &str| Mount::new(world, &source, &dir(name)?, &MountParams::new(who));
     let (a, b, c) = (mount("mnt-1")?, mount("mnt-2")?, mount("mnt-3")?);
     let text = |path: PathBuf| path.display().to_string();
     for (point, name) in [(&a.point, "d"), (&b.point, "d"), (&b.point, "d/none"), (&c.point, "d/old")] {
