@@ -35,10 +35,23 @@ use thread::NotifierThread;
 struct Job {
     id: InvalidationId,
     stale: VecDeque<KernelInvalidation>,
-    /// Whether all grants have ended; such a job is urgent.
+    /// Goes before all others: all grants have ended, or a local change waits for it.
     is_urgent: bool,
     /// What is left of an urgent job. Other jobs need not wait for it, because its facts are no longer relied upon.
     is_leftover_of_urgent: bool,
+    /// Dentries of other jobs, which keep them: a copy that could not be sent is left to its own job.
+    copies: VecDeque<KernelInvalidation>,
+}
+
+impl Job {
+    fn ordinary(id: InvalidationId, stale: VecDeque<KernelInvalidation>) -> Job {
+        Job { id, stale, is_urgent: false, is_leftover_of_urgent: false, copies: VecDeque::new() }
+    }
+
+    /// Whether all grants have ended. A local change that takes a name from an inode only drops its attributes.
+    fn ends_all_grants(&self) -> bool {
+        self.is_urgent && !self.stale.iter().all(|one| matches!(one, KernelInvalidation::Attr { .. }))
+    }
 }
 
 /// Two queues; `urgent` goes first.
@@ -82,7 +95,7 @@ impl Notifier {
 
     /// Queues a job; `first`: before all others.
     pub fn queue(&self, id: InvalidationId, stale: Vec<KernelInvalidation>, first: bool) {
-        let job = Job { id, stale: stale.into(), is_urgent: first, is_leftover_of_urgent: false };
+        let job = Job { is_urgent: first, ..Job::ordinary(id, stale.into()) };
         let mut jobs = self.jobs.lock();
         if first {
             jobs.urgent.push_back(job);
@@ -155,7 +168,7 @@ impl Notifier {
             teller.driver.with(|core, now| core.cache.handle_invalidated(now, id));
             return;
         }
-        let left = Job { id, stale, is_urgent: false, is_leftover_of_urgent: behind };
+        let left = Job { is_leftover_of_urgent: behind, ..Job::ordinary(id, stale) };
         let mut jobs = self.jobs.lock();
         if behind {
             jobs.ordinary.push_back(left);
@@ -197,14 +210,13 @@ impl Notifier {
         let given_up = teller.invalidate_names_once();
         let mut jobs = self.jobs.lock();
         if let Some((id, stale)) = given_up {
-            jobs.ordinary.push_front(Job { id, stale, is_urgent: false, is_leftover_of_urgent: false });
+            jobs.ordinary.push_front(Job::ordinary(id, stale));
         }
         let Some(mut first) = jobs.urgent.pop_front() else { return jobs.ordinary.pop_front() };
-        if !teller.can_use_epoch() {
+        if first.ends_all_grants() && !teller.can_use_epoch() {
             // There is no epoch to invalidate the dentries of the other jobs, and those jobs may block.
-            first.stale.extend(
-                jobs.ordinary.iter().flat_map(|job| &job.stale).filter(|one| names_dentries(one)).cloned(),
-            );
+            let others = jobs.ordinary.iter().flat_map(|job| &job.stale);
+            first.copies = others.filter(|one| names_dentries(one)).cloned().collect();
         }
         Some(first)
     }

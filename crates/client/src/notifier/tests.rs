@@ -10,6 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 impl Notifier {
+    /// Invalidations in the queue.
+    fn queued(&self) -> usize {
+        let jobs = self.jobs.lock();
+        jobs.urgent.iter().chain(&jobs.ordinary).map(|job| job.stale.len()).sum()
+    }
+
     /// Whether nothing is queued.
     pub fn is_idle(&self) -> bool {
         let jobs = self.jobs.lock();
@@ -456,6 +462,30 @@ fn names_of_a_locked_directory_do_not_delay_other_invalidations() {
     stuck.let_go();
     until("both names", || told(&expired(MADE, b"x")) >= 4);
     stopped(&driver, thread);
+}
+
+/// With a mount below, an urgent job sends copies of the queued names. Were they queued again with what is left of that
+/// job, each urgent job would double them. A local rename or removal queues an urgent job.
+#[test]
+fn urgent_jobs_do_not_multiply_names_of_a_locked_directory() {
+    for stale in [KernelInvalidation::Attr { ino: 9 }, pages_of(9)] {
+        let stuck = BlockingKernel::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
+        let mut stage = stuck.stage();
+        assert_eq!(stage.make("nothing-is-mounted-here", true).ino, MADE);
+        let driver = Arc::clone(&stage.driver);
+        driver.mountpoint.set("/".into()).unwrap();
+        let thread = running(&driver);
+        let entry = |text| KernelInvalidation::Entry { dir: MADE, name: name(text) };
+        driver.notifier.queue(InvalidationId(901), vec![entry("x"), entry("y")], false);
+        for urgent in 0..12 {
+            driver.notifier.queue(InvalidationId(902 + urgent), vec![stale.clone()], true);
+            until("it is sent", || driver.notifier.jobs.lock().urgent.is_empty());
+            thread::sleep(Duration::from_millis(30));
+            assert!(driver.notifier.queued() <= 8, "{} are queued", driver.notifier.queued());
+        }
+        stuck.let_go();
+        stopped(&driver, thread);
+    }
 }
 
 /// Names of a directory that is locked until an operation's reply do not delay the next job.

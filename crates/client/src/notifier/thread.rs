@@ -73,6 +73,8 @@ pub(super) struct Progress {
     pub is_leftover_of_urgent: bool,
     /// End of the wait for callers of GETATTR; one for the whole job, because others wait for its invalidations.
     until: Instant,
+    /// Whether the invalidation being sent is a copy of another job's.
+    is_copy: bool,
     /// Remaining time to wait for threads that apply LOOKUP replies.
     patience: Duration,
     /// Remaining time to wait for workers that wait for a processor, over all names.
@@ -132,6 +134,7 @@ impl NotifierThread<'_> {
             is_urgent: job.is_urgent,
             is_leftover_of_urgent: job.is_leftover_of_urgent,
             until: Instant::now() + ANSWERS,
+            is_copy: false,
             patience: PATIENCE,
             starved: STARVED_IN_ALL,
             epoch_sent: false,
@@ -162,6 +165,7 @@ impl NotifierThread<'_> {
             }
         }
         self.invalidate_unknown(&mut progress);
+        self.send_copies(&mut progress, job.copies);
         self.wait_for_slow(&mut progress);
         if !self.wait_for_blocked(&progress) {
             job.stale.extend(std::mem::take(&mut progress.late_names));
@@ -171,6 +175,16 @@ impl NotifierThread<'_> {
             std::thread::sleep(AGAIN);
         }
         job.stale
+    }
+
+    fn send_copies(&mut self, progress: &mut Progress, copies: VecDeque<KernelInvalidation>) {
+        progress.is_copy = true;
+        for one in copies {
+            if self.must_yield(progress.is_urgent) {
+                break;
+            }
+            self.invalidate(progress, &one);
+        }
     }
 
     /// Whether the job must give way.
@@ -293,9 +307,11 @@ impl NotifierThread<'_> {
             expire_only: self.may_expire(progress, dir, name),
             then: then.map(|ino| (self.node(ino), progress.until)),
         };
+        let is_copy = progress.is_copy;
         let again = || {
-            let entry = KernelInvalidation::Entry { dir, name: name.clone() };
-            std::iter::once(entry).chain(then.map(|ino| KernelInvalidation::Attr { ino }))
+            let entry = || KernelInvalidation::Entry { dir, name: name.clone() };
+            let one = then.map_or_else(entry, |ino| KernelInvalidation::Attr { ino });
+            (!is_copy).then_some(one)
         };
         if let Some((worker, waiting)) = progress.blocked.get_mut(&dir) {
             worker.give(named);

@@ -139,7 +139,8 @@ impl<B: Backend> World<B> {
             self.trace.push(format!("{}'s kernel is slow to forget", name_of(at)));
         }
         let mut job = Job::new(id, stale, first);
-        if first && client.cache.level() != NotifyLevel::All {
+        let ends_all_grants = job.stale.iter().any(|one| !matches!(one, KernelInvalidation::Attr { .. }));
+        if first && ends_all_grants && client.cache.level() != NotifyLevel::All {
             // Without the epoch, the urgent job must itself contain the dentries of other jobs, since those may wait.
             let named = |one: &&KernelInvalidation| {
                 matches!(one, KernelInvalidation::Entry { .. } | KernelInvalidation::AllDentries(_))
