@@ -39,7 +39,7 @@ struct Job {
     is_urgent: bool,
     /// What is left of an urgent job. Other jobs need not wait for it, because its facts are no longer relied upon.
     is_leftover_of_urgent: bool,
-    /// Dentries of other jobs, which keep them: a copy that could not be sent is left to its own job.
+    /// Dentries of other jobs, which keep them too. They are not copied again.
     copies: VecDeque<KernelInvalidation>,
 }
 
@@ -160,15 +160,15 @@ impl Notifier {
     /// Processes one job; its rest continues after all urgent jobs.
     fn process(&self, teller: &mut NotifierThread<'_>, job: Job) {
         let (id, behind) = (job.id, job.is_urgent || job.is_leftover_of_urgent);
-        let stale = teller.process(job);
+        let (stale, copies) = teller.process(job);
         if self.is_stopped() {
             return;
         }
-        if stale.is_empty() {
+        if stale.is_empty() && copies.is_empty() {
             teller.driver.with(|core, now| core.cache.handle_invalidated(now, id));
             return;
         }
-        let left = Job { is_leftover_of_urgent: behind, ..Job::ordinary(id, stale) };
+        let left = Job { is_leftover_of_urgent: behind, copies, ..Job::ordinary(id, stale) };
         let mut jobs = self.jobs.lock();
         if behind {
             jobs.ordinary.push_back(left);

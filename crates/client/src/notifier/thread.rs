@@ -83,20 +83,27 @@ pub(super) struct Progress {
     epoch_sent: bool,
     /// Directories with blocked dentry invalidations: the worker, and how many it has.
     blocked: BTreeMap<u64, (Worker<DentryJob>, u64)>,
-    /// The names given to these workers.
+    /// The names given to these workers; and the copies.
     late_names: Vec<KernelInvalidation>,
+    late_copies: Vec<KernelInvalidation>,
     /// Inodes unknown to the kernel; a reply with the inode may still be in flight inside the kernel.
     unknown: Vec<u64>,
     /// In an urgent job: slow page invalidations.
     pub slow: VecDeque<PageDrop>,
-    /// Invalidations without a free worker.
+    /// Invalidations without a free worker; and copies.
     pub untold: VecDeque<KernelInvalidation>,
+    untold_copies: VecDeque<KernelInvalidation>,
 }
 
 impl Progress {
     /// Most workers that may exist when this job starts one for an invalidation that may block.
     pub fn most(&self) -> u64 {
         if self.is_leftover_of_urgent { WorkerPool::FOR_RETRIES } else { WorkerPool::ALL }
+    }
+
+    /// Records a name that was given to the worker of a locked directory.
+    fn note_late(&mut self, one: KernelInvalidation) {
+        if self.is_copy { self.late_copies.push(one) } else { self.late_names.push(one) }
     }
 }
 
@@ -127,8 +134,9 @@ impl NotifierThread<'_> {
         Some((id, names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name }).collect()))
     }
 
-    /// Sends what it can. Returns the rest, to be sent again; all of it if an urgent job interrupted this one.
-    pub fn process(&mut self, mut job: Job) -> VecDeque<KernelInvalidation> {
+    /// Sends what it can. Returns the rest and the rest of the copies, to be sent again; all of it if an urgent job
+    /// interrupted this one.
+    pub fn process(&mut self, mut job: Job) -> (VecDeque<KernelInvalidation>, VecDeque<KernelInvalidation>) {
         let mut progress = Progress {
             id: job.id,
             is_urgent: job.is_urgent,
@@ -140,9 +148,11 @@ impl NotifierThread<'_> {
             epoch_sent: false,
             blocked: BTreeMap::new(),
             late_names: Vec::new(),
+            late_copies: Vec::new(),
             unknown: Vec::new(),
             slow: VecDeque::new(),
             untold: VecDeque::new(),
+            untold_copies: VecDeque::new(),
         };
         while let Some(one) = job.stale.pop_front() {
             if self.must_yield(progress.is_urgent) {
@@ -165,24 +175,26 @@ impl NotifierThread<'_> {
             }
         }
         self.invalidate_unknown(&mut progress);
-        self.send_copies(&mut progress, job.copies);
+        self.send_copies(&mut progress, &mut job.copies);
         self.wait_for_slow(&mut progress);
         if !self.wait_for_blocked(&progress) {
             job.stale.extend(std::mem::take(&mut progress.late_names));
+            job.copies.extend(std::mem::take(&mut progress.late_copies));
         }
         job.stale.append(&mut progress.untold);
-        if !job.stale.is_empty() && !self.notifier.must_yield() {
+        job.copies.append(&mut progress.untold_copies);
+        let is_done = job.stale.is_empty() && job.copies.is_empty();
+        if !is_done && !self.notifier.must_yield() {
             std::thread::sleep(AGAIN);
         }
-        job.stale
+        (job.stale, job.copies)
     }
 
-    fn send_copies(&mut self, progress: &mut Progress, copies: VecDeque<KernelInvalidation>) {
+    fn send_copies(&mut self, progress: &mut Progress, copies: &mut VecDeque<KernelInvalidation>) {
         progress.is_copy = true;
-        for one in copies {
-            if self.must_yield(progress.is_urgent) {
-                break;
-            }
+        while !self.must_yield(progress.is_urgent)
+            && let Some(one) = copies.pop_front()
+        {
             self.invalidate(progress, &one);
         }
     }
@@ -307,16 +319,12 @@ impl NotifierThread<'_> {
             expire_only: self.may_expire(progress, dir, name),
             then: then.map(|ino| (self.node(ino), progress.until)),
         };
-        let is_copy = progress.is_copy;
-        let again = || {
-            let entry = || KernelInvalidation::Entry { dir, name: name.clone() };
-            let one = then.map_or_else(entry, |ino| KernelInvalidation::Attr { ino });
-            (!is_copy).then_some(one)
-        };
+        let entry = || KernelInvalidation::Entry { dir, name: name.clone() };
+        let again = then.map_or_else(entry, |ino| KernelInvalidation::Attr { ino });
         if let Some((worker, waiting)) = progress.blocked.get_mut(&dir) {
             worker.give(named);
             *waiting += 1;
-            return progress.late_names.extend(again());
+            return progress.note_late(again);
         }
         let worker = self.worker(progress);
         let in_time = worker.as_ref().is_some_and(|worker| {
@@ -332,9 +340,11 @@ impl NotifierThread<'_> {
             self.send(&Notification::contents(node));
         } else if let Some(worker) = worker {
             progress.blocked.insert(dir, (worker, 1));
-            progress.late_names.extend(again());
+            progress.note_late(again);
+        } else if progress.is_copy {
+            progress.untold_copies.push_back(again);
         } else {
-            progress.untold.extend(again());
+            progress.untold.push_back(again);
         }
     }
 
