@@ -5,7 +5,7 @@ use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
 use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
-use crate::op::{InvalidationId, KernelInvalidation, Node, OpReply, Output};
+use crate::op::{InvalidationId, KernelInvalidation, Node, OpReply, Output, Urgency};
 use crate::records::{Directory, Inode, UntimedCopy};
 use nigh_types::{Attr, Entry, Grant, LeaseScope, Name, NodeId, Reply, Response, Span, Time};
 
@@ -484,12 +484,16 @@ impl Cache {
 
     /// Invalidates before all queued invalidations. This leaves out pages that wait for the remote, so stale pages stay
     /// so until the invalidation after reconnection ([`Cache::drop_stale_pages`]).
-    pub(crate) fn invalidate_first(&mut self, stale: Vec<KernelInvalidation>) -> InvalidationId {
+    pub(crate) fn invalidate_first(
+        &mut self,
+        stale: Vec<KernelInvalidation>,
+        urgency: Urgency,
+    ) -> InvalidationId {
         for one in &stale {
             self.clear_timeouts(one);
         }
         let id = self.new_invalidation();
-        self.out.push_back(Output::Invalidate { id, stale, first: true });
+        self.out.push_back(Output::Invalidate { id, stale, urgency });
         id
     }
 

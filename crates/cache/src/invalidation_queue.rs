@@ -10,7 +10,7 @@
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
-use crate::op::{InvalidationId, KernelInvalidation, OpReply, Output};
+use crate::op::{InvalidationId, KernelInvalidation, OpReply, Output, Urgency};
 use crate::records::UntimedCopy;
 use nigh_types::{Attr, Call, CallId, Name, NodeId, OpId, Reply, Response, Span, Time};
 use std::collections::VecDeque;
@@ -195,7 +195,7 @@ impl Cache {
     fn emit(&mut self, what: QueuedKind) {
         match what {
             QueuedKind::Invalidate(id, stale) => {
-                self.out.push_back(Output::Invalidate { id, stale, first: false })
+                self.out.push_back(Output::Invalidate { id, stale, urgency: Urgency::Ordinary })
             }
             QueuedKind::Answers(ops, late) => self.deliver_late(&ops, late),
         }

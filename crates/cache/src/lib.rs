@@ -83,7 +83,7 @@ pub use inotify::{RemoteChange, WatchStatus};
 pub use kernel::NotifyLevel;
 pub use op::{
     Caller, Fh, InvalidationId, KernelInvalidation, LockSpan, Node, Op, OpReply, Opened, Output, Page,
-    PageEntry, Reason,
+    PageEntry, Reason, Urgency,
 };
 pub use prefetch::Prefetch;
 pub use xattr::{is_privileged, sized_xattr};

@@ -467,9 +467,7 @@ pub enum Output {
     Invalidate {
         id: InvalidationId,
         stale: Vec<KernelInvalidation>,
-        /// All grants have ended: this invalidation goes before all queued ones, and the notifier leaves a running one
-        /// for it. It waits for no reply of the remote.
-        first: bool,
+        urgency: Urgency,
     },
     /// The kernel is to forget unused inodes: see [`crate::Cache::poll_prune`].
     Prune,
@@ -479,6 +477,18 @@ pub enum Output {
     Reclaimed,
     /// Nothing to do until this moment, or until the next input.
     Timeout(Time, Reason),
+}
+
+/// When an invalidation is sent, relative to those that are queued.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Urgency {
+    /// After them.
+    Ordinary,
+    /// Before all ordinary ones, and the notifier leaves a running one for it. It waits for no reply of the remote.
+    First,
+    /// As `First`. If dentries are dropped one by one, it is done only when those of the queued ones are dropped too: no
+    /// grant covers them any more.
+    AllGrantsEnded,
 }
 
 /// Reason of a timeout.

@@ -10,7 +10,7 @@
 
 use crate::cache::Cache;
 use crate::calls::CallKind;
-use crate::op::{KernelInvalidation, Output};
+use crate::op::{KernelInvalidation, Output, Urgency};
 use crate::records::OpenFile;
 use nigh_types::{Call, CallId, Handle, Name};
 use std::collections::BTreeSet;
@@ -117,7 +117,7 @@ impl Cache {
         let stale: Vec<KernelInvalidation> =
             leaving.into_iter().flatten().map(|ino| KernelInvalidation::Attr { ino }).collect();
         if !stale.is_empty() && self.config.level.can_notify() {
-            self.invalidate_first(stale);
+            self.invalidate_first(stale, Urgency::First);
         }
         leaving
     }

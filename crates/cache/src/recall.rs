@@ -5,7 +5,7 @@ use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
 use crate::grants::LiveGrant;
 use crate::kernel::NotifyLevel;
-use crate::op::{InvalidationId, KernelInvalidation, Output};
+use crate::op::{InvalidationId, KernelInvalidation, Output, Urgency};
 use crate::records::{CachedData, CachedPages, ChangeToken, Inode, OpenFile};
 use nigh_types::{
     Attr, Bug, Call, DataVersion, Errno, Grant, GrantId, LeaseScope, Name, NodeId, OpId, Recall, RecallId,
@@ -491,7 +491,8 @@ impl Cache {
             false => KernelInvalidation::Attr { ino },
         }));
         stale.extend(names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name }));
-        (self.config.level.can_notify() && !stale.is_empty()).then(|| self.invalidate_first(stale))
+        (self.config.level.can_notify() && !stale.is_empty())
+            .then(|| self.invalidate_first(stale, Urgency::AllGrantsEnded))
     }
 
     /// Keeps serving facts after their grants have ended. The kernel gets them without a timeout.

@@ -422,7 +422,7 @@ impl Driver {
                     core.open_credentials.on_reclaimed();
                     core.remote.handle_reclaimed(now);
                 }
-                Output::Invalidate { id, stale, first } => self.notifier.queue(id, stale, first),
+                Output::Invalidate { id, stale, urgency } => self.notifier.queue(id, stale, urgency),
                 Output::Prune => self.notifier.prune(),
                 Output::Timeout(at, _) => return at,
             }

@@ -20,7 +20,7 @@ mod thread;
 
 use crate::driver::Driver;
 use crate::worker::WorkerPool;
-use nigh_cache::{InvalidationId, KernelInvalidation, Op};
+use nigh_cache::{InvalidationId, KernelInvalidation, Op, Urgency};
 use nigh_fuse::Notification;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
@@ -35,8 +35,7 @@ use thread::NotifierThread;
 struct Job {
     id: InvalidationId,
     stale: VecDeque<KernelInvalidation>,
-    /// Goes before all others: all grants have ended, or a local change waits for it.
-    is_urgent: bool,
+    urgency: Urgency,
     /// What is left of an urgent job. Other jobs need not wait for it, because its facts are no longer relied upon.
     is_leftover_of_urgent: bool,
     /// Dentries of other jobs, which keep them too. They are not copied again.
@@ -45,12 +44,11 @@ struct Job {
 
 impl Job {
     fn ordinary(id: InvalidationId, stale: VecDeque<KernelInvalidation>) -> Job {
-        Job { id, stale, is_urgent: false, is_leftover_of_urgent: false, copies: VecDeque::new() }
+        Job { id, stale, urgency: Urgency::Ordinary, is_leftover_of_urgent: false, copies: VecDeque::new() }
     }
 
-    /// Whether all grants have ended. A local change that takes a name from an inode only drops its attributes.
-    fn ends_all_grants(&self) -> bool {
-        self.is_urgent && !self.stale.iter().all(|one| matches!(one, KernelInvalidation::Attr { .. }))
+    fn is_urgent(&self) -> bool {
+        self.urgency != Urgency::Ordinary
     }
 }
 
@@ -93,11 +91,11 @@ impl Notifier {
         })
     }
 
-    /// Queues a job; `first`: before all others.
-    pub fn queue(&self, id: InvalidationId, stale: Vec<KernelInvalidation>, first: bool) {
-        let job = Job { is_urgent: first, ..Job::ordinary(id, stale.into()) };
+    /// Queues a job.
+    pub fn queue(&self, id: InvalidationId, stale: Vec<KernelInvalidation>, urgency: Urgency) {
+        let job = Job { urgency, ..Job::ordinary(id, stale.into()) };
         let mut jobs = self.jobs.lock();
-        if first {
+        if job.is_urgent() {
             jobs.urgent.push_back(job);
         } else {
             jobs.ordinary.push_back(job);
@@ -159,7 +157,7 @@ impl Notifier {
 
     /// Processes one job; its rest continues after all urgent jobs.
     fn process(&self, teller: &mut NotifierThread<'_>, job: Job) {
-        let (id, behind) = (job.id, job.is_urgent || job.is_leftover_of_urgent);
+        let (id, behind) = (job.id, job.is_urgent() || job.is_leftover_of_urgent);
         let (stale, copies) = teller.process(job);
         if self.is_stopped() {
             return;
@@ -213,7 +211,7 @@ impl Notifier {
             jobs.ordinary.push_front(Job::ordinary(id, stale));
         }
         let Some(mut first) = jobs.urgent.pop_front() else { return jobs.ordinary.pop_front() };
-        if first.ends_all_grants() && !teller.can_use_epoch() {
+        if first.urgency == Urgency::AllGrantsEnded && !teller.can_use_epoch() {
             // There is no epoch to invalidate the dentries of the other jobs, and those jobs may block.
             let others = jobs.ordinary.iter().flat_map(|job| &job.stale);
             first.copies = others.filter(|one| names_dentries(one)).cloned().collect();

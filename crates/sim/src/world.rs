@@ -453,7 +453,7 @@ impl<B: Backend> World<B> {
                 self.clients[at].remote.handle_reclaimed(now);
                 self.observe();
             }
-            Output::Invalidate { id, stale, first } => self.queue(at, id, stale, first),
+            Output::Invalidate { id, stale, urgency } => self.queue(at, id, stale, urgency),
             Output::Prune => {
                 let cache = &mut self.clients[at].cache;
                 let inos = std::iter::from_fn(|| Some(cache.poll_prune()).filter(|inos| !inos.is_empty()));

@@ -1,6 +1,6 @@
 use super::*;
 use crate::Config;
-use crate::op::{Caller, Op, OpReply, Output};
+use crate::op::{Caller, Op, OpReply, Output, Urgency};
 use crate::test_fixtures::{T0, cache, calls, name, outputs};
 use nigh_types::{Attr, CallId, Errno, Event, GrantId, Kind, Mode, OpId, Reply, Response, Span, Term};
 
@@ -203,8 +203,12 @@ fn dentry_leases_end_with_the_session() {
     missing(&mut cache, at(0), "a");
     cache.handle_event(at(1), Event::Expired { why: String::new() });
     let outputs = outputs(&mut cache);
-    let told = outputs.iter().any(|output| matches!(output, Output::Invalidate { first: true, .. }));
-    assert!(told, "{outputs:?}");
+    let urgency = |output: &Output| match output {
+        Output::Invalidate { urgency, .. } => Some(*urgency),
+        _ => None,
+    };
+    let found: Vec<Urgency> = outputs.iter().filter_map(urgency).collect();
+    assert!(found.contains(&Urgency::AllGrantsEnded), "{outputs:?}");
     assert_eq!(cache.gauges().negative, 0);
 }
 

@@ -10,10 +10,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 impl Notifier {
-    /// Invalidations in the queue.
-    fn queued(&self) -> usize {
+    /// Invalidations in the queue, and copies.
+    fn queued(&self) -> (usize, usize) {
         let jobs = self.jobs.lock();
-        jobs.urgent.iter().chain(&jobs.ordinary).map(|job| job.stale.len()).sum()
+        let all = || jobs.urgent.iter().chain(&jobs.ordinary);
+        (all().map(|job| job.stale.len()).sum(), all().map(|job| job.copies.len()).sum())
     }
 
     /// Whether nothing is queued.
@@ -32,7 +33,8 @@ fn notifier_stops_on_request_at_any_time() {
         let (running, of) = (Arc::clone(&notifier), Arc::clone(&driver));
         let thread = thread::spawn(move || running.run(&of, true));
         if round % 2 == 0 {
-            notifier.queue(InvalidationId(round), vec![KernelInvalidation::Attr { ino: 7 }], round % 4 == 0);
+            let urgency = if round % 4 == 0 { Urgency::AllGrantsEnded } else { Urgency::Ordinary };
+            notifier.queue(InvalidationId(round), vec![KernelInvalidation::Attr { ino: 7 }], urgency);
         }
         notifier.stop();
         let give_up = Instant::now() + Duration::from_secs(20);
@@ -61,7 +63,7 @@ fn dentry_that_leads_to_a_submount_is_not_invalidated() {
     driver.notifier.queue(
         InvalidationId(1),
         vec![KernelInvalidation::AllDentries(vec![(root, name("proc")), (root, name("no"))])],
-        false,
+        Urgency::Ordinary,
     );
     until("both are told", || transport.notifications().len() == 2);
     assert_eq!(transport.notifications(), [expired(ROOT, b"proc"), dropped(ROOT, b"no")]);
@@ -77,13 +79,13 @@ fn no_epoch_is_sent_after_a_whiteout_rename() {
     let thread = running(&driver);
     let root = driver.root();
     let epoch = || vec![KernelInvalidation::AllDentries(vec![(root, name("a"))])];
-    driver.notifier.queue(InvalidationId(1), epoch(), false);
+    driver.notifier.queue(InvalidationId(1), epoch(), Urgency::Ordinary);
     until("it is told", || transport.notifications().len() == 1);
     let (from, to, no_replace, exchange) = (root, root, false, false);
     let op =
         Op::Rename { from, name: name("x"), to, new_name: name("y"), no_replace, exchange, whiteout: true };
     driver.operate(3, OpId(3), Caller::default(), ReplyFormat::Empty, op);
-    driver.notifier.queue(InvalidationId(2), epoch(), false);
+    driver.notifier.queue(InvalidationId(2), epoch(), Urgency::Ordinary);
     until("both are told", || transport.notifications().len() == 2);
     assert_eq!(transport.notifications(), [Notification::IncEpoch, expired(ROOT, b"a")]);
     assert_eq!(driver.with(|core, _| core.cache.level()), nigh_cache::NotifyLevel::NoEpoch);
@@ -100,7 +102,7 @@ fn dentry_is_dropped_while_a_lookup_reply_may_not_have_been_applied() {
     // The state of a thread of another pid namespace is unknown.
     driver.revalidations.note(crate::revalidations::NameKey::of(root, &name("a")), 7, 0);
     let stale = ["a", "b"].map(|at| KernelInvalidation::Entry { dir: root, name: name(at) });
-    driver.notifier.queue(InvalidationId(1), stale.to_vec(), false);
+    driver.notifier.queue(InvalidationId(1), stale.to_vec(), Urgency::Ordinary);
     until("both are told", || transport.notifications().len() == 2);
     assert_eq!(transport.notifications(), [dropped(ROOT, b"a"), expired(ROOT, b"b")]);
     stopped(&driver, thread);
@@ -186,13 +188,13 @@ fn blocked_invalidation_yields_to_an_urgent_one_and_is_repeated() {
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
     let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 8 }];
-    driver.notifier.queue(InvalidationId(901), stale, false);
+    driver.notifier.queue(InvalidationId(901), stale, Urgency::Ordinary);
     let told =
         |one: &Notification<'static>| kernel.notifications().iter().filter(|other| *other == one).count();
     until("it is told", || told(&Notification::contents(MADE)) == 1);
     let all =
         vec![KernelInvalidation::AllDentries(vec![]), pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
-    driver.notifier.queue(InvalidationId(902), all, true);
+    driver.notifier.queue(InvalidationId(902), all, Urgency::AllGrantsEnded);
     until("what goes first", || told(&Notification::attributes(9)) == 1);
     assert_eq!((told(&Notification::IncEpoch), told(&Notification::attributes(8))), (1, 0));
     stuck.let_go();
@@ -362,7 +364,7 @@ fn file_with_many_write_backs_leaves_worker_threads_for_others() {
         driver.notifier.queue(
             InvalidationId(ino),
             vec![pages_of(other), KernelInvalidation::Attr { ino }],
-            false,
+            Urgency::Ordinary,
         );
         until("what comes later", || kernel.notifications().contains(&Notification::attributes(ino)));
     }
@@ -389,7 +391,7 @@ fn page_under_partial_write_is_dropped_before_acknowledgement() {
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
     let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
-    driver.notifier.queue(InvalidationId(901), stale, false);
+    driver.notifier.queue(InvalidationId(901), stale, Urgency::Ordinary);
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     let told = kernel.notifications();
     let at = |one: &Notification<'_>| told.iter().position(|told| told == one);
@@ -407,7 +409,7 @@ fn page_locked_by_a_partial_write_does_not_delay_the_acknowledgement() {
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
     let thread = running(&driver);
     let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
-    driver.notifier.queue(InvalidationId(901), stale, false);
+    driver.notifier.queue(InvalidationId(901), stale, Urgency::Ordinary);
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     assert!(kernel.notifications().contains(&part), "it was tried");
     stuck.let_go();
@@ -429,7 +431,7 @@ fn file_opened_and_read_during_invalidation_does_not_delay_the_acknowledgement()
     operate(901, nigh_cache::Op::Release { fh: nigh_cache::Fh(1), flock: None });
     let thread = running(&driver);
     let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: 9 }];
-    driver.notifier.queue(InvalidationId(901), stale, false);
+    driver.notifier.queue(InvalidationId(901), stale, Urgency::Ordinary);
     let told = |one: &Notification<'static>| kernel.notifications().contains(one);
     until("the whole file", || told(&Notification::contents(MADE)));
     stage.open(MADE);
@@ -453,22 +455,35 @@ fn names_of_a_locked_directory_do_not_delay_other_invalidations() {
     let thread = running(&driver);
     let name = name("x");
     let entry = |dir| KernelInvalidation::Entry { dir, name: name.clone() };
-    driver.notifier.queue(InvalidationId(901), vec![entry(MADE), entry(MADE), entry(driver.root())], false);
+    driver.notifier.queue(
+        InvalidationId(901),
+        vec![entry(MADE), entry(MADE), entry(driver.root())],
+        Urgency::Ordinary,
+    );
     let told =
         |one: &Notification<'static>| kernel.notifications().iter().filter(|other| *other == one).count();
     until("another directory", || told(&expired(ROOT, b"x")) == 1);
-    driver.notifier.queue(InvalidationId(902), vec![KernelInvalidation::Attr { ino: 9 }, entry(MADE)], true);
+    driver.notifier.queue(
+        InvalidationId(902),
+        vec![KernelInvalidation::Attr { ino: 9 }, entry(MADE)],
+        Urgency::AllGrantsEnded,
+    );
     until("what goes first", || told(&Notification::attributes(9)) == 1);
     stuck.let_go();
     until("both names", || told(&expired(MADE, b"x")) >= 4);
     stopped(&driver, thread);
 }
 
-/// With a mount below, an urgent job sends copies of the queued names. Were they queued again with what is left of that
-/// job, each urgent job would double them. A local rename or removal queues an urgent job.
+/// With a mount below, a job for the end of all grants sends copies of the queued names. What is left of it keeps the
+/// copies, and no later job copies them: otherwise each would double them. A local rename or removal queues an urgent
+/// job too, which copies nothing.
 #[test]
 fn urgent_jobs_do_not_multiply_names_of_a_locked_directory() {
-    for stale in [KernelInvalidation::Attr { ino: 9 }, pages_of(9)] {
+    const JOBS: usize = 12;
+    for (stale, urgency, copies) in [
+        (KernelInvalidation::Attr { ino: 9 }, Urgency::First, 0),
+        (pages_of(9), Urgency::AllGrantsEnded, 4 * JOBS),
+    ] {
         let stuck = BlockingKernel::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
         let mut stage = stuck.stage();
         assert_eq!(stage.make("nothing-is-mounted-here", true).ino, MADE);
@@ -476,16 +491,44 @@ fn urgent_jobs_do_not_multiply_names_of_a_locked_directory() {
         driver.mountpoint.set("/".into()).unwrap();
         let thread = running(&driver);
         let entry = |text| KernelInvalidation::Entry { dir: MADE, name: name(text) };
-        driver.notifier.queue(InvalidationId(901), vec![entry("x"), entry("y")], false);
-        for urgent in 0..12 {
-            driver.notifier.queue(InvalidationId(902 + urgent), vec![stale.clone()], true);
+        driver.notifier.queue(InvalidationId(901), vec![entry("x"), entry("y")], Urgency::Ordinary);
+        for urgent in 0..JOBS as u64 {
+            driver.notifier.queue(InvalidationId(902 + urgent), vec![stale.clone()], urgency);
             until("it is sent", || driver.notifier.jobs.lock().urgent.is_empty());
             thread::sleep(Duration::from_millis(30));
-            assert!(driver.notifier.queued() <= 8, "{} are queued", driver.notifier.queued());
+            let queued = driver.notifier.queued();
+            assert!(queued.0 <= 8 && queued.1 <= copies, "{queued:?} are queued");
         }
         stuck.let_go();
+        until("all are sent", || driver.notifier.queued() == (0, 0));
         stopped(&driver, thread);
     }
+}
+
+/// With a mount below, the end of all grants covers the names of earlier jobs too, also if another urgent job interrupts
+/// the wait for them.
+#[test]
+fn end_of_all_grants_is_done_only_when_queued_names_are_dropped() {
+    let stuck = BlockingKernel::new(|told| matches!(told, Notification::InvalEntry { parent: MADE, .. }));
+    let mut stage = stuck.stage();
+    assert_eq!(stage.make("nothing-is-mounted-here", true).ino, MADE);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    driver.mountpoint.set("/".into()).unwrap();
+    let thread = running(&driver);
+    let entry = KernelInvalidation::Entry { dir: MADE, name: name("x") };
+    driver.notifier.queue(InvalidationId(901), vec![entry], Urgency::Ordinary);
+    thread::sleep(Duration::from_millis(30));
+    lapse(&stage);
+    until("what can be dropped", || kernel.notifications().contains(&Notification::attributes(MADE)));
+    for urgent in 0..3 {
+        let attributes = vec![KernelInvalidation::Attr { ino: 9 }];
+        driver.notifier.queue(InvalidationId(902 + urgent), attributes, Urgency::First);
+        thread::sleep(Duration::from_millis(50));
+        assert!(is_forgetting(&driver), "the kernel may still have a name");
+    }
+    stuck.let_go();
+    until("the rest", || !is_forgetting(&driver));
+    stopped(&driver, thread);
 }
 
 /// Names of a directory that is locked until an operation's reply do not delay the next job.
@@ -497,8 +540,8 @@ fn are_left_to_their_worker(made: &str, locks: impl FnOnce(u64) -> nigh_cache::O
     driver.operate(900, OpId(900), Caller::default(), ReplyFormat::Natural, locks(driver.root()));
     let thread = running(&driver);
     let entry = KernelInvalidation::Entry { dir: MADE, name: name("x") };
-    driver.notifier.queue(InvalidationId(901), vec![entry], true);
-    driver.notifier.queue(InvalidationId(902), vec![KernelInvalidation::Attr { ino: 9 }], false);
+    driver.notifier.queue(InvalidationId(901), vec![entry], Urgency::AllGrantsEnded);
+    driver.notifier.queue(InvalidationId(902), vec![KernelInvalidation::Attr { ino: 9 }], Urgency::Ordinary);
     until("what comes next", || kernel.notifications().contains(&Notification::attributes(9)));
     stuck.let_go();
     stopped(&driver, thread);
@@ -557,7 +600,11 @@ fn delayed_invalidation_waits_for_getattr_callers_that_came_meanwhile() {
     let mut stage = DriverHarness::new();
     assert_eq!(stage.make("file", false).ino, MADE);
     let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
-    driver.notifier.queue(InvalidationId(901), vec![KernelInvalidation::Attr { ino: MADE }], false);
+    driver.notifier.queue(
+        InvalidationId(901),
+        vec![KernelInvalidation::Attr { ino: MADE }],
+        Urgency::Ordinary,
+    );
     driver.with(|core, now| core.cache.handle_event(now, Event::Recall(of_root(driver.root()))));
     let asks = nigh_cache::Op::GetAttr { ino: MADE };
     driver.operate(900, OpId(900), Caller::default(), ReplyFormat::Natural, asks);
@@ -583,7 +630,7 @@ fn wait_for_getattr_callers_is_bounded_once_for_the_whole_job() {
         driver.operate(unique, OpId(unique), Caller::default(), ReplyFormat::Natural, asks);
     }
     let stale = files.iter().map(|ino| KernelInvalidation::Attr { ino: *ino }).collect();
-    driver.notifier.queue(InvalidationId(901), stale, false);
+    driver.notifier.queue(InvalidationId(901), stale, Urgency::Ordinary);
     let since = Instant::now();
     let thread = running(&driver);
     let told = |ino: &u64| kernel.notifications().contains(&Notification::attributes(*ino));

@@ -139,7 +139,7 @@ impl NotifierThread<'_> {
     pub fn process(&mut self, mut job: Job) -> (VecDeque<KernelInvalidation>, VecDeque<KernelInvalidation>) {
         let mut progress = Progress {
             id: job.id,
-            is_urgent: job.is_urgent,
+            is_urgent: job.is_urgent(),
             is_leftover_of_urgent: job.is_leftover_of_urgent,
             until: Instant::now() + ANSWERS,
             is_copy: false,

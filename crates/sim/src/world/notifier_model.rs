@@ -1,7 +1,7 @@
 //! Model of a notifier and its kernel: the order of notifications, and what each one waits for.
 
 use super::{Backend, Client, World, name_of, words};
-use nigh_cache::{InvalidationId, KernelInvalidation, NotifyLevel, Op};
+use nigh_cache::{InvalidationId, KernelInvalidation, NotifyLevel, Op, Urgency};
 use nigh_types::{OpId, WriteFlags};
 use std::collections::VecDeque;
 
@@ -132,15 +132,15 @@ impl<B: Backend> World<B> {
         at: usize,
         id: InvalidationId,
         stale: Vec<KernelInvalidation>,
-        first: bool,
+        urgency: Urgency,
     ) {
+        let first = urgency != Urgency::Ordinary;
         let client = &mut self.clients[at];
         if client.hold_invalidations && (client.asleep || !first) {
             self.trace.push(format!("{}'s kernel is slow to forget", name_of(at)));
         }
         let mut job = Job::new(id, stale, first);
-        let ends_all_grants = job.stale.iter().any(|one| !matches!(one, KernelInvalidation::Attr { .. }));
-        if first && ends_all_grants && client.cache.level() != NotifyLevel::All {
+        if urgency == Urgency::AllGrantsEnded && client.cache.level() != NotifyLevel::All {
             // Without the epoch, the urgent job must itself contain the dentries of other jobs, since those may wait.
             let named = |one: &&KernelInvalidation| {
                 matches!(one, KernelInvalidation::Entry { .. } | KernelInvalidation::AllDentries(_))
