@@ -268,7 +268,7 @@ mod tests {
         else {
             return println!("SKIPPED: no setpriv");
         };
-        // Before that the child has this process's credentials.
+        // Until it executes the program, the child has this process's credentials.
         let begun = std::time::Instant::now();
         let comm = format!("/proc/{}/comm", plain.id());
         while std::fs::read_to_string(&comm).is_ok_and(|name| name != "sleep\n")

@@ -38,17 +38,17 @@ pub fn run(world: &World, tally: &mut TestReport) {
         tally,
         &[
             ("inotifywait sees each kind of change of another mount", each_kind),
-            ("own changes are told once", own),
+            ("own changes are reported once", own),
             ("a file that is watched and not its directory", one_file),
             ("tail -f shows what another mount appends", tail),
             ("a daemon that is killed leaves no process behind", killed),
             ("with --events=off no change is reported, and no worker runs", off),
-            ("an ordinary user is not told where it may not write, and that is counted", refused),
+            ("no event is replayed where an ordinary user may not write, and that is counted", refused),
         ],
     );
     tally.test("changes of mixed kinds in many directories", || load::mixed(world));
-    // Last: the next server makes changes wait for the clients of this one, also for those that were killed.
-    tally.test("what changed while the server was gone is told when it is back", || gap(world));
+    // Last: the next server delays changes until this one's clients are back, also those that were killed.
+    tally.test("changes while the server is away are reported when it is back", || gap(world));
 }
 
 /// Two mounts of one tree: on `here` a program watches, on `there` changes are made.
