@@ -151,6 +151,11 @@ impl Export {
         self.reach.orphans.find_leftovers(&self.reach);
     }
 
+    /// Returns whether orphans of an earlier server wait for their clients.
+    pub(crate) fn has_leftovers(&self) -> bool {
+        self.reach.orphans.has_leftovers()
+    }
+
     /// Makes an export of an opened root, with its ids. `path` is its display name.
     pub(crate) fn of(
         opened: OpenedRoot,

@@ -220,6 +220,11 @@ impl Orphans {
         self.0.objects.observe(object, look)
     }
 
+    /// Returns whether there are leftovers of an earlier server that no session has opened.
+    pub(crate) fn has_leftovers(&self) -> bool {
+        self.0.known.lock().values().any(|known| known.leftover_since.is_some())
+    }
+
     /// Removes leftovers whose sessions did not return in time.
     pub(crate) fn sweep(&self, now: Instant) {
         let grace = Duration::from_nanos(self.0.grace_ns.load(Ordering::Relaxed));

@@ -113,6 +113,8 @@ pub struct Server {
     pub(crate) unattached: AtomicU64,
     /// The server stops and ends all sessions.
     ending: AtomicBool,
+    /// Exports with orphans of an earlier server: they stay open without sessions until these are removed.
+    with_leftovers: Mutex<Vec<Arc<Export>>>,
     /// Exports whose idle descriptors are being closed, by memory address.
     sweeping: Arc<Mutex<FxHashSet<usize>>>,
     /// Discarded sessions that keep their locks, because the loss of the locks could not be recorded yet.
@@ -190,6 +192,7 @@ impl Server {
             quota_lock: Mutex::default(),
             unattached: AtomicU64::new(0),
             ending: AtomicBool::new(false),
+            with_leftovers: Mutex::default(),
             sweeping: Arc::default(),
             unrecorded: Mutex::default(),
         });
@@ -250,6 +253,8 @@ impl Server {
         // Before the sessions end, so that their locks do not go to other clients.
         self.locks.stop();
         self.ending.store(true, Ordering::SeqCst);
+        let kept = std::mem::take(&mut *self.with_leftovers.lock());
+        drop(kept);
         for session in self.all_sessions() {
             session.log.set_end_reason(|| why.to_owned());
             session.stop();
@@ -416,6 +421,7 @@ impl Server {
     /// Closes idle descriptors of all exports. Returns the number of exports.
     fn sweep(&self) -> u64 {
         let exports = self.open_exports();
+        self.keep_open(&exports);
         self.tidy_states();
         let count = exports.len() as u64;
         // One job per export: closing may wait for a hung filesystem.
@@ -430,6 +436,20 @@ impl Server {
             }
         }
         count
+    }
+
+    /// Keeps the exports with leftovers open, and no others.
+    fn keep_open(&self, exports: &[Arc<Export>]) {
+        let mut kept = self.with_leftovers.lock();
+        let is_over = |export: &mut Arc<Export>| self.is_ending() || !export.has_leftovers();
+        let over: Vec<_> = kept.extract_if(.., is_over).collect();
+        for export in exports.iter().filter(|export| !self.is_ending() && export.has_leftovers()) {
+            if !kept.iter().any(|known| Arc::ptr_eq(known, export)) {
+                kept.push(Arc::clone(export));
+            }
+        }
+        drop(kept);
+        drop(over);
     }
 
     fn open_exports(&self) -> Vec<Arc<Export>> {
@@ -518,6 +538,9 @@ impl Server {
         export.set_grace(lapse, &self.grace);
         if twin.is_none() {
             export.find_orphans();
+        }
+        if export.has_leftovers() {
+            self.with_leftovers.lock().push(Arc::clone(&export));
         }
         self.exports.lock().insert(key, Arc::downgrade(&export));
         Ok(export)

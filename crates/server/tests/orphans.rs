@@ -356,6 +356,19 @@ fn unclaimed_orphan_is_removed_after_a_term() {
     assert_eq!(looked.result.map(drop), Err(Errno::STALE));
 }
 
+/// The export stays open for it.
+#[test]
+fn unclaimed_orphan_is_removed_after_all_clients_have_left() {
+    let (x, _) = Restart::left();
+    let server = x.server(300);
+    let mut client = Client::connect(&server, x.dir.path(), Term::Session);
+    client.root();
+    assert_eq!(aside(x.dir.path()).unwrap().len(), 1);
+    client.leave();
+    eventually("no client is there", || server.session_count() == 0);
+    eventually("removed", || aside(x.dir.path()).unwrap().is_empty());
+}
+
 #[test]
 fn without_orphan_directory_descriptors_keep_removed_files() {
     if !needs_root("without_orphan_directory_descriptors_keep_removed_files") {
