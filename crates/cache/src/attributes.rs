@@ -48,7 +48,7 @@ impl Cache {
     /// Returns whether an inode's facts are suspended: an update by another client is prepared, or a local change in
     /// flight takes its name.
     pub(crate) fn is_suspended(&self, ino: u64) -> bool {
-        self.suspended.has_inode(ino) || self.pending_mutations.is_losing_name(ino)
+        self.suspended.has_inode(ino) || self.calls.is_losing_name(ino)
     }
 
     /// Returns the record of an inode, created if absent. If another inode had its number, all facts about that one are
@@ -111,7 +111,7 @@ impl Cache {
             return None;
         }
         if !flight.is_mutation() {
-            self.mark_attr_in_flight(id.ino);
+            self.calls.mark_attr_learned(id.ino);
             // These compare attributes themselves.
             if !matches!(flight.purpose, CallKind::Read { .. } | CallKind::Revalidate { .. }) {
                 self.drop_other_version(now, id, &attr);
@@ -202,9 +202,7 @@ impl Cache {
 
     /// Drops attributes because a recall of them raced with a local change.
     pub(crate) fn discard_uncertain_attr(&mut self, id: NodeId) {
-        for flight in self.flights.values_mut() {
-            flight.race_log.recalled.push((id, LeaseScope::Attributes));
-        }
+        self.calls.mark_uncertain((id, LeaseScope::Attributes));
         self.drop_attr(id.ino);
         if self.config.level.can_notify() {
             self.invalidate(vec![KernelInvalidation::Attr { ino: id.ino }], None);

@@ -1,6 +1,6 @@
 //! The cache and its contract.
 
-use crate::calls::{CallKind, InflightCall, OpenParams, Waiter};
+use crate::calls::{CallKind, Calls, InflightCall, OpenParams};
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
 use crate::dead_dentries::RecentDirLookups;
@@ -13,13 +13,11 @@ use crate::names_only_listing::NameStreams;
 use crate::nodeid_map::NodeIdMap;
 use crate::op::{Caller, Fh, InvalidationId, Op, OpReply, Output, Reason};
 use crate::oversized::Oversized;
-use crate::pending_mutations::PendingMutations;
 use crate::prefetch::PrefetchJobs;
 use crate::prune::KernelInodeQueue;
 use crate::readdirplus_heuristic::ReaderTable;
 use crate::recall::OnInvalidated;
 use crate::records::{Directory, Inode, OpenDir, OpenFile};
-use crate::request_deadlines::RequestDeadlines;
 use crate::session_state::SessionState;
 use crate::ungranted::UngrantedPages;
 use crate::updates::SuspendedFacts;
@@ -45,6 +43,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 #[derive(Clone, Debug)]
 pub struct Cache {
     pub(crate) config: Config,
+    pub(crate) calls: Calls,
     pub(crate) key: CookieKey,
     pub(crate) has_acls: bool,
     pub(crate) session_state: SessionState,
@@ -83,11 +82,6 @@ pub struct Cache {
     pub(crate) numbers: NodeIdMap,
     pub(crate) recent_dir_lookups: RecentDirLookups,
     pub(crate) forgotten: Forgotten,
-    pub(crate) flights: BTreeMap<CallId, InflightCall>,
-    pub(crate) waiting: BTreeMap<OpId, Waiter>,
-    /// Requests queued while there is no session.
-    pub(crate) queued_ops: BTreeMap<OpId, (Caller, Op)>,
-    pub(crate) request_deadlines: RequestDeadlines,
     /// Reclaim calls without a reply; whether lock reclaims are to be sent; whether [`Output::Reclaimed`] is owed.
     pub(crate) pending_reclaims: u64,
     pub(crate) lock_reclaims_due: bool,
@@ -101,12 +95,7 @@ pub struct Cache {
     pub(crate) kernel_is_slow: bool,
     /// Replies of a new session that wait for that invalidation.
     pub(crate) deferred_replies: Vec<(CallId, Response)>,
-    /// Calls in flight that requests may join.
-    pub(crate) lookup_calls: FxHashMap<(u64, Name), CallId>,
-    pub(crate) attr_calls: FxHashMap<u64, CallId>,
-    pub(crate) xattr_calls: FxHashMap<u64, CallId>,
     pub(crate) walks: PrefetchJobs,
-    pub(crate) pending_mutations: PendingMutations,
     pub(crate) locks: LockRecords,
     pub(crate) suspended: SuspendedFacts,
     pub(crate) after_invalidation: BTreeMap<InvalidationId, OnInvalidated>,
@@ -119,7 +108,6 @@ pub struct Cache {
     pub(crate) negative_dentries: BTreeSet<(u64, Name)>,
     /// Cached statfs reply for an inode, and its end.
     pub(crate) statfs_cache: Option<(u64, nigh_types::Space, Time)>,
-    pub(crate) next_call: u64,
     pub(crate) next_fh: u64,
     pub(crate) next_invalidation: u64,
     pub(crate) counters: Counters,
@@ -135,6 +123,7 @@ impl Cache {
     pub fn new(config: Config) -> Cache {
         Cache {
             config,
+            calls: Calls::new(config.client, config.incarnation),
             key: CookieKey::default(),
             has_acls: false,
             session_state: SessionState::Connecting,
@@ -164,10 +153,6 @@ impl Cache {
             numbers: NodeIdMap::default(),
             recent_dir_lookups: RecentDirLookups::default(),
             forgotten: Forgotten::default(),
-            flights: BTreeMap::new(),
-            waiting: BTreeMap::new(),
-            queued_ops: BTreeMap::new(),
-            request_deadlines: RequestDeadlines::default(),
             pending_reclaims: 0,
             lock_reclaims_due: false,
             owes_reclaimed: false,
@@ -176,11 +161,7 @@ impl Cache {
             flush_all_by: None,
             kernel_is_slow: false,
             deferred_replies: Vec::new(),
-            lookup_calls: FxHashMap::default(),
-            attr_calls: FxHashMap::default(),
-            xattr_calls: FxHashMap::default(),
             walks: PrefetchJobs::default(),
-            pending_mutations: PendingMutations::new(config.client, config.incarnation),
             locks: LockRecords::default(),
             suspended: SuspendedFacts::default(),
             after_invalidation: BTreeMap::new(),
@@ -190,7 +171,6 @@ impl Cache {
             expiry_timers: BTreeSet::new(),
             negative_dentries: BTreeSet::new(),
             statfs_cache: None,
-            next_call: 0,
             next_fh: 0,
             next_invalidation: 0,
             counters: Counters::default(),
@@ -220,7 +200,7 @@ impl Cache {
             tracing::trace!(target: "nigh::hit", op = id.0);
         } else {
             if let Some(due) = limit {
-                self.request_deadlines.begin(id, due);
+                self.calls.begin_deadline(id, due);
             }
             tracing::trace!(target: "nigh::miss", op = id.0);
         }
@@ -233,10 +213,8 @@ impl Cache {
         }
         let through = op.open_files();
         let answer = self.begin_op(now, id, caller, op);
-        if answer.is_none()
-            && let Some(waiting) = self.waiting.get_mut(&id)
-        {
-            waiting.open_files = through;
+        if answer.is_none() {
+            self.calls.note_open_files(id, through);
         }
         answer
     }
@@ -468,34 +446,6 @@ impl Cache {
         }
     }
 
-    /// Lets requests join a call that was just sent, but not a call that was not put out (see [`Cache::send`]).
-    pub(crate) fn enter_joins(&mut self, id: CallId, purpose: CallKind) {
-        if !self.flights.contains_key(&id) {
-            return;
-        }
-        match purpose {
-            CallKind::Lookup { dir, name } => drop(self.lookup_calls.insert((dir, name), id)),
-            CallKind::Attr { ino } => drop(self.attr_calls.insert(ino, id)),
-            CallKind::Xattrs { ino } => drop(self.xattr_calls.insert(ino, id)),
-            _ => {}
-        }
-    }
-
-    pub(crate) fn leave_joins(&mut self, id: CallId, purpose: &CallKind) {
-        let removed = match purpose {
-            CallKind::Lookup { dir, name } => {
-                let key = (*dir, name.clone());
-                if self.lookup_calls.get(&key) == Some(&id) { self.lookup_calls.remove(&key) } else { None }
-            }
-            CallKind::Attr { ino } if self.attr_calls.get(ino) == Some(&id) => self.attr_calls.remove(ino),
-            CallKind::Xattrs { ino } if self.xattr_calls.get(ino) == Some(&id) => {
-                self.xattr_calls.remove(ino)
-            }
-            _ => None,
-        };
-        debug_assert!(removed.is_none_or(|call| call == id), "a call leaves for itself");
-    }
-
     /// Handles a signal for an application's thread. Only a fatal one ends a wait, except a wait for a lock (S8).
     pub fn handle_interrupt(&mut self, op: OpId, fatal: bool) {
         if !fatal {
@@ -506,13 +456,13 @@ impl Cache {
 
     /// Replies to a request that waited: the only place that does.
     pub(crate) fn reply(&mut self, op: OpId, answer: OpReply) {
-        self.request_deadlines.end(op);
+        self.calls.end_deadline(op);
         self.out.push_back(Output::Answer { op, answer });
     }
 
     #[must_use]
     pub fn is_waiting(&self, op: OpId) -> bool {
-        self.waiting.contains_key(&op)
+        self.calls.is_waiting(op)
     }
 
     #[must_use]
@@ -540,7 +490,7 @@ impl Cache {
         }
         let dues = [
             (self.expiry_timers.first().map(|(due, _)| *due), Reason::GrantEnd),
-            (self.request_deadlines.next(), Reason::RequestDeadline),
+            (self.calls.next_deadline(), Reason::RequestDeadline),
             (self.flush_all_by, Reason::SlowKernel),
             (self.suspended.due(), Reason::Commit),
             (self.queue_due(), Reason::InvalidationQueue),
@@ -563,7 +513,7 @@ impl Cache {
     pub fn gauges(&self) -> Gauges {
         let mut gauges = Gauges {
             bytes: self.bytes(),
-            pending_operations: self.pending_mutations.operations(),
+            pending_operations: self.calls.pending_mutations(),
             inodes: self.inodes.len() as u64,
             open_files: self.files.len() as u64,
             ..Gauges::default()

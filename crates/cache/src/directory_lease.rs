@@ -198,9 +198,7 @@ impl Cache {
     /// Drops a directory's facts because a recall raced with a local change: what was learned since may be older or
     /// newer than the change.
     pub(crate) fn discard_uncertain_dir(&mut self, dir: NodeId) {
-        for flight in self.flights.values_mut() {
-            flight.race_log.recalled.push((dir, LeaseScope::Directory));
-        }
+        self.calls.mark_uncertain((dir, LeaseScope::Directory));
         self.discard_dir(dir, Vec::new());
     }
 
@@ -237,7 +235,7 @@ impl Cache {
     fn detach_listings(&mut self, dir: u64) {
         self.watches.mark_unsettled(self.clock, dir);
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
-        let flight = directory.listing.and_then(|call| self.flights.get_mut(&call));
+        let flight = directory.listing.and_then(|call| self.calls.get_mut(call));
         if let Some(flight) = flight.filter(|f| f.has_chunk && f.detached_entries.is_none()) {
             let listed = directory.progress.unwrap_or_default();
             flight.detached_entries = Some(Box::new(directory.rows.up_to(listed)));

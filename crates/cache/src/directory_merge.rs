@@ -34,7 +34,7 @@ impl Cache {
 
     /// Records that a grant on a directory's names is returned, or about to be.
     pub(crate) fn note_grant_returned(&mut self, dir: NodeId, id: GrantId) {
-        if self.flights.is_empty() {
+        if self.calls.is_empty() {
             self.returned_leases.clear();
         }
         if self.returned_leases.len() >= MOST_RETURNED {
@@ -51,11 +51,7 @@ impl Cache {
 
     /// Records a new directory lease for local changes in flight: they may have been made before it.
     pub(crate) fn note_lease_begin(&mut self, dir: u64) {
-        for flight in self.flights.values_mut().filter(|flight| flight.is_mutation()) {
-            if flight.purpose.binds_in(dir) {
-                flight.race_log.granted_dirs.insert(dir);
-            }
-        }
+        self.calls.mark_lease_begin(dir);
     }
 
     /// Updates grant ids from a reply: the server renumbers a grant with each reply, and ends it by its latest id.

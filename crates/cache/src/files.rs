@@ -7,7 +7,7 @@ use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened, Output};
 use crate::records::{CachedPages, ChangeToken, OpenFile};
 use crate::session_state::SessionState;
 use nigh_types::{
-    Access, Attr, Call, CallId, DataVersion, Errno, Handle, LeaseScope, NodeId, OpId, Reply, Response, Time,
+    Access, Attr, Call, DataVersion, Errno, Handle, LeaseScope, NodeId, OpId, Reply, Response, Time,
     WriteFlags,
 };
 
@@ -39,7 +39,7 @@ impl Cache {
     fn is_name_removal_in_flight(&self, ino: u64) -> bool {
         let Some(inode) = self.inodes.get(&ino) else { return false };
         let Some((dir, name)) = &inode.parent_entry else { return false };
-        self.flights.values().any(|flight| match &flight.purpose {
+        self.calls.values().any(|flight| match &flight.purpose {
             CallKind::Remove { dir: d, name: n } => d == dir && n == name,
             // The remote pins the file that a rename replaces, as far as it was known.
             CallKind::Rename { to, new_name, exchange: false, .. } if to == dir && new_name == name => {
@@ -333,9 +333,9 @@ impl Cache {
         let call = Call::Write { node, handle: Some(handle), offset, data, flags };
         let id = self.send(now, Some(opener), purpose, call);
         if !is_flush {
-            self.mark_reads_before_write(ino, (offset, size));
+            self.calls.mark_reads_before_write(ino, (offset, size));
         }
-        if let Some(flight) = self.flights.get_mut(&id) {
+        if let Some(flight) = self.calls.get_mut(id) {
             flight.writeback_op = flush;
         }
         if direct.is_some() {
@@ -459,9 +459,8 @@ impl Cache {
             if inode.unpinned_opens == 0 && is_named {
                 // The server would release the handle before it does earlier calls that use it: the pin then stays
                 // until the inode is forgotten.
-                let flights = &self.flights;
-                let used = |handle: &Handle| flights.values().any(|f| f.handles.contains(&Some(*handle)));
-                idle_pin = inode.ext_mut().pin_handle.take_if(|handle| !used(handle));
+                let calls = &self.calls;
+                idle_pin = inode.ext_mut().pin_handle.take_if(|handle| !calls.uses_handle(*handle));
             }
         }
         if let Some(handle) = idle_pin {
@@ -486,10 +485,9 @@ impl Cache {
         // The reply to a reclaim releases a handle without an owner.
         handles.retain(|handle| !self.is_reclaiming(*handle));
         for some in handles.chunks(Call::MOST_HANDLES as usize) {
-            self.next_call += 1;
             let call = Call::Release { handles: some.to_vec() };
             self.out.push_back(Output::Call {
-                id: CallId(self.next_call),
+                id: self.calls.new_id(),
                 caller: None,
                 mutation_id: None,
                 call,

@@ -78,13 +78,13 @@ impl Cache {
         if !self.finds_numbers || ino == 0 || NodeIdMap::is_assigned(ino) {
             return Some(OpReply::Failed(Errno::STALE));
         }
-        if let Some(&call) = self.attr_calls.get(&ino)
-            && self.joinable(call)
+        if let Some(call) = self.calls.attr_call(ino)
+            && self.calls.is_joinable(call)
         {
             return self.wait(op, caller, call, ReplyKind::SelfLookup, true);
         }
         let call = self.send(now, None, CallKind::Attr { ino }, Call::LookupNumber { ino });
-        self.enter_joins(call, CallKind::Attr { ino });
+        self.calls.enter_joins(call, CallKind::Attr { ino });
         self.wait(op, caller, call, ReplyKind::SelfLookup, false)
     }
 
@@ -195,7 +195,7 @@ mod tests {
         let mut said = answers(&mut cache, call, Err(Errno::STALE));
         // The remote is given its path once more.
         while said.is_none() {
-            let walk = cache.flights.iter().next_back().map(|(id, _)| *id).expect("it is sent");
+            let walk = cache.calls.ids().last().copied().expect("it is sent");
             said = answers(&mut cache, walk, Err(Errno::STALE));
         }
         assert_eq!(said, Some(OpReply::Failed(Errno::STALE)));
@@ -287,7 +287,7 @@ mod tests {
         for (result, errno) in [(Err(Errno::STALE), Errno::STALE), (elsewhere, Errno::PROTO)] {
             let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
             assert_eq!(answers(&mut cache, call, result), Some(OpReply::Failed(errno)));
-            assert!(cache.inodes.keys().all(|ino| *ino == 1) && cache.flights.is_empty());
+            assert!(cache.inodes.keys().all(|ino| *ino == 1) && cache.calls.is_empty());
         }
         let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         let removed = Attr { nlink: 0, ..attr(FILE) };

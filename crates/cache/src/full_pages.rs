@@ -6,11 +6,11 @@
 //! takes time. So the cache tracks for each file whether the kernel may have full pages: reads and writes of full pages
 //! bring some, until all are dropped.
 
+use crate::byte_ranges::{PAGE, clip, pages, pages_overlap};
 use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::kernel_locks::PageRange;
 use crate::op::{Fh, InvalidationId, KernelInvalidation, Op};
-use crate::recall::{PAGE, clip, pages, pages_overlap};
 use crate::records::Inode;
 use nigh_types::{SetAttr, WriteFlags};
 
@@ -99,8 +99,8 @@ impl Cache {
             pages.is_some_and(|(of, range)| of == ino && pages_overlap(range, part))
         };
         let is_flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { write_back: true, .. }, .. });
-        let is_out = self.flights.values().any(|f| f.purpose.is_writeback() && is_of_it(f.purpose.pages()))
-            || self.queued_ops.values().any(|(_, op)| is_flush(op) && is_of_it(op.pages()));
+        let is_out = self.calls.values().any(|f| f.purpose.is_writeback() && is_of_it(f.purpose.pages()))
+            || self.calls.queued().any(|(_, op)| is_flush(op) && is_of_it(op.pages()));
         let has_pages =
             |i: &Inode| i.base.is_some() || i.old.is_some() || self.ungranted_in(i.id, part).next().is_some();
         let may_be = self.inodes.get(&ino).is_some_and(|i| i.writers > 0 && has_pages(i));
@@ -148,7 +148,7 @@ impl Cache {
         if !self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_exist()) {
             return Vec::new();
         }
-        let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
+        let out = self.calls.awaited();
         let out = out.filter_map(|flight| match flight.purpose {
             CallKind::Write { ino: of, offset, size, writeback: false, append, direct: None }
                 if of == ino =>
@@ -157,7 +157,7 @@ impl Cache {
             }
             _ => None,
         });
-        let parked = self.queued_ops.values().filter(|(_, op)| !self.is_direct(op));
+        let parked = self.calls.queued().filter(|(_, op)| !self.is_direct(op));
         let parked = parked.filter_map(|(_, op)| match op {
             Op::Write { ino: of, offset, data, flags, .. } if *of == ino && !flags.write_back => {
                 Some(((*offset, data.len() as u64), flags.append))

@@ -13,7 +13,7 @@ mod snapshot;
 mod tests;
 
 use crate::cache::Cache;
-use crate::calls::{CallKind, InflightCall};
+use crate::calls::InflightCall;
 use crate::dir_entries::{CachedEntry, DirEntryRef};
 use crate::op::OpReply;
 use crate::session_state::SessionState;
@@ -509,10 +509,10 @@ impl Cache {
     }
 
     fn compare(&mut self, ready: &[u64]) {
-        let busy = self.inodes_in_flight();
+        let busy = self.calls.inodes_in_flight();
         let mut differences = Vec::new();
         for &dir in ready {
-            let mut skipped: BTreeSet<Name> = self.names_in_flight(dir).into_iter().collect();
+            let mut skipped: BTreeSet<Name> = self.calls.names_in_flight(dir).into_iter().collect();
             let room = MOST_NAMES_OF_ALL.saturating_sub(self.watches.names);
             let Some(watched) = self.watches.dirs.get_mut(&dir) else { continue };
             let aside = watched.detached.take();
@@ -557,19 +557,6 @@ impl Cache {
             differences.extend(difference.filter(|_| !first));
         }
         self.watches.report(snapshot::changes_between(differences));
-    }
-
-    /// Returns inodes whose attributes a local change in flight may change, directly or by a read.
-    fn inodes_in_flight(&self) -> BTreeSet<u64> {
-        let changes = self.flights.values().filter(|flight| flight.is_mutation());
-        changes
-            .filter_map(|flight| match flight.purpose {
-                CallKind::Change { ino, .. } | CallKind::Write { ino, .. } | CallKind::Open { ino, .. } => {
-                    Some(ino)
-                }
-                _ => None,
-            })
-            .collect()
     }
 }
 

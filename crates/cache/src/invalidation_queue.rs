@@ -174,7 +174,7 @@ impl Cache {
             let inode = self.inodes.get(&ino);
             inode.is_some_and(|inode| names.iter().any(|(dir, name)| inode.is_at(*dir, name)))
         };
-        let asked = self.attr_calls.keys().copied();
+        let asked = self.calls.inodes_with_attr_call();
         let told = self.invalidation_queue.iter().filter_map(|behind| bound_inode(&behind.item));
         asked.chain(told).filter(|ino| named == Some(*ino) || itself == Some(*ino) || is_at(*ino)).collect()
     }
@@ -241,7 +241,7 @@ impl Cache {
 
     /// Returns the requests that wait for attributes of open files in `stale`.
     fn attr_waiters(&self, stale: &[KernelInvalidation]) -> Vec<OpId> {
-        if self.attr_calls.is_empty() {
+        if !self.calls.has_attr_calls() {
             return Vec::new();
         }
         let files = stale.iter().filter_map(|one| match one {
@@ -252,7 +252,7 @@ impl Cache {
             }
             _ => None,
         });
-        let flights = files.filter_map(|ino| self.flights.get(self.attr_calls.get(ino)?));
+        let flights = files.filter_map(|ino| self.calls.get(self.calls.attr_call(*ino)?));
         flights.flat_map(|flight| flight.waiters.iter().copied()).collect()
     }
 
@@ -270,19 +270,12 @@ impl Cache {
 
     /// Moves the waiters of an older call to a newer call.
     pub(crate) fn wait_for_newer(&mut self, older: CallId, newer: CallId) {
-        if older == newer || !self.flights.contains_key(&newer) {
+        if older == newer || !self.calls.contains(newer) {
             return;
         }
-        let Some(flight) = self.flights.get_mut(&older) else { return };
+        let Some(flight) = self.calls.get_mut(older) else { return };
         let waiters = std::mem::take(&mut flight.waiters);
-        for op in &waiters {
-            if let Some(waiting) = self.waiting.get_mut(op) {
-                (waiting.call, waiting.reply_may_predate) = (newer, false);
-            }
-        }
-        if let Some(flight) = self.flights.get_mut(&newer) {
-            flight.waiters.extend(waiters);
-        }
+        self.calls.move_waiters(waiters, newer);
     }
 
     /// Delivers the reply to a finished change that waits in the queue for a GETATTR reply, because no later
@@ -336,7 +329,7 @@ impl Cache {
         let answers = |behind: &&QueuedItem| matches!(behind.item, QueuedKind::Answers(..));
         let first =
             self.invalidation_queue.front().filter(|first| !(answers(first) && self.waits_for_kernel()))?;
-        let is_asked = first.waits_for.iter().any(|op| self.waiting.contains_key(op));
+        let is_asked = first.waits_for.iter().any(|op| self.calls.is_waiting(*op));
         Some(if is_asked { first.deadline } else { Time(0) })
     }
 

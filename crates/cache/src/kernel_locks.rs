@@ -1,9 +1,9 @@
 //! Kernel locks: directories and pages that the kernel has locked for requests without a reply.
 
+use crate::byte_ranges::PAGE;
 use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::op::Op;
-use crate::recall::PAGE;
 use nigh_types::{Name, OpId, WriteFlags};
 
 /// File, and a range of it: offset and length.
@@ -15,9 +15,9 @@ impl Cache {
     #[must_use]
     pub fn is_locked(&self, dir: u64) -> bool {
         let home = self.inodes.get(&dir).and_then(|inode| inode.parent_entry.as_ref());
-        let mut out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
+        let mut out = self.calls.awaited();
         out.any(|flight| flight.purpose.locks_names(dir) || flight.purpose.locks_victim(home))
-            || self.queued_ops.values().any(|(_, op)| op.locks_names(dir) || op.locks_victim(home))
+            || self.calls.queued().any(|(_, op)| op.locks_names(dir) || op.locks_victim(home))
             || self.suspended.waiting().any(|op| op.locks_names(dir))
     }
 }
@@ -27,9 +27,9 @@ impl Cache {
     /// (`do_renameat2`), which the request does not name.
     #[must_use]
     pub fn has_waiting_lookup(&self) -> bool {
-        let mut out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
+        let mut out = self.calls.awaited();
         out.any(|flight| matches!(flight.purpose, CallKind::Lookup { .. }))
-            || self.queued_ops.values().any(|(_, op)| matches!(op, Op::Lookup { .. }))
+            || self.calls.queued().any(|(_, op)| matches!(op, Op::Lookup { .. }))
     }
 }
 
@@ -40,8 +40,8 @@ impl Cache {
         file: u64,
         but_flushes: bool,
     ) -> impl Iterator<Item = (OpId, (u64, u64))> {
-        let parked = self.queued_ops.iter().filter(|(_, (_, op))| !self.is_direct(op));
-        parked.filter_map(move |(id, (_, op))| Some((*id, op.locks_pages(file, but_flushes)?)))
+        let parked = self.calls.queued().filter(|(_, op)| !self.is_direct(op));
+        parked.filter_map(move |(id, op)| Some((id, op.locks_pages(file, but_flushes)?)))
     }
 }
 
@@ -184,7 +184,7 @@ mod tests {
                 cache.handle_event(T0, Event::Expired { why: String::new() });
             }
             assert_eq!(cache.handle_op(T0, OpId(99), Caller::default(), op.clone()), None);
-            assert_eq!(cache.queued_ops.contains_key(&OpId(99)), parked);
+            assert_eq!(cache.calls.queued_op(OpId(99)).is_some(), parked);
             [MET, 1, OTHER].map(|dir| cache.is_locked(dir))
         });
         assert_eq!(out, parked, "{op:?}");

@@ -22,8 +22,10 @@
 //! | `evict`, `memory_pressure`, `prune` | memory budget, memory pressure, the kernel's inodes |
 
 mod attributes;
+mod byte_ranges;
 mod cache;
 mod calls;
+mod change_order;
 mod config;
 mod cookies32;
 mod counters;
@@ -55,7 +57,6 @@ mod op;
 mod open_pins;
 mod oversized;
 mod packed_attr;
-mod pending_mutations;
 mod prefetch;
 mod prune;
 mod read_after_write;
@@ -66,7 +67,7 @@ mod reclaim;
 mod records;
 mod remove_privs;
 mod removed;
-mod request_deadlines;
+mod sending;
 mod session_state;
 mod statfs;
 mod targets;

@@ -47,7 +47,7 @@ impl Cache {
         }
         let listing = self.dirs.get(&dir).and_then(|d| d.listing);
         if let Some(call) = listing
-            && self.flights.get(&call).is_some_and(|f| {
+            && self.calls.get(call).is_some_and(|f| {
                 f.detached_entries.is_none() && !f.race_log.all_grants_ended && f.race_log.recalled.is_empty()
             })
         {
@@ -67,7 +67,7 @@ impl Cache {
     pub(crate) fn replace_listing(&mut self, node: NodeId, call: CallId) {
         self.directory(node);
         let Some(directory) = self.dirs.get_mut(&node.ino) else { return };
-        let old = directory.listing.replace(call).and_then(|old| self.flights.get_mut(&old));
+        let old = directory.listing.replace(call).and_then(|old| self.calls.get_mut(old));
         if let Some(old) = old.filter(|f| f.has_chunk && f.detached_entries.is_none()) {
             old.detached_entries =
                 Some(Box::new(directory.rows.up_to(directory.progress.unwrap_or_default())));
@@ -162,7 +162,7 @@ impl Cache {
             None => {
                 flight.detached_entries = Some(Box::default());
                 // A reply without a grant does not answer requests that came after the call was sent.
-                let late = self.late_joiners(&flight.waiters);
+                let late = self.calls.late_joiners(&flight.waiters);
                 flight.waiters.retain(|op| !late.contains(op));
                 self.relist_for_late_joiners(now, dir, late);
             }
@@ -173,9 +173,9 @@ impl Cache {
         let (Some(place), false) = (self.node_ref(dir), late.is_empty()) else { return };
         let node = place.node;
         self.resend_for_joiners(now, late, CallKind::List { dir }, Call::List { dir: place });
-        let call = CallId(self.next_call);
+        let call = self.calls.last_id();
         // A call that was not sent (see `send`) brings nothing.
-        if self.flights.contains_key(&call) {
+        if self.calls.contains(call) {
             self.replace_listing(node, call);
         }
     }
@@ -235,7 +235,7 @@ impl Cache {
         let own: FxHashMap<NodeId, &Grant> =
             grants.iter().filter(|g| g.covers == LeaseScope::Attributes).map(|g| (g.node, g)).collect();
         let (from, to) = self.chunk_range(dir, entries, last);
-        let under_way = self.names_in_flight(dir);
+        let under_way = self.calls.names_in_flight(dir);
         let (mut stale, mut all_taken) = (Vec::new(), true);
         for (name, told) in entries {
             let id = told.child.id;
@@ -297,12 +297,12 @@ impl Cache {
             return;
         }
         for id in waiters {
-            let Some(waiting) = self.waiting.get(id) else { continue };
+            let Some(waiting) = self.calls.waiter(*id) else { continue };
             let (caller, ReplyKind::Page { fh, offset, size, plus }) = (waiting.caller, waiting.want.clone())
             else {
                 continue;
             };
-            self.waiting.remove(id);
+            self.calls.remove_waiter(*id);
             self.wait_for_commit(now, *id, caller, dir, Op::ReadDir { ino: dir, fh, offset, size, plus });
         }
     }
@@ -318,7 +318,7 @@ impl Cache {
         grant: Option<&Grant>,
     ) {
         let recalled = flight.recalled(entry.id, LeaseScope::Attributes);
-        self.mark_attr_in_flight(entry.id.ino);
+        self.calls.mark_attr_learned(entry.id.ino);
         self.drop_other_version(now, entry.id, &entry.attr);
         if entry.attr.covered_by_parent() {
             if let Some(inode) = self.inodes.get_mut(&entry.id.ino) {
@@ -388,15 +388,15 @@ impl Cache {
     /// it was sent, late readers get another listing: the cache knew that change while its grant lived.
     fn serve_from_snapshot(&mut self, now: Time, (call, dir): (CallId, u64), flight: &mut InflightCall) {
         let Some(rows) = flight.detached_entries.take() else { return };
-        let mut late = self.late_joiners(&flight.waiters);
-        late.retain(|op| self.waiting.get(op).is_some_and(|w| matches!(w.want, ReplyKind::Page { .. })));
+        let mut late = self.calls.late_joiners(&flight.waiters);
+        late.retain(|op| self.calls.waiter(*op).is_some_and(|w| matches!(w.want, ReplyKind::Page { .. })));
         let changed = flight.race_log.remote_names.contains_key(&dir)
             || flight.race_log.local_dentries(dir).next().is_some();
         if changed && !self.answers_stale() {
             flight.waiters.retain(|op| !late.contains(op));
             self.relist_for_late_joiners(now, dir, late);
         }
-        let reads = |op: &OpId| match self.waiting.get(op).map(|w| &w.want) {
+        let reads = |op: &OpId| match self.calls.waiter(*op).map(|w| &w.want) {
             Some(ReplyKind::Page { fh, .. }) => Some(*fh),
             _ => None,
         };
@@ -416,7 +416,7 @@ impl Cache {
 
     /// Answers a request that waits for a listing, if the listing has come far enough.
     fn serve_waiter(&mut self, now: Time, dir: u64, flight: &InflightCall, op: OpId) -> bool {
-        let Some(waiting) = self.waiting.get(&op) else { return true };
+        let Some(waiting) = self.calls.waiter(op) else { return true };
         let reader = waiting.caller.pid;
         match waiting.want.clone() {
             ReplyKind::OpenDir { ino } => {

@@ -326,12 +326,12 @@ impl Cache {
     /// Ends a blocking lock request on a signal, by cancelling the call. The reply to the call answers the request; it
     /// may say that the lock was just granted.
     pub(crate) fn interrupt_lock(&mut self, op: OpId) {
-        if let Some((_, Op::SetLock { wait: true, .. })) = self.queued_ops.get(&op) {
-            self.queued_ops.remove(&op);
+        if let Some(Op::SetLock { wait: true, .. }) = self.calls.queued_op(op) {
+            self.calls.remove_queued(op);
             return self.reply(op, OpReply::Failed(Errno::INTR));
         }
-        let Some(call) = self.waiting.get(&op).map(|waiting| waiting.call) else { return };
-        let Some(flight) = self.flights.get_mut(&call) else { return };
+        let Some(call) = self.calls.waiter(op).map(|waiting| waiting.call) else { return };
+        let Some(flight) = self.calls.get_mut(call) else { return };
         if let CallKind::Lock { wait: true, cancelled, .. } = &mut flight.purpose
             && !std::mem::replace(cancelled, true)
         {
@@ -345,7 +345,7 @@ impl Cache {
 
     /// Returns whether a request waits for a lock of another owner, at a remote that replies.
     pub(crate) fn waits_for_lock(&self, op: OpId) -> bool {
-        let flight = self.waiting.get(&op).and_then(|waiting| self.flights.get(&waiting.call));
+        let flight = self.calls.waiter(op).and_then(|waiting| self.calls.get(waiting.call));
         let waits = |flight: &InflightCall| matches!(flight.purpose, CallKind::Lock { wait: true, .. });
         self.session_state == SessionState::Active && flight.is_some_and(waits)
     }
@@ -354,8 +354,7 @@ impl Cache {
     pub(crate) fn end_signalled_waits(&mut self) {
         let signalled =
             |flight: &&InflightCall| matches!(flight.purpose, CallKind::Lock { cancelled: true, .. });
-        let ops: Vec<OpId> =
-            self.flights.values().filter(signalled).flat_map(|f| f.waiters.clone()).collect();
+        let ops: Vec<OpId> = self.calls.values().filter(signalled).flat_map(|f| f.waiters.clone()).collect();
         ops.into_iter().for_each(|op| self.abort(op, Errno::INTR));
     }
 }

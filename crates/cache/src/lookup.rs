@@ -87,14 +87,14 @@ impl Cache {
     ) -> Option<OpReply> {
         let Some(place) = self.node_ref(dir) else { return Some(OpReply::Failed(Errno::STALE)) };
         let key = (dir, name);
-        if let Some(&call) = self.lookup_calls.get(&key)
-            && self.joinable(call)
+        if let Some(call) = self.calls.lookup_call(&key)
+            && self.calls.is_joinable(call)
         {
             return self.wait(op, caller, call, ReplyKind::Reply, true);
         }
         let purpose = CallKind::Lookup { dir, name: key.1.clone() };
         let id = self.send(now, None, purpose.clone(), Call::Lookup { dir: place, name: key.1 });
-        self.enter_joins(id, purpose);
+        self.calls.enter_joins(id, purpose);
         let answer = self.wait(op, caller, id, ReplyKind::Reply, false);
         self.list_after_absent_names(now, dir);
         self.prefetch_by_lookups(now, dir);
@@ -109,11 +109,6 @@ impl Cache {
             // The listing is for later requests: if the directory cannot be reached, these find out themselves.
             let _ = self.list(now, dir);
         }
-    }
-
-    /// Returns whether requests may join a call in flight: nothing that it may bring has changed since it was sent.
-    pub(crate) fn joinable(&self, call: nigh_types::CallId) -> bool {
-        self.flights.get(&call).is_some_and(|f| f.race_log.is_empty())
     }
 
     pub(crate) fn attributes(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
@@ -135,16 +130,16 @@ impl Cache {
     pub(crate) fn fetch_attr(&mut self, now: Time, ino: u64) -> Result<(nigh_types::CallId, bool), Errno> {
         // A lookup by number may not find an inode that has a name here.
         let by_number = |flight: &InflightCall| matches!(flight.resend, Some(Call::LookupNumber { .. }));
-        if let Some(&call) = self.attr_calls.get(&ino)
-            && self.joinable(call)
-            && !self.flights.get(&call).is_some_and(by_number)
+        if let Some(call) = self.calls.attr_call(ino)
+            && self.calls.is_joinable(call)
+            && !self.calls.get(call).is_some_and(by_number)
         {
             return Ok((call, true));
         }
         let node = self.node_ref(ino).ok_or(Errno::STALE)?;
-        let older = self.attr_calls.get(&ino).copied();
+        let older = self.calls.attr_call(ino);
         let id = self.send(now, None, CallKind::Attr { ino }, Call::GetAttr { node });
-        self.enter_joins(id, CallKind::Attr { ino });
+        self.calls.enter_joins(id, CallKind::Attr { ino });
         if let Some(older) = older.filter(|_| self.reads_by_size(ino)) {
             self.wait_for_newer(older, id);
         }
@@ -215,7 +210,7 @@ impl Cache {
         if held.is_none()
             && let Some(place) = self.node_ref(dir)
         {
-            let late = self.late_joiners(&waiters);
+            let late = self.calls.late_joiners(&waiters);
             waiters.retain(|op| !late.contains(op));
             let call = Call::Lookup { dir: place, name: name.clone() };
             self.resend_for_joiners(now, late, CallKind::Lookup { dir, name: name.clone() }, call);
@@ -258,7 +253,7 @@ impl Cache {
                 if held.is_none()
                     && let Some(node) = self.node_ref(id.ino)
                 {
-                    let mut late = self.late_joiners(&waiters);
+                    let mut late = self.calls.late_joiners(&waiters);
                     if !late.is_empty() && self.reads_by_size(id.ino) {
                         // If the kernel applies an older reply, it discards the late waiters' newer one.
                         late.clone_from(&waiters);
@@ -282,7 +277,7 @@ impl Cache {
             self.reply_with_attr(now, op, &answer);
         }
         if let CallKind::Attr { ino } = &flight.purpose
-            && !self.attr_calls.contains_key(ino)
+            && self.calls.attr_call(*ino).is_none()
         {
             // It may have been asked for by number alone, or by a caller that was killed meanwhile.
             self.drop_if_idle(*ino);
@@ -297,7 +292,7 @@ impl Cache {
 
     /// Answers a request that waits for attributes, which may need them for another reply.
     fn reply_with_attr(&mut self, now: Time, op: OpId, answer: &OpReply) {
-        match (self.waiting.get(&op).map(|waiting| &waiting.want), answer) {
+        match (self.calls.waiter(op).map(|waiting| &waiting.want), answer) {
             (Some(ReplyKind::SelfLookup), OpReply::Attr(id, attr, _))
                 if self.is_removed_unused(id.ino, attr) =>
             {
@@ -377,7 +372,7 @@ mod tests {
             let answer = cache.handle_op(T0, OpId(1), Caller::default(), op);
             assert_eq!(answer, Some(OpReply::Failed(Errno::IO)));
         }
-        assert!(cache.lookup_calls.is_empty() && cache.attr_calls.is_empty() && cache.xattr_calls.is_empty());
+        assert!(!cache.calls.has_joins());
         assert_eq!((cache.counters().hits, cache.counters().misses), (3, 0));
     }
 }

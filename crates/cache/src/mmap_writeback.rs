@@ -189,7 +189,7 @@ impl Cache {
     /// Returns the requests that have pages locked which the kernel was to drop.
     fn requests_with_locked_pages(&self, ino: u64) -> BTreeSet<OpId> {
         let locks = |(_, length): (u64, u64)| length > 0;
-        let out = self.flights.values().filter(|flight| flight.drop_data);
+        let out = self.calls.values().filter(|flight| flight.drop_data);
         let out = out.filter(|flight| flight.purpose.locks_pages(ino, false).is_some_and(locks));
         let parked = self.queued_pages(ino, false).filter(|(_, range)| locks(*range)).map(|(op, _)| op);
         out.flat_map(|flight| flight.waiters.iter().copied()).chain(parked).collect()
@@ -270,17 +270,17 @@ impl Cache {
         // The server forgot with the session which versions are local writes.
         let old = self.inodes.values_mut().filter_map(|inode| inode.ext_if_any()?.old.as_mut());
         old.for_each(|old| old.stamp = old.tip);
-        let flushes = self.flights.iter().filter(|(_, flight)| flight.purpose.is_writeback());
-        let calls: Vec<CallId> = flushes.map(|(call, _)| *call).collect();
+        let flushes = self.calls.iter().filter(|(_, flight)| flight.purpose.is_writeback());
+        let calls: Vec<CallId> = flushes.map(|(call, _)| call).collect();
         for call in calls {
-            let Some(flight) = self.flights.remove(&call) else { continue };
+            let Some(flight) = self.calls.remove(call) else { continue };
             if let Some(sequence) = flight.sequence {
-                self.pending_mutations.finish(sequence);
+                self.calls.finish_mutation(sequence);
             }
             self.out.push_back(Output::Cancel(call));
-            let waiting = flight.waiters.first().and_then(|op| Some((*op, self.waiting.remove(op)?)));
+            let waiting = flight.waiters.first().and_then(|op| Some((*op, self.calls.remove_waiter(*op)?)));
             if let (Some((op, waiting)), Some(what)) = (waiting, flight.writeback_op) {
-                self.queued_ops.insert(op, (waiting.caller, *what));
+                self.calls.queue(op, waiting.caller, *what);
             }
         }
     }

@@ -133,7 +133,7 @@ impl Cache {
         let ino = entry.id.ino;
         let is_empty = !flight.race_log.has_remote_change_in(ino)
             && flight.race_log.local_dentries(ino).next().is_none();
-        let granted = granted.filter(|_| is_empty && !self.has_local_change_in(ino));
+        let granted = granted.filter(|_| is_empty && !self.calls.has_local_change_in(ino));
         let held = granted.map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.is_live(now));
         if let Some(held) = held {
             let directory = self.directory(entry.id);

@@ -271,7 +271,7 @@ impl Cache {
         }
         let waiters = std::mem::take(&mut flight.waiters);
         if goes_on {
-            self.flights.insert(call, flight);
+            self.calls.insert(call, flight);
         }
         self.truncate_name_stream(fh, call);
         self.serve_names_only(now, dir, waiters);
@@ -282,7 +282,7 @@ impl Cache {
     fn serve_names_only(&mut self, now: Time, dir: u64, waiters: Vec<OpId>) {
         let mut others = Vec::new();
         for op in waiters {
-            let Some(want) = self.waiting.get(&op).map(|waiting| waiting.want.clone()) else { continue };
+            let Some(want) = self.calls.waiter(op).map(|waiting| waiting.want.clone()) else { continue };
             let ReplyKind::Page { fh, offset, size, plus } = want else { continue };
             let known = self.live_directory(now, dir).is_some() && !self.suspended.has_names(dir);
             let facts = if known { self.page(now, dir, fh, offset, size, plus) } else { None };
@@ -293,8 +293,7 @@ impl Cache {
                     self.reply_to(op, OpReply::Page(page));
                 }
                 NamesOnlyPage::Pending(call) => {
-                    self.waiting.get_mut(&op).into_iter().for_each(|waiting| waiting.call = call);
-                    self.flights.get_mut(&call).into_iter().for_each(|flight| flight.waiters.push(op));
+                    self.calls.wait_instead(op, call);
                 }
                 NamesOnlyPage::Unavailable => others.push(op),
             }
@@ -310,14 +309,11 @@ impl Cache {
             Ok(listing) => listing,
             Err(errno) => return self.reply_all(waiters, &OpReply::Failed(errno)),
         };
-        let Some(flight) = self.flights.get_mut(&call) else {
+        if !self.calls.contains(call) {
             return self.reply_all(waiters, &OpReply::Failed(Errno::IO));
-        };
+        }
         for op in waiters {
-            if let Some(waiting) = self.waiting.get_mut(op) {
-                (waiting.call, waiting.reply_may_predate) = (call, joined);
-                flight.waiters.push(*op);
-            }
+            self.calls.join(*op, call, joined);
         }
     }
 
@@ -357,7 +353,7 @@ impl Cache {
         if comes {
             self.out.push_back(Output::Cancel(call));
         }
-        let waiters = self.flights.get_mut(&call).map(|flight| std::mem::take(&mut flight.waiters));
+        let waiters = self.calls.get_mut(call).map(|flight| std::mem::take(&mut flight.waiters));
         waiters.into_iter().flatten().for_each(|op| self.answer_beside_listing(now, dir, op));
     }
 
@@ -383,7 +379,7 @@ impl Cache {
     }
 
     fn serve_waiting(&mut self, now: Time, call: CallId, dir: u64) {
-        let waiters = self.flights.get_mut(&call).map(|flight| std::mem::take(&mut flight.waiters));
+        let waiters = self.calls.get_mut(call).map(|flight| std::mem::take(&mut flight.waiters));
         self.serve_names_only(now, dir, waiters.unwrap_or_default());
     }
 

@@ -80,7 +80,7 @@ impl Cache {
         self.numbers.reuse(old, lookups, gone);
         // Requests that have yet to begin mean the old inode too.
         let means_it = |op: &Op| op.nodes_by_number().into_iter().flatten().any(|ino| ino == id.ino);
-        let parked = self.queued_ops.iter().filter(|(_, (_, op))| means_it(op)).map(|(op, _)| *op);
+        let parked = self.calls.queued().filter(|(_, op)| means_it(op)).map(|(op, _)| op);
         let waiting: Vec<OpId> = parked.chain(self.suspended.waiting_for(id.ino)).collect();
         waiting.into_iter().for_each(|op| self.abort(op, Errno::STALE));
     }
@@ -100,9 +100,7 @@ impl Cache {
     /// Drops an inode whose number was reused, according to a reply. Invalidates the old inode in the kernel, because
     /// no recall will cover it and the reply may be late. New requests must not join calls for the old inode.
     fn drop_reused_inode(&mut self, ino: u64) {
-        self.attr_calls.remove(&ino);
-        self.xattr_calls.remove(&ino);
-        self.lookup_calls.retain(|(dir, _), _| *dir != ino);
+        self.calls.leave_joins_of_inode(ino);
         if self.config.level.can_notify() {
             self.invalidate(
                 vec![
@@ -215,17 +213,7 @@ impl Cache {
     /// Returns an inode's parent entry after the renames in flight.
     pub(crate) fn parent_after_renames(&self, ino: u64) -> Option<(u64, Name)> {
         let home = self.inodes.get(&ino)?.parent_entry.clone()?;
-        let moved = self.flights.values().find_map(|flight| match &flight.purpose {
-            CallKind::Rename { from, name, to, new_name, .. } if (*from, name) == (home.0, &home.1) => {
-                Some((*to, new_name.clone()))
-            }
-            CallKind::Rename { from, name, to, new_name, exchange: true, .. }
-                if (*to, new_name) == (home.0, &home.1) =>
-            {
-                Some((*from, name.clone()))
-            }
-            _ => None,
-        });
+        let moved = self.calls.name_after_renames((home.0, &home.1));
         moved.or(Some(home))
     }
 

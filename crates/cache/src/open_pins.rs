@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::op::{KernelInvalidation, Output, Urgency};
 use crate::records::OpenFile;
-use nigh_types::{Call, CallId, Handle, Name};
+use nigh_types::{Call, Handle, Name};
 use std::collections::BTreeSet;
 
 impl Cache {
@@ -34,12 +34,12 @@ impl Cache {
         let names = self.path_to(node.node).unwrap_or_default();
         let handle = self.assign_pin(ino);
         let call = Call::PinOpen { node, names, handle };
-        self.out.push_back(Output::Call { id: CallId(self.next_call), caller, mutation_id: None, call });
+        self.out.push_back(Output::Call { id: self.calls.last_id(), caller, mutation_id: None, call });
     }
 
     /// Assigns a handle under which the remote is about to open an inode.
     fn assign_pin(&mut self, ino: u64) -> Handle {
-        self.next_call += 1;
+        self.calls.new_id();
         let handle = self.new_pin_handle();
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.ext_mut().pin_handle = Some(handle);
@@ -140,7 +140,7 @@ impl Cache {
     fn new_pin_handle(&self) -> Handle {
         const CALL_BITS: u32 = 48;
         let mount = (self.config.client ^ self.config.incarnation.rotate_left(7)) << CALL_BITS;
-        Handle(Handle::CLIENT_ASSIGNED | mount | (self.next_call & ((1 << CALL_BITS) - 1)))
+        Handle(Handle::CLIENT_ASSIGNED | mount | (self.calls.last_id().0 & ((1 << CALL_BITS) - 1)))
     }
 }
 
@@ -151,8 +151,8 @@ mod tests {
     use crate::test_fixtures::{T0, cache};
     use crate::{Config, Fh, Op};
     use nigh_types::{
-        Access, Attr, Entry, Event, Grant, GrantId, LeaseScope, Mode, NodeId, OpId, Reply, Response, SetAttr,
-        Term,
+        Access, Attr, CallId, Entry, Event, Grant, GrantId, LeaseScope, Mode, NodeId, OpId, Reply, Response,
+        SetAttr, Term,
     };
 
     fn calls(cache: &mut Cache) -> Vec<(CallId, Call)> {

@@ -56,11 +56,11 @@ impl Cache {
 
     /// Returns the memory of each listing in flight, in bytes: entries of the directory, or detached entries.
     fn listing_sizes(&self) -> impl Iterator<Item = (u64, CallId, u64)> {
-        self.flights.iter().filter_map(|(call, flight)| match flight.purpose {
+        self.calls.iter().filter_map(|(call, flight)| match flight.purpose {
             CallKind::List { dir } if !flight.abandoned => {
                 let kept =
-                    || self.dirs.get(&dir).filter(|d| d.listing == Some(*call)).map_or(0, |d| d.rows.bytes());
-                Some((flight.detached_entries.as_ref().map_or_else(kept, |rows| rows.bytes()), *call, dir))
+                    || self.dirs.get(&dir).filter(|d| d.listing == Some(call)).map_or(0, |d| d.rows.bytes());
+                Some((flight.detached_entries.as_ref().map_or_else(kept, |rows| rows.bytes()), call, dir))
             }
             _ => None,
         })
@@ -68,12 +68,12 @@ impl Cache {
 
     /// Returns whether a request waits for the listing, or an open directory is being read.
     fn is_wanted(&self, call: CallId, dir: u64) -> bool {
-        self.flights.get(&call).is_some_and(|flight| !flight.waiters.is_empty())
+        self.calls.get(call).is_some_and(|flight| !flight.waiters.is_empty())
             || self.open_dirs.values().any(|open| open.ino == dir && open.reading)
     }
 
     fn abandon_listing(&mut self, now: Time, call: CallId, dir: u64) {
-        let Some(flight) = self.flights.get_mut(&call) else { return };
+        let Some(flight) = self.calls.get_mut(call) else { return };
         tracing::warn!(
             target: "nigh::evict",
             ino = dir,
@@ -99,7 +99,7 @@ impl Cache {
 
     /// Answers a request that waited for a listing of a directory that is too large.
     pub(crate) fn answer_beside_listing(&mut self, now: Time, dir: u64, op: OpId) {
-        let Some((caller, want)) = self.waiting.get(&op).map(|w| (w.caller, w.want.clone())) else { return };
+        let Some((caller, want)) = self.calls.waiter(op).map(|w| (w.caller, w.want.clone())) else { return };
         match want {
             ReplyKind::OpenDir { ino } => {
                 let opened = self.opened_dir(now, ino, caller.pid);

@@ -99,14 +99,13 @@ impl Cache {
         if let Some(call) = going.listings.get(&node.ino) {
             return Some(*call);
         }
-        let walk = self.flights.get(&walk_call)?;
-        self.next_call += 1;
-        let call = CallId(self.next_call);
+        let walk = self.calls.get(walk_call)?;
         let told = InflightCall {
             race_log: walk.race_log.clone(),
             ..InflightCall::new(CallKind::List { dir: node.ino }, "list", walk.sent)
         };
-        self.flights.insert(call, told);
+        let call = self.calls.new_id();
+        self.calls.insert(call, told);
         self.replace_listing(node, call);
         self.walks.jobs.get_mut(&walk_call)?.listings.insert(node.ino, call);
         Some(call)
@@ -124,7 +123,7 @@ impl Cache {
         let credit = u32::try_from(window).unwrap_or(u32::MAX);
         let dirs: Vec<u64> = roots.iter().map(|place| place.node.ino).collect();
         let call = self.send(now, None, CallKind::Prefetch, Call::Prefetch { roots, order, credit });
-        self.flights.get(&call)?;
+        self.calls.get(call)?;
         self.counters.ahead_walks += 1;
         let walk =
             PrefetchJob { window, credit: i64::from(credit), last_used: now, ..PrefetchJob::default() };
@@ -159,14 +158,8 @@ impl Cache {
     /// Grants a job more credit, or asks for one directory before all others.
     fn send_credit(&mut self, walk: CallId, credit: u64, want: Option<NodeRef>) {
         let credit = u32::try_from(credit).unwrap_or(u32::MAX);
-        self.next_call += 1;
         let call = Call::PrefetchCredit { walk, credit, want };
-        self.out.push_back(Output::Call {
-            id: CallId(self.next_call),
-            caller: None,
-            mutation_id: None,
-            call,
-        });
+        self.out.push_back(Output::Call { id: self.calls.new_id(), caller: None, mutation_id: None, call });
     }
 
     fn request_directory(&mut self, now: Time, walk_call: CallId, dir: u64) {
@@ -195,7 +188,7 @@ impl Cache {
             self.refresh_grant_ids(&flight, &response.grants);
             self.return_unused_grants(&response.grants);
             if !response.last {
-                self.flights.insert(call, flight);
+                self.calls.insert(call, flight);
             }
             return;
         }
@@ -204,7 +197,7 @@ impl Cache {
             own.entry(grant.node).or_default().push(grant);
         }
         // Listings that begin with this reply need the changes since the reply before; later ones do not.
-        self.flights.insert(call, flight);
+        self.calls.insert(call, flight);
         for step in steps {
             if self.is_job_running(call) {
                 self.on_prefetched_dir(now, call, step, &own);
@@ -214,10 +207,10 @@ impl Cache {
             }
         }
         if response.last {
-            self.flights.remove(&call);
+            self.calls.remove(call);
             return self.end_job(now, call);
         }
-        self.flights.get_mut(&call).into_iter().for_each(|walk| walk.race_log = RaceLog::default());
+        self.calls.get_mut(call).into_iter().for_each(|walk| walk.race_log = RaceLog::default());
         self.request_awaited(now, call);
     }
 
@@ -240,7 +233,7 @@ impl Cache {
         let Some(call) = self.begin_prefetched_listing(walk_call, node) else { return };
         // As for a listing call: a deadline that passed detaches the entries so far, before more come.
         self.live_directory(now, dir);
-        let Some(flight) = self.flights.remove(&call) else { return };
+        let Some(flight) = self.calls.remove(call) else { return };
         let below: Vec<u64> =
             listed.entries.iter().filter(|(_, e)| e.attr.is_dir()).map(|(_, e)| e.id.ino).collect();
         let grants = granted_by(node, &listed, own);
@@ -248,7 +241,7 @@ impl Cache {
         let waited = !flight.waiters.is_empty();
         let response = Response { result: Ok(Reply::Listed(listed)), after: Vec::new(), grants, last };
         if let Some(flight) = self.on_listing_chunk(now, call, dir, flight, response) {
-            self.flights.insert(call, flight);
+            self.calls.insert(call, flight);
         }
         self.after_listing_chunk(now, dir);
         for dir in below {
@@ -266,13 +259,13 @@ impl Cache {
         step: &PrefetchedDir,
         own: &FxHashMap<NodeId, Vec<Grant>>,
     ) {
-        let Some(flight) = self.flights.remove(&walk_call) else { return };
+        let Some(flight) = self.calls.remove(walk_call) else { return };
         if let Some(listed) = &step.listed {
             let grants = granted_by(step.dir, listed, own);
             self.refresh_grant_ids(&flight, &grants);
             self.return_unused_grants(&grants);
         }
-        self.flights.insert(walk_call, flight);
+        self.calls.insert(walk_call, flight);
     }
 
     /// Counts entries of a directory that came; `last`: the directory is complete.
@@ -328,10 +321,9 @@ impl Cache {
     }
 
     fn list_unfetched(&mut self, now: Time, dir: u64, call: CallId) {
-        let Some(flight) = self.flights.remove(&call) else { return };
+        let Some(flight) = self.calls.remove(call) else { return };
         self.end_listing(call, dir);
-        let waiters: Vec<OpId> =
-            flight.waiters.into_iter().filter(|op| self.waiting.contains_key(op)).collect();
+        let waiters: Vec<OpId> = flight.waiters.into_iter().filter(|op| self.calls.is_waiting(*op)).collect();
         if !waiters.is_empty() && self.node_ref(dir).is_none() {
             return self.reply_all(&waiters, &crate::op::OpReply::Failed(Errno::STALE));
         }
@@ -367,7 +359,7 @@ impl Cache {
     fn request_awaited(&mut self, now: Time, walk_call: CallId) {
         let Some(walk) = self.walks.jobs.get(&walk_call) else { return };
         let waits = |(dir, call): (&u64, &CallId)| {
-            let flight = self.flights.get(call)?;
+            let flight = self.calls.get(*call)?;
             (!flight.has_chunk && !flight.waiters.is_empty() && !walk.requested.contains(dir)).then_some(*dir)
         };
         let waited: Vec<u64> = walk.listings.iter().filter_map(waits).collect();

@@ -6,11 +6,8 @@
 //! reply to the write, and sent again if it went out first, as requests arrive in another order than they were made.
 
 use crate::cache::Cache;
-use crate::calls::CallKind;
 use crate::op::{Caller, Fh, Op};
-use crate::recall::pages_overlap;
 use nigh_types::{OpId, Time};
-use std::collections::BTreeMap;
 
 impl Cache {
     /// Queues a read until the writes of its pages have replies. Returns whether there are any.
@@ -23,38 +20,16 @@ impl Cache {
     ) -> bool {
         let (offset, size) = range;
         let pages = (offset, u64::from(size));
-        let is_met = self.flights.values().any(|flight| match flight.purpose {
-            CallKind::Write { ino: file, offset, size, writeback: false, .. } => {
-                file == ino && pages_overlap((offset, size), pages)
-            }
-            _ => false,
-        });
+        let is_met = self.calls.is_being_written(ino, pages);
         if is_met {
-            self.queued_ops.insert(op, (caller, Op::Read { ino, fh, offset, size }));
+            self.calls.queue(op, caller, Op::Read { ino, fh, offset, size });
         }
         is_met
     }
 
-    /// Records a write for reads of its pages in flight: their replies may lack it.
-    pub(crate) fn mark_reads_before_write(&mut self, ino: u64, range: (u64, u64)) {
-        for flight in self.flights.values_mut() {
-            if let CallKind::Read { ino: file, offset, size, .. } = flight.purpose
-                && file == ino
-                && pages_overlap((offset, u64::from(size)), range)
-            {
-                flight.read_before_write = true;
-            }
-        }
-    }
-
     /// Starts the reads that waited for the reply to a write.
     pub(crate) fn start_queued_reads(&mut self, now: Time, ino: u64) {
-        let waits =
-            |(_, (_, op)): &(OpId, (Caller, Op))| matches!(op, Op::Read { ino: file, .. } if *file == ino);
-        let (reads, rest): (BTreeMap<_, _>, _) =
-            std::mem::take(&mut self.queued_ops).into_iter().partition(waits);
-        self.queued_ops = rest;
-        for (op, (caller, what)) in reads {
+        for (op, (caller, what)) in self.calls.take_queued_reads(ino) {
             self.restart_request(now, op, caller, what);
         }
     }
@@ -68,7 +43,7 @@ impl Cache {
         (ino, offset, size): (u64, u64, u32),
     ) {
         for op in ops {
-            if let Some(waiting) = self.waiting.remove(op) {
+            if let Some(waiting) = self.calls.remove_waiter(*op) {
                 self.restart_request(now, *op, waiting.caller, Op::Read { ino, fh, offset, size });
             }
         }
@@ -81,8 +56,8 @@ impl Cache {
             return self.drop_after_reply(&[op], pages);
         }
         // An invalidation may have left out its pages meanwhile.
-        if let Some(waiting) = self.waiting.get(&op)
-            && let Some(flight) = self.flights.get_mut(&waiting.call)
+        if let Some(waiting) = self.calls.waiter(op)
+            && let Some(flight) = self.calls.get_mut(waiting.call)
         {
             flight.drop_data = true;
         }

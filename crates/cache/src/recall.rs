@@ -1,5 +1,6 @@
 //! End of grants: recalls, deadlines on open inodes, and the end of all grants at once.
 
+use crate::byte_ranges::{clip, complement, pages};
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
@@ -8,8 +9,8 @@ use crate::kernel::NotifyLevel;
 use crate::op::{InvalidationId, KernelInvalidation, Output, Urgency};
 use crate::records::{CachedData, CachedPages, ChangeToken, Inode, OpenFile};
 use nigh_types::{
-    Attr, Bug, Call, DataVersion, Errno, Grant, GrantId, LeaseScope, Name, NodeId, OpId, Recall, RecallId,
-    Reply, Response, Span, Time, planted,
+    Attr, Bug, Call, DataVersion, Errno, Grant, GrantId, LeaseScope, Name, NodeId, Recall, RecallId, Reply,
+    Response, Span, Time, planted,
 };
 use std::collections::BTreeSet;
 
@@ -31,9 +32,7 @@ impl Cache {
     pub(crate) fn handle_recall(&mut self, recall: Recall) {
         self.counters.recalled += 1;
         tracing::debug!(target: "nigh::recall", ino = recall.node.ino, covers = ?recall.covers);
-        for flight in self.flights.values_mut().filter(|flight| flight.purpose.tracks_races()) {
-            flight.race_log.recalled.push((recall.node, recall.covers));
-        }
+        self.calls.mark_recalled((recall.node, recall.covers), false);
         let stale = match recall.covers {
             // No remote recalls single dentries: those of 9P end by their deadlines.
             LeaseScope::Directory | LeaseScope::Dentry | LeaseScope::NegativeDentry => {
@@ -245,9 +244,7 @@ impl Cache {
         if inode.nlookup == 0 {
             return Vec::new();
         }
-        for flight in self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, false).is_some()) {
-            flight.drop_data = true;
-        }
+        self.calls.drop_pages_of(ino, false);
         vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }]
     }
 
@@ -263,8 +260,7 @@ impl Cache {
     ) -> Vec<(u64, u64)> {
         let busy = self.locked_ranges(why, ino);
         let recalled = self.is_recalled(why);
-        let theirs = self.flights.values_mut().filter(|f| f.purpose.locks_pages(ino, recalled).is_some());
-        theirs.for_each(|flight| flight.drop_data = true);
+        self.calls.drop_pages_of(ino, recalled);
         self.leave_out_ungranted(why, ino, (offset, length));
         let is_all = |(of, all): &(u64, bool)| *of == ino && *all;
         if (offset, length) == (0, 0) && self.page_drops.get(&why).is_some_and(|all| all.iter().any(is_all)) {
@@ -290,7 +286,7 @@ impl Cache {
     fn locked_ranges(&self, why: InvalidationId, ino: u64) -> Vec<(u64, u64)> {
         let recalled = self.is_recalled(why);
         // A call without a waiter has no page locked.
-        let out = self.flights.values().filter(|flight| !flight.waiters.is_empty());
+        let out = self.calls.awaited();
         let out = out.filter_map(|flight| flight.purpose.locks_pages(ino, recalled));
         let parked = self.queued_pages(ino, recalled).map(|(_, range)| range);
         out.chain(parked).filter(|range| range.1 > 0).collect()
@@ -327,12 +323,11 @@ impl Cache {
 
     pub fn handle_timeout(&mut self, now: Time) {
         self.clock = now;
-        let over: Vec<OpId> = std::iter::from_fn(|| self.request_deadlines.take_expired(now)).collect();
-        for op in over {
+        for op in self.calls.take_expired(now) {
             match self.config.on_disconnect {
                 // The remote replies; a wait for another client's lock goes on.
                 OnDisconnect::Fail(span) if self.waits_for_lock(op) => {
-                    self.request_deadlines.begin(op, now.after(span))
+                    self.calls.begin_deadline(op, now.after(span))
                 }
                 _ => self.abort(op, Errno::IO),
             }
@@ -459,7 +454,7 @@ impl Cache {
                 directory.has_negative_dentries = false;
             }
         }
-        self.flights.values_mut().for_each(|flight| flight.drop_data = true);
+        self.calls.drop_pages_of_all();
         self.end_ungranted();
         let in_use = |inode: &Inode| inode.opens > 0 || inode.pin_handle.is_some();
         let mut inodes: Vec<(bool, u64)> = self.inodes.values().map(|i| (!in_use(i), i.id.ino)).collect();
@@ -511,70 +506,5 @@ impl Cache {
                 target.1 = Time::FAR;
             }
         });
-    }
-}
-
-/// Returns the parts of `ranges` that lie in (offset, length); a length of 0: to the end.
-pub(crate) fn clip(ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Vec<(u64, u64)> {
-    let end_of =
-        |(offset, length): (u64, u64)| if length == 0 { u64::MAX } else { offset.saturating_add(length) };
-    let end = end_of((offset, length));
-    let cut = ranges.into_iter().map(|range| (range.0.max(offset), end_of(range).min(end)));
-    cut.filter(|(from, to)| from < to)
-        .map(|(from, to)| (from, if to == u64::MAX { 0 } else { to - from }))
-        .collect()
-}
-
-/// Size of a page: the kernel locks whole pages.
-pub(crate) const PAGE: u64 = 4096;
-
-/// Returns whether two ranges of a file have a page in common.
-pub(crate) fn pages_overlap(one: (u64, u64), other: (u64, u64)) -> bool {
-    let ((from, length), (begin, size)) = (pages(one), pages(other));
-    from < begin.saturating_add(size) && begin < from.saturating_add(length)
-}
-
-/// Returns the whole pages of a range.
-pub(crate) fn pages((offset, length): (u64, u64)) -> (u64, u64) {
-    let end = offset.saturating_add(length).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
-    let offset = offset / PAGE * PAGE;
-    (offset, end - offset)
-}
-
-/// Returns the ranges (offset, length; 0 = to the end) of a file without the pages of `busy`.
-fn complement(mut busy: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    busy.sort_unstable();
-    let mut gaps = Vec::new();
-    let mut at = 0u64;
-    for (offset, length) in busy.into_iter().map(pages) {
-        if offset > at {
-            gaps.push((at, offset - at));
-        }
-        at = at.max(offset.saturating_add(length));
-    }
-    if at < i64::MAX.cast_unsigned() {
-        gaps.push((at, 0));
-    }
-    gaps
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn droppable_ranges_leave_out_pages_in_flight() {
-        assert_eq!(complement(vec![]), [(0, 0)]);
-        assert_eq!(complement(vec![(0, 10)]), [(PAGE, 0)]);
-        assert_eq!(complement(vec![(PAGE - 1, 2)]), [(2 * PAGE, 0)]);
-        let busy = vec![(8 * PAGE, 10), (2 * PAGE, PAGE), (2 * PAGE + 7, 2 * PAGE)];
-        assert_eq!(complement(busy), [(0, 2 * PAGE), (5 * PAGE, 3 * PAGE), (9 * PAGE, 0)]);
-        assert_eq!(complement(vec![(0, u64::MAX)]), []);
-        assert_eq!(clip(complement(vec![(0, 10)]), 0, 0), [(PAGE, 0)]);
-        assert_eq!(clip(complement(vec![(0, 10)]), 0, PAGE), []);
-        assert_eq!(
-            clip(complement(vec![(PAGE, 10)]), 10, 3 * PAGE),
-            [(10, PAGE - 10), (2 * PAGE, PAGE + 10)]
-        );
     }
 }

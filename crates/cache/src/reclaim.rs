@@ -47,7 +47,7 @@ impl Cache {
         if self.pending_reclaims > 0 || !std::mem::take(&mut self.lock_reclaims_due) {
             return;
         }
-        let asked = self.flights.values().filter_map(|flight| match flight.purpose {
+        let asked = self.calls.values().filter_map(|flight| match flight.purpose {
             CallKind::Lock { holder, range, .. } if !flight.is_unwanted_lock() => Some((holder, range)),
             _ => None,
         });
@@ -61,12 +61,12 @@ impl Cache {
     fn reclaim_deferred(&mut self, now: Time) {
         let mut left = Vec::new();
         for (call, mut response) in std::mem::take(&mut self.deferred_replies) {
-            let Some(flight) = self.flights.get(&call) else { continue };
+            let Some(flight) = self.calls.get(call) else { continue };
             let is_lock = matches!(flight.purpose, CallKind::Lock { .. }) && response.result.is_ok();
             if is_lock && self.resend_call(now, call) {
                 continue;
             }
-            let opened = self.flights.get(&call).and_then(|flight| opened_file_of_reply(flight, &response));
+            let opened = self.calls.get(call).and_then(|flight| opened_file_of_reply(flight, &response));
             match (&mut response.result, opened) {
                 (result, _) if is_lock => *result = Err(Errno::INTR),
                 // A holder that has the removed file open reclaims it under a handle that the client assigned.
@@ -88,7 +88,7 @@ impl Cache {
 
     /// Sends a call again. Returns false if no request waits for it.
     fn resend_call(&mut self, now: Time, id: CallId) -> bool {
-        let Some(flight) = self.flights.get_mut(&id).filter(|flight| !flight.is_unwanted_lock()) else {
+        let Some(flight) = self.calls.get_mut(id).filter(|flight| !flight.is_unwanted_lock()) else {
             return false;
         };
         let Some(call) = flight.resend.clone() else { return false };
@@ -106,18 +106,13 @@ impl Cache {
 
     /// Forgets reclaim calls in flight: another session takes over.
     pub(crate) fn forget_reclaims(&mut self) {
-        self.flights.retain(|_, flight| !flight.purpose.is_reclaim());
-        // Its listings go on: entries that came before serve the waiters, whether they come again or not.
-        for flight in self.flights.values_mut().filter(|flight| flight.has_chunk) {
-            flight.detached_entries.get_or_insert_default();
-            flight.grants.clear();
-        }
+        self.calls.forget_reclaims();
     }
 
     /// Returns whether a handle is being reclaimed.
     pub(crate) fn is_reclaiming(&self, handle: Handle) -> bool {
         let claims = |flight: &InflightCall| matches!(flight.purpose, CallKind::Reopen { handle: h, .. } if h == handle);
-        self.pending_reclaims > 0 && self.flights.values().any(claims)
+        self.pending_reclaims > 0 && self.calls.values().any(claims)
     }
 
     /// Handles the reply to a reclaim call.
@@ -221,7 +216,7 @@ impl Cache {
         }
         self.fail_requests_through(&lost.into_iter().collect());
         let needs = |flight: &&InflightCall| flight.handles.contains(&Some(handle));
-        let waiters = self.flights.values().filter(needs).flat_map(|flight| flight.waiters.iter().copied());
+        let waiters = self.calls.values().filter(needs).flat_map(|flight| flight.waiters.iter().copied());
         let waiters: Vec<OpId> = waiters.collect();
         waiters.into_iter().for_each(|op| self.abort(op, Errno::IO));
     }
@@ -243,9 +238,8 @@ impl Cache {
         }
         self.locks.mark_all_lost();
         self.deferred_replies.iter_mut().for_each(|(_, response)| response.result = Err(Errno::IO));
-        let calls: Vec<CallId> = self.flights.keys().copied().collect();
-        for call in calls {
-            let Some(flight) = self.flights.get_mut(&call) else { continue };
+        for call in self.calls.ids() {
+            let Some(flight) = self.calls.get_mut(call) else { continue };
             let waiters = std::mem::take(&mut flight.waiters);
             let pages = flight.purpose.pages().filter(|_| flight.drop_data);
             self.reply_all(&waiters, &OpReply::Failed(Errno::IO));

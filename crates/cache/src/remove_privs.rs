@@ -96,7 +96,7 @@ impl Cache {
     pub(crate) fn answer_unchanged(&mut self, now: Time, flight: &InflightCall) {
         let CallKind::Change { ino, .. } = flight.purpose else { return };
         for op in &flight.waiters {
-            if let Some(waiting) = self.waiting.remove(op)
+            if let Some(waiting) = self.calls.remove_waiter(*op)
                 && let Some(answer) = self.start(now, *op, waiting.caller, Op::GetAttr { ino })
             {
                 self.reply(*op, answer);

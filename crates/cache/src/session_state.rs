@@ -68,7 +68,7 @@ impl Cache {
         let waits = |flight: &InflightCall| {
             !(flight.purpose.is_reclaim() || matches!(flight.purpose, CallKind::ResolvePath { .. }))
         };
-        self.session_state == SessionState::Reclaiming && self.flights.get(&call).is_some_and(waits)
+        self.session_state == SessionState::Reclaiming && self.calls.get(call).is_some_and(waits)
     }
 
     /// Handles a request without a session.
@@ -80,7 +80,7 @@ impl Cache {
         op: Op,
     ) -> Option<OpReply> {
         if !self.answers_stale() {
-            self.queued_ops.insert(id, (caller, op));
+            self.calls.queue(id, caller, op);
             return None;
         }
         match refused_while_stale(&op) {
@@ -94,7 +94,7 @@ impl Cache {
         for (call, response) in std::mem::take(&mut self.deferred_replies) {
             self.handle_response(now, call, response);
         }
-        for (op, (caller, what)) in std::mem::take(&mut self.queued_ops) {
+        for (op, (caller, what)) in self.calls.take_queued() {
             let pages = what.pages();
             if let Some(answer) = self.start(now, op, caller, what) {
                 self.counters.waits += 1;
@@ -103,7 +103,7 @@ impl Cache {
             }
         }
         // The kernel left out pages that a write had locked: their unwritten parts are stale.
-        self.flights.values_mut().for_each(|flight| flight.drop_data = true);
+        self.calls.drop_pages_of_all();
     }
 
     /// Ends all grants: the term has run out. Calls in flight stay in flight.
@@ -120,13 +120,12 @@ impl Cache {
     pub(crate) fn handle_lost(&mut self, now: Time, why: &str) {
         tracing::warn!(target: "nigh::session", why, "the session is lost");
         let stood = matches!(self.session_state, SessionState::Active | SessionState::Reclaiming);
-        let calls: Vec<CallId> = self.flights.keys().copied().collect();
-        calls.into_iter().for_each(|call| self.log_unknown_outcome(call));
+        self.calls.ids().into_iter().for_each(|call| self.log_unknown_outcome(call));
         let mut left_out = Vec::new();
-        for flight in std::mem::take(&mut self.flights).into_values() {
+        for flight in self.calls.take_all() {
             let pages = flight.purpose.pages().filter(|_| flight.drop_data);
             if let Some(sequence) = flight.sequence {
-                self.pending_mutations.finish(sequence);
+                self.calls.finish_mutation(sequence);
             }
             let answer =
                 if flight.purpose.releases_locks() { OpReply::Done } else { OpReply::Failed(Errno::IO) };
@@ -136,7 +135,6 @@ impl Cache {
         self.deferred_replies.clear();
         self.forget_jobs();
         self.dirents.forget();
-        (self.lookup_calls, self.attr_calls, self.xattr_calls) = Default::default();
         self.dirs.values_mut().for_each(|directory| directory.listing = None);
         self.locks.mark_all_lost();
         self.locks.forget_calls();
@@ -164,8 +162,8 @@ impl Cache {
         self.counters.lapses += 1;
         self.watches.note_gap(self.clock);
         self.statfs_cache = None;
-        self.flights.values_mut().for_each(|flight| flight.race_log.all_grants_ended = true);
-        self.queued_ops.append(&mut self.suspended.clear());
+        self.calls.mark_all_grants_ended();
+        self.calls.queue_all(self.suspended.clear());
     }
 
     /// Drops all facts, here and in the kernel. `unbroken`: the grants end before their time, with a session that is
@@ -189,9 +187,8 @@ impl Cache {
             return;
         }
         self.mark_facts_stale();
-        let waiting: Vec<OpId> = self.waiting.keys().copied().collect();
-        waiting.into_iter().for_each(|op| self.abort(op, Errno::IO));
-        for (op, (caller, what)) in std::mem::take(&mut self.queued_ops) {
+        self.calls.waiting_ops().into_iter().for_each(|op| self.abort(op, Errno::IO));
+        for (op, (caller, what)) in self.calls.take_queued() {
             let pages = what.pages();
             if let Some(answer) = self.start_disconnected(now, op, caller, what) {
                 self.reply(op, answer);
@@ -268,7 +265,7 @@ impl Cache {
     /// call that changes something goes on, and its reply is applied.
     pub(crate) fn abort(&mut self, op: OpId, errno: Errno) {
         let mut answer = OpReply::Failed(errno);
-        if let Some((_, what)) = self.queued_ops.remove(&op) {
+        if let Some(what) = self.calls.remove_queued(op) {
             self.reply(op, answer);
             return self.drop_after_reply(&[op], what.pages());
         }
@@ -278,9 +275,9 @@ impl Cache {
         if self.deliver_now(op) {
             return;
         }
-        let Some(waiting) = self.waiting.remove(&op) else { return };
+        let Some(waiting) = self.calls.remove_waiter(op) else { return };
         let away = !self.is_attached();
-        let Some(flight) = self.flights.get_mut(&waiting.call) else { return self.reply(op, answer) };
+        let Some(flight) = self.calls.get_mut(waiting.call) else { return self.reply(op, answer) };
         flight.waiters.retain(|&waiter| waiter != op);
         let ends_locks = flight.purpose.releases_locks();
         if ends_locks && errno == Errno::IO {
@@ -303,14 +300,14 @@ impl Cache {
         self.drop_after_reply(&[op], left_out);
         if let Some(purpose) = cancel {
             // New requests must not join the cancelled call: it is answered `EINTR`.
-            self.leave_joins(waiting.call, &purpose);
+            self.calls.leave_joins(waiting.call, &purpose);
             self.out.push_back(Output::Cancel(waiting.call));
         }
     }
 
     /// Logs a change that was sent, whose caller does not learn the outcome.
     fn log_unknown_outcome(&self, call: CallId) {
-        let Some(flight) = self.flights.get(&call).filter(|flight| flight.is_mutation()) else { return };
+        let Some(flight) = self.calls.get(call).filter(|flight| flight.is_mutation()) else { return };
         let names = flight.purpose.names().into_iter();
         let mut paths: Vec<String> = names.map(|(dir, name)| self.shown_name(dir, name)).collect();
         match flight.purpose {

@@ -5,10 +5,10 @@
 //! read them if the reply had one. So it does not undo what another client has stored since
 //! (docs/decisions/0028-merging-write-back.md).
 
+use crate::byte_ranges::pages_overlap;
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, attr_after};
 use crate::op::{InvalidationId, Op};
-use crate::recall::pages_overlap;
 use nigh_types::{DataVersion, LeaseScope, NodeId, Response, WriteBackPrecondition};
 use std::collections::BTreeMap;
 
@@ -118,8 +118,8 @@ impl Cache {
             Op::Write { .. } if !self.is_direct(op) => op.locks_pages(ino, but_flushes),
             _ => None,
         };
-        let out = self.flights.values().filter_map(of_flight);
-        out.chain(self.queued_ops.values().filter_map(|(_, op)| of_parked(op))).collect()
+        let out = self.calls.values().filter_map(of_flight);
+        out.chain(self.calls.queued().filter_map(|(_, op)| of_parked(op))).collect()
     }
 
     /// Handles a done invalidation, of `all` pages of a file or of some. Later replies have brought other pages.

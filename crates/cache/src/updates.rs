@@ -214,14 +214,14 @@ impl Cache {
         };
         let home = self.inodes.get(&file.ino).and_then(|inode| inode.parent_entry.as_ref());
         let home = home.filter(|(at, home)| *at == dir.ino && home != name);
-        let stays = |home: &Name| leads_there(home) && !self.is_name_in_flight(dir.ino, home);
+        let stays = |home: &Name| leads_there(home) && !self.calls.is_name_in_flight(dir.ino, home);
         home.is_some_and(|(_, home)| stays(home)) && !leads_there(name)
     }
 
     /// Returns the dentry, attributes and listing of one name, without pages of files.
     fn invalidations_for_entry(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<KernelInvalidation> {
         let dir = node.ino;
-        self.mark_remote_name(dir, name, None);
+        self.calls.mark_remote_name(dir, name, None);
         let Some(directory) = self.dirs.get_mut(&dir).filter(|d| d.id == node) else { return Vec::new() };
         directory.note_remote_change(now);
         let Some(held) = directory.held else { return Vec::new() };
@@ -233,7 +233,7 @@ impl Cache {
         let child = row.and_then(|row| row.child).map(|child| (child.id, child.attr()));
         let mut known = self.negative_dentries.remove(&(dir, name.clone()));
         if let Some((id, attr)) = child {
-            self.mark_remote_inode(id.ino);
+            self.calls.mark_remote_inode(id.ino);
             if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
                 // The kernel may have an old dentry under another name.
                 known |= inode.nlookup > 0 && (now < inode.entry_valid_until || !inode.is_at(dir, name));
@@ -262,9 +262,7 @@ impl Cache {
 
     /// Returns what the kernel holds of an inode under its own grant.
     fn invalidations_for_inode(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
-        for flight in self.flights.values_mut().filter(|flight| flight.purpose.updates_cache()) {
-            flight.race_log.recalled.push((node, LeaseScope::Attributes));
-        }
+        self.calls.mark_recalled((node, LeaseScope::Attributes), true);
         let mut stale = self.invalidations_of_pages((node, LeaseScope::Attributes));
         if let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) {
             inode.drop_xattrs();
@@ -335,7 +333,7 @@ impl Cache {
         self.suspended.begin_lookup(dir.ino, &name);
         let purpose = CallKind::Lookup { dir: dir.ino, name: name.clone() };
         let call = self.send(now, None, purpose.clone(), Call::Lookup { dir: place, name });
-        self.enter_joins(call, purpose);
+        self.calls.enter_joins(call, purpose);
     }
 
     /// Handles the reply to a lookup of a suspended name. `kept`: a fact was made of it.
@@ -389,15 +387,15 @@ impl Cache {
         tracing::trace!(target: "nigh::commit", dir = dir.ino, name = %name.as_bytes().escape_ascii(), there = child.is_some());
         self.mark_name_in_flight(dir.ino, name, entry.map(|entry| entry.id));
         if let Some(entry) = entry {
-            self.mark_remote_inode(entry.id.ino);
-            self.mark_attr_in_flight(entry.id.ino);
+            self.calls.mark_remote_inode(entry.id.ino);
+            self.calls.mark_attr_learned(entry.id.ino);
         }
         let cookie = self.key.cookie(name.as_bytes());
         let gaps = self
             .live_directory(now, dir.ino)
             .filter(|(d, _)| d.id == dir)
             .map(|(directory, _)| directory.lease_generation);
-        self.mark_remote_name(dir.ino, name, gaps);
+        self.calls.mark_remote_name(dir.ino, name, gaps);
         let directory = self.dirs.get_mut(&dir.ino).filter(|_| gaps.is_some())?;
         directory.version += 1;
         let old = if child.is_none() && directory.complete {
@@ -428,8 +426,8 @@ impl Cache {
     }
 
     fn commit_attr(&mut self, now: Time, node: NodeId, attr: Attr) {
-        self.mark_remote_inode(node.ino);
-        self.mark_attr_in_flight(node.ino);
+        self.calls.mark_remote_inode(node.ino);
+        self.calls.mark_attr_learned(node.ino);
         self.drop_other_version(now, node, &attr);
         let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) else { return };
         inode.drop_xattrs();
@@ -437,18 +435,6 @@ impl Cache {
             && held.is_live(now)
         {
             *own = attr;
-        }
-    }
-
-    /// Records a remote change of a name in calls in flight, which may return something older. `known`: the directory's
-    /// lease generation while the new state is known.
-    fn mark_remote_name(&mut self, dir: u64, name: &Name, known: Option<u64>) {
-        for flight in self.flights.values_mut().filter(|flight| flight.purpose.updates_cache()) {
-            if known.is_some() && !flight.is_mutation() {
-                // A local change of the name is the earlier one.
-                flight.race_log.forget_dentry(dir, name);
-            }
-            flight.race_log.remote_names.entry(dir).or_default().insert(name.clone(), known);
         }
     }
 
@@ -468,13 +454,6 @@ impl Cache {
     pub(crate) fn is_outdated(&self, seen: &RaceLog, dir: u64) -> bool {
         let mut names = seen.remote_names.get(&dir).into_iter().flatten();
         names.any(|(name, known)| !self.suspended.has_name(dir, name) && !self.is_known(dir, *known))
-    }
-
-    /// Records in calls in flight a remote change of the attributes of an inode.
-    fn mark_remote_inode(&mut self, ino: u64) {
-        for flight in self.flights.values_mut().filter(|flight| flight.purpose.updates_cache()) {
-            flight.race_log.remote_inodes.insert(ino);
-        }
     }
 
     /// Makes a listing wait for the commit of a suspended name.

@@ -79,14 +79,14 @@ impl Cache {
         ino: u64,
         want: ReplyKind,
     ) -> Option<OpReply> {
-        if let Some(&call) = self.xattr_calls.get(&ino)
-            && self.joinable(call)
+        if let Some(call) = self.calls.xattr_call(ino)
+            && self.calls.is_joinable(call)
         {
             return self.wait(op, caller, call, want, true);
         }
         let Some(node) = self.node_ref(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         let call = self.send(now, None, CallKind::Xattrs { ino }, Call::Xattrs { node });
-        self.enter_joins(call, CallKind::Xattrs { ino });
+        self.calls.enter_joins(call, CallKind::Xattrs { ino });
         self.wait(op, caller, call, want, false)
     }
 
@@ -159,7 +159,7 @@ impl Cache {
         };
         let mut waiters = flight.waiters.clone();
         if !flight.race_log.is_empty() || self.id_of(ino).and_then(|id| self.cached_attr(now, id)).is_none() {
-            let late = self.late_joiners(&waiters);
+            let late = self.calls.late_joiners(&waiters);
             waiters.retain(|op| !late.contains(op));
             if let Some(node) = self.node_ref(ino) {
                 self.resend_for_joiners(now, late, CallKind::Xattrs { ino }, Call::Xattrs { node });
@@ -167,7 +167,7 @@ impl Cache {
         }
         let mut told: Vec<Vec<u8>> = Vec::new();
         for op in waiters {
-            let want = self.waiting.get(&op).map(|w| w.want.clone());
+            let want = self.calls.waiter(op).map(|w| w.want.clone());
             if let Some(ReplyKind::Xattr { name, .. }) = &want {
                 told.push(name.clone());
             }
@@ -210,7 +210,7 @@ impl Cache {
     }
 
     fn fetch_value(&mut self, now: Time, op: OpId, ino: u64, name: Vec<u8>, size: u32) {
-        let (Some(node), Some(waiting)) = (self.node_ref(ino), self.waiting.get(&op)) else {
+        let (Some(node), Some(waiting)) = (self.node_ref(ino), self.calls.waiter(op)) else {
             return self.reply_to(op, OpReply::Failed(Errno::STALE));
         };
         let caller = waiting.caller;
@@ -226,7 +226,7 @@ impl Cache {
         response: &Response,
     ) {
         for &op in &flight.waiters {
-            let want = self.waiting.get(&op).map(|waiting| waiting.want.clone());
+            let want = self.calls.waiter(op).map(|waiting| waiting.want.clone());
             let Some(ReplyKind::Xattr { name, size }) = want else { continue };
             let answer = match &response.result {
                 Ok(Reply::Value(value)) => sized_xattr(value.clone(), size),

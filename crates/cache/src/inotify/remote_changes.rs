@@ -58,8 +58,8 @@ impl Cache {
         dir: u64,
         mut names: Vec<(Name, Option<SnapshotEntry>)>,
     ) -> Option<snapshot::SnapshotDiff> {
-        let busy = self.inodes_in_flight();
-        let own = self.names_in_flight(dir);
+        let busy = self.calls.inodes_in_flight();
+        let own = self.calls.names_in_flight(dir);
         // Unsettled directories are compared as a whole.
         let watched = self.watches.dirs.get_mut(&dir).filter(|watched| !watched.unsettled)?;
         if watched.too_large && watched.unreported == 0 {

@@ -4,7 +4,7 @@ use super::LockOwner;
 use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::op::Fh;
-use nigh_types::{Call, Errno, LockInfo, LockKind, NodeId, OpId, Reply, Response, Time};
+use nigh_types::{Call, Errno, LockInfo, LockKind, NodeId, Reply, Response, Time};
 use std::collections::BTreeSet;
 
 impl Cache {
@@ -79,10 +79,7 @@ impl Cache {
 
     /// Fails requests that use these open files.
     pub(crate) fn fail_requests_through(&mut self, files: &BTreeSet<Fh>) {
-        let through =
-            self.waiting.iter().filter(|(_, w)| w.open_files.iter().flatten().any(|fh| files.contains(fh)));
-        let ops: Vec<OpId> = through.map(|(op, _)| *op).collect();
-        ops.into_iter().for_each(|op| self.abort(op, Errno::IO));
+        self.calls.ops_through(files).into_iter().for_each(|op| self.abort(op, Errno::IO));
     }
 
     /// Corrects the remote's state after unwanted locks were granted: a call says what the owner does hold. Only

@@ -285,5 +285,5 @@ fn grants_of_a_cancelled_prefetch_job_are_returned() {
     let outputs = outputs(&mut rig.cache);
     assert!(outputs.contains(&Output::Cancel(rig.list)), "{outputs:?}");
     assert!(outputs.contains(&Output::Return(vec![GrantId(5)])), "{outputs:?}");
-    assert!(rig.cache.flights.contains_key(&rig.list), "its end is waited for");
+    assert!(rig.cache.calls.contains(rig.list), "its end is waited for");
 }
