@@ -204,7 +204,7 @@ impl Cache {
     pub(crate) fn discard_uncertain_attr(&mut self, id: NodeId) {
         self.calls.mark_uncertain((id, LeaseScope::Attributes));
         self.drop_attr(id.ino);
-        if self.config.level.can_notify() {
+        if self.kernel.can_notify() {
             self.invalidate(vec![KernelInvalidation::Attr { ino: id.ino }], None);
         }
     }
@@ -271,7 +271,7 @@ impl Cache {
         name_held: Option<LiveGrant>,
         attr_held: Option<LiveGrant>,
     ) -> Node {
-        let level = self.config.level;
+        let level = self.kernel.level();
         let changes =
             home.is_some_and(|(dir, _)| self.changes_frequently(now, dir) || self.watches.is_reporting(dir));
         let held_back = home.is_some_and(|(dir, name)| self.suspended.has_name(dir, name));
@@ -303,7 +303,7 @@ impl Cache {
 
     /// Returns the attribute timeout of a reply with these attributes under such a grant.
     pub(crate) fn attr_timeout(&mut self, now: Time, ino: u64, attr: &Attr, held: Option<LiveGrant>) -> Span {
-        let valid = held.map_or(Span::ZERO, |held| self.config.level.attr_timeout(&held, now));
+        let valid = held.map_or(Span::ZERO, |held| self.kernel.level().attr_timeout(&held, now));
         if valid > Span::ZERO
             && let Some(inode) = self.inodes.get_mut(&ino)
         {
@@ -349,11 +349,10 @@ impl Cache {
         self.recent_dir_lookups.put((dir, name), None);
         let held = held.filter(|_| !self.changes_frequently(now, dir));
         let held = held.filter(|_| !self.watches.is_reporting(dir));
-        let valid = held.map_or(Span::ZERO, |h| self.config.level.negative_timeout(&h, now));
-        if valid == Span::ZERO || self.negative_dentries.len() as u64 >= self.config.kernel_negative_most {
+        let valid = held.map_or(Span::ZERO, |h| self.kernel.level().negative_timeout(&h, now));
+        if valid == Span::ZERO || !self.kernel.add_negative_dentry(dir, name) {
             return OpReply::Missing(Span::ZERO);
         }
-        self.negative_dentries.insert((dir, name.clone()));
         if let Some(directory) = self.dirs.get_mut(&dir) {
             directory.has_negative_dentries = true;
         }
@@ -363,7 +362,7 @@ impl Cache {
     /// Invalidates the effects of a change whose caller was killed meanwhile: the kernel believes that it did not
     /// happen.
     pub(crate) fn invalidate_abandoned(&mut self, flight: &InflightCall, response: &Response) {
-        if response.result.is_err() || !self.config.level.can_notify() {
+        if response.result.is_err() || !self.kernel.can_notify() {
             return;
         }
         let names = flight.purpose.names().into_iter();
@@ -441,7 +440,7 @@ impl Cache {
     pub(crate) fn invalidate(
         &mut self,
         mut stale: Vec<KernelInvalidation>,
-        then: Option<crate::recall::OnInvalidated>,
+        then: Option<crate::kernel::OnInvalidated>,
     ) -> InvalidationId {
         self.drop_untrusted(&mut stale);
         self.send_invalidation(stale, then)
@@ -450,17 +449,16 @@ impl Cache {
     pub(crate) fn send_invalidation(
         &mut self,
         stale: Vec<KernelInvalidation>,
-        then: Option<crate::recall::OnInvalidated>,
+        then: Option<crate::kernel::OnInvalidated>,
     ) -> InvalidationId {
         for one in &stale {
             self.clear_timeouts(one);
         }
-        let (id, acknowledged) = (self.new_invalidation(), then.is_some());
+        let (id, acknowledged) = (self.kernel.new_invalidation(), then.is_some());
         if let Some(then) = then {
-            self.after_invalidation.insert(id, then);
+            self.kernel.then(id, then);
         }
-        let is_tracked =
-            |i: &Inode| i.base.is_some() || i.old.is_some() || self.ungranted.contains_key(&i.id.ino);
+        let is_tracked = |i: &Inode| i.base.is_some() || i.old.is_some() || self.ungranted.has_any(i.id.ino);
         let tracked = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| is_tracked(inode));
         let dropping = stale.iter().filter_map(|one| match one {
             KernelInvalidation::Data { ino, offset, length } if tracked(ino) => {
@@ -473,9 +471,7 @@ impl Cache {
             let base = self.inodes.get_mut(ino).and_then(|inode| inode.ext_if_any()?.base.as_mut());
             base.into_iter().for_each(|base| base.full_drop = Some(id));
         }
-        if !dropping.is_empty() {
-            self.page_drops.insert(id, dropping);
-        }
+        self.kernel.note_page_drops(id, dropping);
         self.enqueue_invalidation(id, stale, acknowledged);
         id
     }
@@ -490,15 +486,8 @@ impl Cache {
         for one in &stale {
             self.clear_timeouts(one);
         }
-        let id = self.new_invalidation();
+        let id = self.kernel.new_invalidation();
         self.out.push_back(Output::Invalidate { id, stale, urgency });
-        id
-    }
-
-    pub(crate) fn new_invalidation(&mut self) -> InvalidationId {
-        self.next_invalidation += 1;
-        let id = InvalidationId(self.next_invalidation);
-        self.pending_invalidations.insert(id);
         id
     }
 }

@@ -6,26 +6,23 @@ use crate::counters::{Counters, Gauges};
 use crate::dead_dentries::RecentDirLookups;
 use crate::forgotten::Forgotten;
 use crate::inotify::Watches;
-use crate::invalidation_queue::{DeferredReply, InvalidationQueue};
+use crate::kernel::{DeferredReply, Kernel};
 use crate::listing_snapshots::Snapshots;
 use crate::locks::LockRecords;
 use crate::names_only_listing::NameStreams;
 use crate::nodeid_map::NodeIdMap;
-use crate::op::{Caller, Fh, InvalidationId, Op, OpReply, Output, Reason};
+use crate::op::{Caller, Fh, Op, OpReply, Output, Reason};
 use crate::oversized::Oversized;
+use crate::pages::UngrantedPages;
 use crate::prefetch::PrefetchJobs;
 use crate::prune::KernelInodeQueue;
 use crate::readdirplus_heuristic::ReaderTable;
-use crate::recall::OnInvalidated;
 use crate::records::{Directory, Inode, OpenDir, OpenFile};
-use crate::session_state::SessionState;
-use crate::ungranted::UngrantedPages;
+use crate::session::Session;
 use crate::updates::SuspendedFacts;
-use nigh_types::{
-    Call, CallId, CookieKey, Errno, Event, GrantId, Handle, Name, NodeId, OpId, Reply, Response, Term, Time,
-};
+use nigh_types::{Call, CookieKey, Errno, Event, GrantId, NodeId, OpId, Reply, Response, Time};
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// The metadata cache of one mount.
 ///
@@ -44,13 +41,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub struct Cache {
     pub(crate) config: Config,
     pub(crate) calls: Calls,
+    pub(crate) kernel: Kernel,
+    pub(crate) session: Session,
     pub(crate) key: CookieKey,
-    pub(crate) has_acls: bool,
-    pub(crate) session_state: SessionState,
     /// Latest `now` of an input.
     pub(crate) clock: Time,
-    /// Longest time for which facts may be valid.
-    pub(crate) term: Term,
     /// Inode number of the export's root; 0 before the first session.
     pub(crate) root: u64,
     /// Boxed: a hash table with churn is twice as large as need be, and three times while it grows.
@@ -70,10 +65,6 @@ pub struct Cache {
     pub(crate) oversized: Oversized,
     /// Directory leases that were returned with calls in flight: a reply with an earlier grant on them begins no lease.
     pub(crate) returned_leases: BTreeMap<NodeId, GrantId>,
-    /// Invalidation of all dentries that is queued because of a mount below.
-    pub(crate) dentry_flush: Option<crate::op::InvalidationId>,
-    pub(crate) tells_dirents: bool,
-    pub(crate) finds_numbers: bool,
     pub(crate) readers: ReaderTable,
     pub(crate) last_read: u64,
     /// Eviction that could not keep to the budget waits until more bytes are in use.
@@ -82,39 +73,16 @@ pub struct Cache {
     pub(crate) numbers: NodeIdMap,
     pub(crate) recent_dir_lookups: RecentDirLookups,
     pub(crate) forgotten: Forgotten,
-    /// Reclaim calls without a reply; whether lock reclaims are to be sent; whether [`Output::Reclaimed`] is owed.
-    pub(crate) pending_reclaims: u64,
-    pub(crate) lock_reclaims_due: bool,
-    pub(crate) owes_reclaimed: bool,
-    /// Handles closed while the remote was away.
-    pub(crate) unreleased: Vec<Handle>,
-    /// Invalidation of everything that the kernel held when all grants ended. Before it is done a new session answers no
-    /// request (`SessionState::Reclaiming`). After `flush_all_by` the kernel counts as slow, and requests go on.
-    pub(crate) flush_all_id: Option<InvalidationId>,
-    pub(crate) flush_all_by: Option<Time>,
-    pub(crate) kernel_is_slow: bool,
-    /// Replies of a new session that wait for that invalidation.
-    pub(crate) deferred_replies: Vec<(CallId, Response)>,
     pub(crate) walks: PrefetchJobs,
     pub(crate) locks: LockRecords,
     pub(crate) suspended: SuspendedFacts,
-    pub(crate) after_invalidation: BTreeMap<InvalidationId, OnInvalidated>,
-    pub(crate) pending_invalidations: BTreeSet<InvalidationId>,
-    /// Files of which an invalidation drops pages, and whether all.
-    pub(crate) page_drops: BTreeMap<InvalidationId, Vec<(u64, bool)>>,
     pub(crate) ungranted: UngrantedPages,
-    pub(crate) expiry_timers: BTreeSet<(Time, u64)>,
-    /// Negative dentries that the kernel may have, by directory; at most `kernel_negative_most`.
-    pub(crate) negative_dentries: BTreeSet<(u64, Name)>,
     /// Cached statfs reply for an inode, and its end.
     pub(crate) statfs_cache: Option<(u64, nigh_types::Space, Time)>,
     pub(crate) next_fh: u64,
-    pub(crate) next_invalidation: u64,
     pub(crate) counters: Counters,
     /// Directories with inotify watchers.
     pub(crate) watches: Watches,
-    /// Queued invalidations and replies.
-    pub(crate) invalidation_queue: InvalidationQueue,
     pub(crate) out: VecDeque<Output>,
 }
 
@@ -124,11 +92,10 @@ impl Cache {
         Cache {
             config,
             calls: Calls::new(config.client, config.incarnation),
+            kernel: Kernel::new(config.level, config.kernel_negative_most),
+            session: Session::default(),
             key: CookieKey::default(),
-            has_acls: false,
-            session_state: SessionState::Connecting,
             clock: Time(0),
-            term: Term::Session,
             root: 0,
             inodes: FxHashMap::default(),
             dirs: FxHashMap::default(),
@@ -144,38 +111,20 @@ impl Cache {
             dirents: NameStreams::default(),
             oversized: Oversized::default(),
             returned_leases: BTreeMap::new(),
-            dentry_flush: None,
-            tells_dirents: false,
-            finds_numbers: false,
             last_read: 0,
             trim_above: 0,
             unpinned_opens: 0,
             numbers: NodeIdMap::default(),
             recent_dir_lookups: RecentDirLookups::default(),
             forgotten: Forgotten::default(),
-            pending_reclaims: 0,
-            lock_reclaims_due: false,
-            owes_reclaimed: false,
-            unreleased: Vec::new(),
-            flush_all_id: None,
-            flush_all_by: None,
-            kernel_is_slow: false,
-            deferred_replies: Vec::new(),
             walks: PrefetchJobs::default(),
             locks: LockRecords::default(),
             suspended: SuspendedFacts::default(),
-            after_invalidation: BTreeMap::new(),
-            pending_invalidations: BTreeSet::new(),
-            page_drops: BTreeMap::new(),
-            ungranted: UngrantedPages::new(),
-            expiry_timers: BTreeSet::new(),
-            negative_dentries: BTreeSet::new(),
+            ungranted: UngrantedPages::default(),
             statfs_cache: None,
             next_fh: 0,
-            next_invalidation: 0,
             counters: Counters::default(),
             watches: Watches::default(),
-            invalidation_queue: InvalidationQueue::default(),
             out: VecDeque::new(),
         }
     }
@@ -192,7 +141,7 @@ impl Cache {
             Op::Release { fh, flock } => self.release(now, fh, flock),
             Op::ReleaseDir { fh } => self.release_dir(now, fh),
             Op::Flush { ino, owner } => self.flush(now, id, caller, ino, owner),
-            op if self.session_state == SessionState::Active => self.start(now, id, caller, op),
+            op if self.session.is_active() => self.start(now, id, caller, op),
             op => self.start_disconnected(now, id, caller, op),
         };
         if answer.is_some() {
@@ -370,7 +319,7 @@ impl Cache {
             Event::Restored { session, kept } => self.handle_session(now, session, kept),
             Event::Expired { why } => self.handle_lapsed(now, &why),
             Event::Response { call, response } if self.is_deferred(call) => {
-                self.deferred_replies.push((call, response))
+                self.session.defer(call, response)
             }
             Event::Response { call, response } => self.handle_response(now, call, response),
             Event::Recall(recall) => self.handle_recall(recall),
@@ -467,7 +416,7 @@ impl Cache {
 
     #[must_use]
     pub fn is_attached(&self) -> bool {
-        matches!(self.session_state, SessionState::Active | SessionState::Reclaiming)
+        self.session.is_attached()
     }
 
     /// Returns the inode number of the export's root.
@@ -489,13 +438,13 @@ impl Cache {
             return output;
         }
         let dues = [
-            (self.expiry_timers.first().map(|(due, _)| *due), Reason::GrantEnd),
+            (self.kernel.next_timer(), Reason::GrantEnd),
             (self.calls.next_deadline(), Reason::RequestDeadline),
-            (self.flush_all_by, Reason::SlowKernel),
+            (self.session.flush_due(), Reason::SlowKernel),
             (self.suspended.due(), Reason::Commit),
             (self.queue_due(), Reason::InvalidationQueue),
             (self.idle_due, Reason::IdleDirectories),
-            (self.watches.due().filter(|_| self.session_state == SessionState::Active), Reason::Watch),
+            (self.watches.due().filter(|_| self.session.is_active()), Reason::Watch),
         ];
         let first =
             dues.into_iter().filter_map(|(due, reason)| Some((due?, reason))).min_by_key(|(due, _)| *due);

@@ -162,7 +162,7 @@ impl Cache {
         // The kernel knows of its own changes.
         if let Some(old) = old.filter(|_| !flight.is_mutation()) {
             let stale = self.invalidations_for_replaced((dir.ino, name), old.as_ref(), entry.map(|e| e.id));
-            if self.config.level.can_notify() && !stale.is_empty() {
+            if self.kernel.can_notify() && !stale.is_empty() {
                 self.invalidate(stale, None);
             }
         }
@@ -207,7 +207,7 @@ impl Cache {
         let mut stale = more;
         stale.extend(self.invalidations_under_lease(dir));
         self.drop_dir_names(dir.ino);
-        if self.config.level.can_notify() && !stale.is_empty() {
+        if self.kernel.can_notify() && !stale.is_empty() {
             self.invalidate(stale, None);
         }
     }

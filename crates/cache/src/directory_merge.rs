@@ -76,7 +76,7 @@ impl Cache {
             return Vec::new();
         }
         let held = self.dirs.get(&dir).and_then(|d| d.held);
-        let drops = held.is_none_or(|held| self.config.level.gives_dentries(&held));
+        let drops = held.is_none_or(|held| self.kernel.level().gives_dentries(&held));
         let entry = drops.then_some(KernelInvalidation::Entry { dir, name: name.clone() });
         let Some(child) = old else { return entry.into_iter().collect() };
         let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {

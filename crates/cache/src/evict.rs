@@ -2,8 +2,8 @@
 
 use crate::cache::Cache;
 use crate::kernel::NotifyLevel;
+use crate::kernel::OnInvalidated;
 use crate::op::KernelInvalidation;
-use crate::recall::OnInvalidated;
 use crate::records::{Directory, Inode, InodeExt};
 use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
@@ -108,7 +108,8 @@ impl Cache {
     /// Invalidates dentries under grants without a deadline. The kernel's timeouts end the others; without their record
     /// no code would invalidate these at the end of the session.
     fn drop_dentries(&mut self, node: NodeId) {
-        let Some(directory) = self.dirs.get(&node.ino).filter(|_| self.config.level == NotifyLevel::NoEpoch)
+        let Some(directory) =
+            self.dirs.get(&node.ino).filter(|_| self.kernel.level() == NotifyLevel::NoEpoch)
         else {
             return;
         };
@@ -129,7 +130,7 @@ impl Cache {
         if let Some(held) = held.filter(|h| h.recallable && !h.stale) {
             self.note_grant_returned(node, held.id);
             let stale = self.invalidations_under_lease(node);
-            if self.config.level.can_notify() && !stale.is_empty() {
+            if self.kernel.can_notify() && !stale.is_empty() {
                 self.invalidate(stale, Some(OnInvalidated::Return(vec![held.id])));
             } else {
                 self.out.push_back(crate::Output::Return(vec![held.id]));

@@ -5,7 +5,7 @@ use crate::calls::{CallKind, InflightCall, OpenParams, attr_after};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened, Output};
 use crate::records::{CachedPages, ChangeToken, OpenFile};
-use crate::session_state::SessionState;
+use crate::session::SessionState;
 use nigh_types::{
     Access, Attr, Call, DataVersion, Errno, Handle, LeaseScope, NodeId, OpId, Reply, Response, Time,
     WriteFlags,
@@ -63,7 +63,7 @@ impl Cache {
         attr: &Attr,
         under: Option<LiveGrant>,
     ) -> bool {
-        let keeps = self.config.level.can_notify();
+        let keeps = self.kernel.can_notify();
         let inode = self.inode(id);
         let lives = inode.data.held.filter(|h| h.is_live(now));
         let same = inode.data.pages == CachedPages::Of(ChangeToken::of(attr));
@@ -289,7 +289,7 @@ impl Cache {
         };
         let foreign =
             matches!((before, inode.data.pages), (CachedPages::Of(a), CachedPages::Of(b)) if a != b);
-        if !self.config.level.can_notify() {
+        if !self.kernel.can_notify() {
             return;
         }
         let ungranted = flight.drop_data || !lives;
@@ -439,7 +439,7 @@ impl Cache {
             more.writers -= u32::from(file.access.write);
             if more.writers == 0 {
                 more.old = None;
-                self.ungranted.remove(&file.ino);
+                self.ungranted.forget(file.ino);
             }
             // The kernel keeps pages for the next open while a data grant lives.
             let keeps_pages = more.data.held.is_some_and(|h| h.on.1 == LeaseScope::Data && h.is_live(now));
@@ -473,8 +473,8 @@ impl Cache {
     /// Releases a handle; nothing waits for that. If the session has expired, the release is sent when the session is
     /// back.
     pub(crate) fn release_handle(&mut self, handle: Handle) {
-        match self.session_state {
-            SessionState::Expired => self.unreleased.push(handle),
+        match self.session.state() {
+            SessionState::Expired => self.session.release_later(handle),
             SessionState::Lost => {}
             _ => self.release_handles(vec![handle]),
         }

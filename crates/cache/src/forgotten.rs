@@ -75,7 +75,7 @@ impl Cache {
 
     /// Looks up an inode without a record by its number.
     pub(crate) fn lookup_number(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
-        if !self.finds_numbers || ino == 0 || NodeIdMap::is_assigned(ino) {
+        if !self.session.finds_numbers() || ino == 0 || NodeIdMap::is_assigned(ino) {
             return Some(OpReply::Failed(Errno::STALE));
         }
         if let Some(call) = self.calls.attr_call(ino)

@@ -92,7 +92,7 @@ impl Cache {
     /// yet.
     #[must_use]
     pub fn writeback_overlaps(&self, why: InvalidationId, ino: u64, part: (u64, u64)) -> (bool, bool) {
-        if !self.is_recalled(why) {
+        if !self.kernel.is_recalled(why) {
             return (false, false);
         }
         let is_of_it = |pages: Option<PageRange>| {
@@ -101,8 +101,9 @@ impl Cache {
         let is_flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { write_back: true, .. }, .. });
         let is_out = self.calls.values().any(|f| f.purpose.is_writeback() && is_of_it(f.purpose.pages()))
             || self.calls.queued().any(|(_, op)| is_flush(op) && is_of_it(op.pages()));
-        let has_pages =
-            |i: &Inode| i.base.is_some() || i.old.is_some() || self.ungranted_in(i.id, part).next().is_some();
+        let has_pages = |i: &Inode| {
+            i.base.is_some() || i.old.is_some() || self.ungranted.versions_in(i.id, part).next().is_some()
+        };
         let may_be = self.inodes.get(&ino).is_some_and(|i| i.writers > 0 && has_pages(i));
         (is_out, may_be)
     }
@@ -122,7 +123,7 @@ impl Cache {
     pub(crate) fn on_direct_append(&mut self, ino: u64, fh: Fh, offset: u64) {
         self.files.get_mut(&fh).into_iter().for_each(|file| file.unfinished_write_at = Some(offset));
         let has_whole = self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_exist());
-        if has_whole && self.config.level.can_notify() {
+        if has_whole && self.kernel.can_notify() {
             self.invalidate(
                 vec![KernelInvalidation::Data { ino, offset: offset / PAGE * PAGE, length: 0 }],
                 None,

@@ -16,7 +16,6 @@ use crate::cache::Cache;
 use crate::calls::InflightCall;
 use crate::dir_entries::{CachedEntry, DirEntryRef};
 use crate::op::OpReply;
-use crate::session_state::SessionState;
 use nigh_types::{Kind, Name, NodeId, Span, Time};
 pub(crate) use remote_changes::RemoteUpdate;
 use snapshot::{ComparedAttrs, DirSnapshot, SnapshotEntry};
@@ -389,7 +388,7 @@ impl Cache {
         if let Some((attr, _)) = self.cached_attr(now, id) {
             return Some(OpReply::Attr(id, attr, Span::ZERO));
         }
-        if self.session_state == SessionState::Active {
+        if self.session.is_active() {
             // No request waits: if the call cannot be sent, the attributes stay unknown.
             let _ = self.fetch_attr(now, ino);
         }
@@ -419,7 +418,7 @@ impl Cache {
             self.watches.ends.remove(&(end, dir));
             self.live_directory(now, dir);
         }
-        if self.session_state != SessionState::Active {
+        if !self.session.is_active() {
             return;
         }
         while self.watches.is_walk_due(now) {

@@ -1,63 +1,11 @@
-//! Queue of kernel invalidations and replies that must follow an outstanding GETATTR reply.
-//!
-//! A thread that does not know a file's size sends GETATTR and then reads up to the size that its kernel holds for the
-//! file. The kernel discards a GETATTR reply if it applied another reply, or an invalidation of the file, after the
-//! request was sent (`fi->attr_version` in `fuse_change_attributes`). The thread would then read up to an old size.
-//!
-//! For an open file, an older GETATTR reply therefore waits for the newer one. Invalidations and replies to local
-//! changes wait for every GETATTR that was sent earlier. The notifier waits until the callers have consumed those
-//! replies.
+//! Invalidations and replies that must follow an outstanding GETATTR reply (see `kernel/queue.rs`).
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
+use crate::kernel::{DeferredReply, QueuedKind};
 use crate::op::{InvalidationId, KernelInvalidation, OpReply, Output, Urgency};
 use crate::records::UntimedCopy;
 use nigh_types::{Attr, Call, CallId, Name, NodeId, OpId, Reply, Response, Span, Time};
-use std::collections::VecDeque;
-
-/// Upper bound on the wait for GETATTR replies: other clients may wait for a queued invalidation.
-const MAX_REPLY_WAIT: Span = Span::from_millis(1_000);
-
-/// Queued invalidation or reply.
-#[derive(Clone, Debug)]
-pub(crate) struct QueuedItem {
-    item: QueuedKind,
-    /// Requests for attributes: the item waits for their replies,
-    waits_for: Vec<OpId>,
-    /// but no longer than until this moment.
-    deadline: Time,
-}
-
-#[derive(Clone, Debug)]
-enum QueuedKind {
-    Invalidate(InvalidationId, Vec<KernelInvalidation>),
-    /// Replies to a local change; the kernel treats them as newer than any reply to an earlier GETATTR.
-    Answers(Vec<OpId>, DeferredReply),
-}
-
-/// Reply that may be delivered later.
-#[derive(Clone, Debug)]
-pub(crate) struct DeferredReply {
-    pub answer: OpReply,
-    /// Send time of the call, if the reply may carry attributes older than those of a later reply.
-    pub sent: Option<Time>,
-    /// The dentry that the reply is about.
-    pub name: Option<(u64, Name)>,
-}
-
-/// Returns the inode to which a queued reply binds a name.
-fn bound_inode(what: &QueuedKind) -> Option<u64> {
-    match what {
-        QueuedKind::Answers(
-            _,
-            DeferredReply { answer: OpReply::Node(node) | OpReply::Created(node, _), .. },
-        ) => Some(node.id.ino),
-        _ => None,
-    }
-}
-
-/// Queue in delivery order.
-pub(crate) type InvalidationQueue = VecDeque<QueuedItem>;
 
 impl Cache {
     /// Queues an invalidation until no caller waits for attributes of its files. Dentries and listings are invalidated
@@ -69,17 +17,15 @@ impl Cache {
         acknowledged: bool,
     ) {
         let asked = self.attr_waiters(&stale);
-        let waits = !(asked.is_empty() && self.invalidation_queue.is_empty());
-        if waits
-            && !self.invalidation_queue.iter().any(|behind| matches!(behind.item, QueuedKind::Answers(..)))
-        {
+        let waits = !asked.is_empty() || self.kernel.has_queued();
+        if waits && !self.kernel.has_queued_replies() {
             let names = stale.iter().filter(|one| self.is_of_dentries(one)).count();
             if names == stale.len() {
                 return self.emit(QueuedKind::Invalidate(id, stale));
             }
             if names > 0 && !acknowledged {
                 let names = stale.extract_if(.., |one| self.is_of_dentries(one)).collect();
-                let id = self.new_invalidation();
+                let id = self.kernel.new_invalidation();
                 self.emit(QueuedKind::Invalidate(id, names));
             }
         }
@@ -113,7 +59,7 @@ impl Cache {
     /// Queues a reply to a local change of `files`, which the kernel treats as newer than any outstanding reply.
     pub(crate) fn enqueue_reply(&mut self, files: &[u64], ops: &[OpId], late: DeferredReply) {
         self.flush_due();
-        let follows = files.iter().any(|ino| self.has_reply_for(*ino));
+        let follows = self.kernel.inodes_of_queued_replies().any(|ino| files.contains(&ino));
         let files: Vec<KernelInvalidation> =
             files.iter().map(|ino| KernelInvalidation::Attr { ino: *ino }).collect();
         let asked = self.attr_waiters(&files);
@@ -175,21 +121,14 @@ impl Cache {
             inode.is_some_and(|inode| names.iter().any(|(dir, name)| inode.is_at(*dir, name)))
         };
         let asked = self.calls.inodes_with_attr_call();
-        let told = self.invalidation_queue.iter().filter_map(|behind| bound_inode(&behind.item));
+        let told = self.kernel.inodes_of_queued_replies();
         asked.chain(told).filter(|ino| named == Some(*ino) || itself == Some(*ino) || is_at(*ino)).collect()
     }
 
-    /// Returns whether a queued reply binds a name to that inode: replies to local changes of the inode must follow it.
-    fn has_reply_for(&self, ino: u64) -> bool {
-        self.invalidation_queue.iter().any(|behind| bound_inode(&behind.item) == Some(ino))
-    }
-
     fn enqueue(&mut self, what: QueuedKind, asked: Vec<OpId>) {
-        if self.invalidation_queue.is_empty() && asked.is_empty() {
-            return self.emit(what);
+        if let Some(what) = self.kernel.enqueue(self.clock, what, asked) {
+            self.emit(what);
         }
-        let latest = self.clock.after(MAX_REPLY_WAIT);
-        self.invalidation_queue.push_back(QueuedItem { item: what, waits_for: asked, deadline: latest });
     }
 
     fn emit(&mut self, what: QueuedKind) {
@@ -229,7 +168,7 @@ impl Cache {
             let held = directory.held.filter(|held| held.is_live(now))?;
             let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
             row.child.filter(|child| child.id == id)?;
-            Some(self.config.level.entry_timeout(&held, now))
+            Some(self.kernel.level().entry_timeout(&held, now))
         };
         named().unwrap_or(Span::ZERO)
     }
@@ -282,14 +221,7 @@ impl Cache {
     /// invalidation would cover it. If the kernel is about to drop everything, the request gets no reply and the result
     /// is false.
     pub(crate) fn deliver_now(&mut self, op: OpId) -> bool {
-        let found = self.invalidation_queue.iter_mut().find_map(|behind| match &mut behind.item {
-            QueuedKind::Answers(ops, late) if ops.contains(&op) => {
-                ops.retain(|other| *other != op);
-                Some(late.clone())
-            }
-            _ => None,
-        });
-        let Some(late) = found else { return false };
+        let Some(late) = self.kernel.take_queued_reply(op) else { return false };
         if self.waits_for_kernel() {
             self.undo_reply(late.answer);
             return false;
@@ -311,7 +243,7 @@ impl Cache {
     /// Delivers the queued items that need not wait any longer.
     pub(crate) fn flush_due(&mut self) {
         while self.queue_due().is_some_and(|due| due <= self.clock)
-            && let Some(QueuedItem { item: what, .. }) = self.invalidation_queue.pop_front()
+            && let Some(what) = self.kernel.dequeue()
         {
             self.emit(what);
         }
@@ -320,33 +252,18 @@ impl Cache {
     /// Returns whether an invalidation or a reply is queued.
     #[must_use]
     pub fn has_queued(&self) -> bool {
-        !self.invalidation_queue.is_empty()
+        self.kernel.has_queued()
     }
 
     /// Returns when the first queued item is due. No reply is delivered while the kernel still drops what it held when
     /// the session was lost.
     pub(crate) fn queue_due(&self) -> Option<Time> {
-        let answers = |behind: &&QueuedItem| matches!(behind.item, QueuedKind::Answers(..));
-        let first =
-            self.invalidation_queue.front().filter(|first| !(answers(first) && self.waits_for_kernel()))?;
-        let is_asked = first.waits_for.iter().any(|op| self.calls.is_waiting(*op));
-        Some(if is_asked { first.deadline } else { Time(0) })
+        self.kernel.queue_due(self.waits_for_kernel(), |op| self.calls.is_waiting(op))
     }
 
     /// Delivers all queued invalidations at once: all grants have ended, so no reply will come.
     pub(crate) fn flush_invalidations(&mut self) {
-        for QueuedItem { item: what, waits_for: asked, deadline: latest } in
-            std::mem::take(&mut self.invalidation_queue)
-        {
-            match what {
-                QueuedKind::Invalidate(..) => self.emit(what),
-                QueuedKind::Answers(..) => self.invalidation_queue.push_back(QueuedItem {
-                    item: what,
-                    waits_for: asked,
-                    deadline: latest,
-                }),
-            }
-        }
+        self.kernel.dequeue_invalidations().into_iter().for_each(|item| self.emit(item));
     }
 }
 

@@ -1,62 +1,200 @@
-//! Upper bounds of the kernel's timeouts from grant and notification level
-//! (docs/decisions/0006-notification-levels.md). `entry_reply` and `negative_reply` in `attributes.rs` shorten them.
+//! What the kernel holds beside inodes: invalidations that it has yet to do, timers for the ends of its timeouts, and its
+//! negative dentries.
 
-use crate::grants::LiveGrant;
-use nigh_types::{Bug, Span, Time, planted};
+mod level;
+mod queue;
 
-/// Notification level: what can be invalidated in the kernel before its timeout.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotifyLevel {
-    /// Everything.
-    All,
-    /// Everything but all dentries at once.
-    NoEpoch,
-    /// Nothing.
-    None,
+pub use level::NotifyLevel;
+#[cfg(test)]
+pub(crate) use queue::MAX_REPLY_WAIT;
+use queue::QueuedItem;
+pub(crate) use queue::{DeferredReply, QueuedKind};
+
+use crate::op::InvalidationId;
+use nigh_types::{GrantId, Name, RecallId, Time};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Above this number of dentries the epoch drops all dentries at once.
+pub(crate) const MAX_SINGLE_DENTRIES: u64 = 200;
+
+/// Action after a done invalidation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum OnInvalidated {
+    Acknowledge(RecallId),
+    Return(Vec<GrantId>),
 }
 
-/// Longer than any mount; FUSE adds it to the present in jiffies, so it must not overflow.
-const LONG: Span = Span::from_secs(365 * 24 * 3600);
+/// Invalidations, timers and negative dentries of one mount's kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    level: NotifyLevel,
+    last_id: u64,
+    /// Invalidations that the kernel has not done yet, queued ones among them.
+    pending: BTreeSet<InvalidationId>,
+    after: BTreeMap<InvalidationId, OnInvalidated>,
+    /// Files of which an invalidation drops pages, and whether all.
+    page_drops: BTreeMap<InvalidationId, Vec<(u64, bool)>>,
+    /// Invalidation of all dentries because of a mount below.
+    dentry_flush: Option<InvalidationId>,
+    /// Ends of grants on inodes that the kernel holds open, and of its copies without a timeout.
+    timers: BTreeSet<(Time, u64)>,
+    /// Negative dentries that the kernel may have, by directory.
+    negative_dentries: BTreeSet<(u64, Name)>,
+    most_negative_dentries: u64,
+    /// Invalidations and replies that follow an outstanding GETATTR reply, in order.
+    queue: VecDeque<QueuedItem>,
+}
 
-impl NotifyLevel {
-    /// Returns the attribute timeout under `held`.
-    pub(crate) fn attr_timeout(self, held: &LiveGrant, now: Time) -> Span {
-        match self {
-            _ if held.stale => Span::ZERO,
-            NotifyLevel::None => Span::ZERO,
-            _ if planted(Bug::OutlivesGrant) => LONG,
-            NotifyLevel::All | NotifyLevel::NoEpoch => held.deadline.since(now).min(LONG),
+impl Kernel {
+    pub fn new(level: NotifyLevel, most_negative_dentries: u64) -> Kernel {
+        Kernel {
+            level,
+            last_id: 0,
+            pending: BTreeSet::new(),
+            after: BTreeMap::new(),
+            page_drops: BTreeMap::new(),
+            dentry_flush: None,
+            timers: BTreeSet::new(),
+            negative_dentries: BTreeSet::new(),
+            most_negative_dentries,
+            queue: VecDeque::new(),
         }
     }
 
-    /// Returns the entry timeout of a name that exists. At `NoEpoch`, invalidating one dentry may wait for a local
-    /// request in that directory, and that request for another client that waits in the same way. So there the timeout
-    /// is 0 under a grant that can be recalled, shared or not. (Exclusive grants are no way out: a rename holds two
-    /// directories, and two clients may each hold one that the other changes.)
-    pub(crate) fn entry_timeout(self, held: &LiveGrant, now: Time) -> Span {
-        if self.gives_dentries(held) { self.attr_timeout(held, now) } else { Span::ZERO }
+    pub fn level(&self) -> NotifyLevel {
+        self.level
     }
 
-    /// Returns whether the kernel gets dentries with a timeout under such a grant; they are invalidated when it ends.
-    pub(crate) fn gives_dentries(self, held: &LiveGrant) -> bool {
-        match self {
-            NotifyLevel::All => true,
-            NotifyLevel::NoEpoch => !(held.recallable || held.shared),
-            NotifyLevel::None => false,
+    pub fn can_notify(&self) -> bool {
+        self.level.can_notify()
+    }
+
+    /// Lowers the level, because of a mount below.
+    pub fn give_up_epochs(&mut self) {
+        self.level = NotifyLevel::NoEpoch;
+    }
+
+    pub fn new_invalidation(&mut self) -> InvalidationId {
+        self.last_id += 1;
+        let id = InvalidationId(self.last_id);
+        self.pending.insert(id);
+        id
+    }
+
+    pub fn last_invalidation(&self) -> InvalidationId {
+        InvalidationId(self.last_id)
+    }
+
+    pub fn is_pending(&self, id: InvalidationId) -> bool {
+        self.pending.contains(&id)
+    }
+
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Records what follows once the invalidation is done.
+    pub fn then(&mut self, id: InvalidationId, action: OnInvalidated) {
+        self.after.insert(id, action);
+    }
+
+    /// Returns whether the invalidation is for a recall or an update.
+    pub fn is_recalled(&self, id: InvalidationId) -> bool {
+        matches!(self.after.get(&id), Some(OnInvalidated::Acknowledge(_)))
+    }
+
+    /// Forgets what was to follow: it means nothing to another session.
+    pub fn forget_actions(&mut self) {
+        self.after.clear();
+    }
+
+    /// Records a done invalidation. Returns what follows, and the files of which it dropped pages, with whether all.
+    pub fn done(&mut self, id: InvalidationId) -> (Option<OnInvalidated>, Vec<(u64, bool)>) {
+        self.pending.remove(&id);
+        self.dentry_flush.take_if(|flush| *flush == id);
+        (self.after.remove(&id), self.page_drops.remove(&id).unwrap_or_default())
+    }
+
+    pub fn note_page_drops(&mut self, id: InvalidationId, files: Vec<(u64, bool)>) {
+        if !files.is_empty() {
+            self.page_drops.insert(id, files);
         }
     }
 
-    /// Returns the timeout of a negative dentry. Without epochs it is given only under grants that end by themselves,
-    /// as for positive dentries.
-    pub(crate) fn negative_timeout(self, held: &LiveGrant, now: Time) -> Span {
-        match self {
-            NotifyLevel::NoEpoch if held.recallable => Span::ZERO,
-            _ => self.attr_timeout(held, now),
+    /// Records that an invalidation drops pages of a file.
+    pub fn note_page_drop(&mut self, id: InvalidationId, ino: u64) {
+        let files = self.page_drops.entry(id).or_default();
+        if !files.iter().any(|(of, _)| *of == ino) {
+            files.push((ino, false));
         }
     }
 
-    /// Returns whether the kernel takes notifications, so that pages may outlive an open file and listings be kept.
-    pub(crate) fn can_notify(self) -> bool {
-        self != NotifyLevel::None
+    /// Returns whether an invalidation drops all pages of a file, as far as is recorded.
+    pub fn drops_all_pages(&self, id: InvalidationId, ino: u64) -> bool {
+        self.page_drops.get(&id).is_some_and(|files| files.contains(&(ino, true)))
+    }
+
+    /// Begins the invalidation of all dentries that a mount below requires.
+    pub fn begin_dentry_flush(&mut self) -> InvalidationId {
+        let id = self.new_invalidation();
+        self.dentry_flush = Some(id);
+        id
+    }
+
+    pub fn is_flushing_dentries(&self) -> bool {
+        self.dentry_flush.is_some()
+    }
+
+    pub fn add_timer(&mut self, due: Time, ino: u64) {
+        self.timers.insert((due, ino));
+    }
+
+    pub fn next_timer(&self) -> Option<Time> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Takes a timer that is due, and returns its inode.
+    pub fn take_timer(&mut self, now: Time) -> Option<u64> {
+        self.timers.first().filter(|(due, _)| *due <= now)?;
+        self.timers.pop_first().map(|(_, ino)| ino)
+    }
+
+    /// Records a negative dentry. False: the kernel may not get another one.
+    pub fn add_negative_dentry(&mut self, dir: u64, name: &Name) -> bool {
+        let has_room = (self.negative_dentries.len() as u64) < self.most_negative_dentries;
+        if has_room {
+            self.negative_dentries.insert((dir, name.clone()));
+        }
+        has_room
+    }
+
+    pub fn take_negative_dentry(&mut self, dir: u64, name: &Name) -> bool {
+        self.negative_dentries.remove(&(dir, name.clone()))
+    }
+
+    pub fn take_all_negative_dentries(&mut self) -> BTreeSet<(u64, Name)> {
+        std::mem::take(&mut self.negative_dentries)
+    }
+
+    /// Takes the negative dentries that the kernel may have in a directory. `None`: together with `others` they are too
+    /// many for single invalidations. (After an epoch the kernel detaches every dentry that it visits, also one in
+    /// use.)
+    pub fn take_negative_dentries(&mut self, dir: u64, others: u64) -> Option<Vec<(u64, Name)>> {
+        let room = usize::try_from(MAX_SINGLE_DENTRIES.checked_sub(others)?).ok()?;
+        let first = Name::new(&[1]).ok()?;
+        let of_dir = self.negative_dentries.range((dir, first)..).take_while(|(at, _)| *at == dir);
+        let missing: Vec<(u64, Name)> = of_dir.take(room + 1).cloned().collect();
+        if missing.len() > room {
+            return None;
+        }
+        for name in &missing {
+            self.negative_dentries.remove(name);
+        }
+        Some(missing)
+    }
+
+    #[cfg(test)]
+    pub fn timers(&self) -> usize {
+        self.timers.len()
     }
 }

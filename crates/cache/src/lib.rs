@@ -57,6 +57,7 @@ mod op;
 mod open_pins;
 mod oversized;
 mod packed_attr;
+mod pages;
 mod prefetch;
 mod prune;
 mod read_after_write;
@@ -68,7 +69,8 @@ mod records;
 mod remove_privs;
 mod removed;
 mod sending;
-mod session_state;
+mod session;
+mod session_events;
 mod statfs;
 mod targets;
 #[cfg(test)]

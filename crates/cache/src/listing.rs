@@ -275,7 +275,7 @@ impl Cache {
             }
         }
         stale.extend(self.remove_unlisted(dir, flight, entries, (from, to), (&under_way, all_taken)));
-        if self.config.level.can_notify() && !stale.is_empty() {
+        if self.kernel.can_notify() && !stale.is_empty() {
             self.invalidate(stale, None);
         }
         for name in under_way {

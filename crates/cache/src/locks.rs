@@ -7,7 +7,7 @@ mod lock_reclaim;
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::op::{Caller, Fh, LockSpan, Op, OpReply, Output};
-use crate::session_state::SessionState;
+use crate::session::SessionState;
 use nigh_types::{Call, Errno, LockInfo, LockKind, LockRanges, OpId, Reply, Response, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -257,7 +257,7 @@ impl Cache {
 
     fn release_locks(&mut self, now: Time, holder: LockOwner) -> Option<nigh_types::CallId> {
         // A lost session has no locks.
-        (self.session_state != SessionState::Lost).then_some(())?;
+        (self.session.state() != SessionState::Lost).then_some(())?;
         self.release_range(now, holder, 0, u64::MAX)
     }
 
@@ -336,7 +336,7 @@ impl Cache {
             && !std::mem::replace(cancelled, true)
         {
             self.out.push_back(Output::Cancel(call));
-            if self.session_state != SessionState::Active {
+            if !self.session.is_active() {
                 // The reply may be long in coming. A lock that is granted after all is released.
                 self.abort(op, Errno::INTR);
             }
@@ -347,7 +347,7 @@ impl Cache {
     pub(crate) fn waits_for_lock(&self, op: OpId) -> bool {
         let flight = self.calls.waiter(op).and_then(|waiting| self.calls.get(waiting.call));
         let waits = |flight: &InflightCall| matches!(flight.purpose, CallKind::Lock { wait: true, .. });
-        self.session_state == SessionState::Active && flight.is_some_and(waits)
+        self.session.is_active() && flight.is_some_and(waits)
     }
 
     /// Ends the lock waits that a signal has cancelled: the remote is away.

@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, ReplyKind};
 use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
-use crate::invalidation_queue::DeferredReply;
+use crate::kernel::DeferredReply;
 use crate::op::{Caller, OpReply};
 use nigh_types::{Attr, Call, Errno, Kind, Name, OpId, Reply, Response, Span, Time};
 

@@ -69,7 +69,7 @@ impl Cache {
         ino: u64,
         stamp: DataVersion,
     ) {
-        if !self.config.level.can_notify() {
+        if !self.kernel.can_notify() {
             return;
         }
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
@@ -113,7 +113,7 @@ impl Cache {
         range: (u64, u64),
     ) -> Result<Option<WriteBackPrecondition>, Errno> {
         let Some(inode) = self.inodes.get(&ino) else { return Ok(None) };
-        let ungranted: Vec<WriteBackPrecondition> = self.ungranted_in(inode.id, range).collect();
+        let ungranted: Vec<WriteBackPrecondition> = self.ungranted.versions_in(inode.id, range).collect();
         let kept = match (&inode.old, &inode.base) {
             (Some(old), _) if old.overwritten => return Err(Errno::IO),
             (Some(old), _) => Some(WriteBackPrecondition { stamp: old.stamp, under: None }),
@@ -135,7 +135,7 @@ impl Cache {
     /// Marks a file's pages as stale: the data grant ends, and an invalidation of the pages follows. `unbroken`: the
     /// grant ends before its time, with its session. A file that is not open for writing has no stores.
     pub(crate) fn mark_pages_stale(&mut self, ino: u64, unbroken: bool) {
-        let after = InvalidationId(self.next_invalidation);
+        let after = self.kernel.last_invalidation();
         let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()) else { return };
         let base = more.base.take();
         if more.writers == 0 {
@@ -166,14 +166,14 @@ impl Cache {
 
     /// Handles a done invalidation of pages, of `all` pages or of some. Pages locked by local requests were left out.
     pub(crate) fn on_pages_dropped(&mut self, id: InvalidationId, ino: u64, all: bool) {
-        self.ungranted_dropped(id, ino, all);
+        self.ungranted.dropped(id, ino, all);
         let left_out = if all { self.requests_with_locked_pages(ino) } else { BTreeSet::new() };
         let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()) else { return };
         if let Some(old) = &mut more.old {
             if all && old.full_drop_after.is_some_and(|after| after < id) {
                 (old.full_drop_after, old.left_out) = (None, left_out);
             }
-            let is_untold = old.last_drop.is_some_and(|behind| self.pending_invalidations.contains(&behind));
+            let is_untold = old.last_drop.is_some_and(|behind| self.kernel.is_pending(behind));
             if old.full_drop_after.is_some() || !old.left_out.is_empty() || is_untold {
                 return;
             }
@@ -208,7 +208,7 @@ impl Cache {
         pages: Option<PageRange>,
     ) -> Option<InvalidationId> {
         let (ino, (offset, length)) = pages.filter(|(_, (_, length))| *length > 0)?;
-        if !self.config.level.can_notify() {
+        if !self.kernel.can_notify() {
             return None;
         }
         let id = self.invalidate(vec![KernelInvalidation::Data { ino, offset, length }], None);
@@ -233,7 +233,7 @@ impl Cache {
     pub(crate) fn drop_stale_pages(&mut self) {
         let is_old = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.old.is_some());
         let open: BTreeSet<u64> = self.files.values().map(|file| file.ino).filter(is_old).collect();
-        if self.config.level.can_notify() {
+        if self.kernel.can_notify() {
             for ino in open {
                 self.invalidate(vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }], None);
             }

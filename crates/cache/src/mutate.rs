@@ -258,7 +258,7 @@ impl Cache {
             Some(handle) => self.release_handle(handle),
             None => {}
         }
-        if is_open && self.config.level.can_notify() {
+        if is_open && self.kernel.can_notify() {
             // The kernel keeps the attributes under the name's grant (`fuse_entry_unlinked` but sets the ctime).
             self.invalidate(vec![KernelInvalidation::Attr { ino: node.ino }], None);
         }
@@ -271,7 +271,7 @@ impl Cache {
         let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
         let foreseen = row.and_then(|r| r.child).is_some_and(|c| c.id == node);
         let known = self.inodes.get(&node.ino).is_some_and(|i| i.id == node && i.nlookup > 0);
-        if known && !foreseen && self.config.level.can_notify() {
+        if known && !foreseen && self.kernel.can_notify() {
             self.invalidate(vec![KernelInvalidation::Attr { ino: node.ino }], None);
         }
     }
@@ -405,15 +405,15 @@ impl Cache {
             // The timeout is unknown if a further name was looked up since.
             inode.entry_valid_until = Time::FAR;
         }
-        let (carried, goes) = (self.kernel_dentry_leads_to(id, old), self.dentry_flush.is_some());
+        let (carried, goes) = (self.kernel_dentry_leads_to(id, old), self.kernel.is_flushing_dentries());
         if is_there && carried && !goes && old.0 == dir && !self.suspended.has_name(dir, name) {
             return;
         }
         let mut stale = Vec::new();
-        if self.config.level == NotifyLevel::All || goes {
+        if self.kernel.level() == NotifyLevel::All || goes {
             stale.push(KernelInvalidation::Entry { dir, name: name.clone() });
         }
-        if self.config.level.can_notify() && self.inodes.get(&id.ino).is_some_and(|i| i.nlookup > 0) {
+        if self.kernel.can_notify() && self.inodes.get(&id.ino).is_some_and(|i| i.nlookup > 0) {
             stale.push(KernelInvalidation::Attr { ino: id.ino });
         }
         if !stale.is_empty() {

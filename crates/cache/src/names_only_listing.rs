@@ -207,7 +207,7 @@ impl Cache {
 
     /// Returns whether many names are still to come with attributes that this reader does not get.
     fn is_worth_names_only(&mut self, now: Time, ino: u64, fh: Fh) -> bool {
-        let possible = self.tells_dirents && !self.config.short_cookies && !self.answers_stale();
+        let possible = self.session.lists_names() && !self.config.short_cookies && !self.answers_stale();
         let failed = self.dirents.open.get(&fh).is_some_and(|stream| stream.state == State::Failed);
         let keeps = self.open_dirs.get(&fh).is_none_or(|open| open.kernel_keeps || open.snapshot.is_some());
         if !possible || failed || keeps {

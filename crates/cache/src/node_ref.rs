@@ -101,7 +101,7 @@ impl Cache {
     /// no recall will cover it and the reply may be late. New requests must not join calls for the old inode.
     fn drop_reused_inode(&mut self, ino: u64) {
         self.calls.leave_joins_of_inode(ino);
-        if self.config.level.can_notify() {
+        if self.kernel.can_notify() {
             self.invalidate(
                 vec![
                     KernelInvalidation::Data { ino, offset: 0, length: 0 },

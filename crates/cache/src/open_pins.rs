@@ -20,7 +20,7 @@ impl Cache {
     pub(crate) fn pin_open(&mut self, ino: u64) {
         let unpinned = |i: &crate::records::Inode| i.unpinned_opens > 0 && i.pin_handle.is_none();
         if self.unpinned_opens == 0
-            || !self.is_attached()
+            || !self.session.is_attached()
             || !self.inodes.get(&ino).is_some_and(|i| unpinned(i))
         {
             return;
@@ -116,7 +116,7 @@ impl Cache {
         };
         let stale: Vec<KernelInvalidation> =
             leaving.into_iter().flatten().map(|ino| KernelInvalidation::Attr { ino }).collect();
-        if !stale.is_empty() && self.config.level.can_notify() {
+        if !stale.is_empty() && self.kernel.can_notify() {
             self.invalidate_first(stale, Urgency::First);
         }
         leaving

@@ -71,7 +71,7 @@ impl Cache {
     pub(crate) fn opened_dir(&mut self, now: Time, ino: u64, reader: u32) -> Opened {
         // The kernel resumes at any equal offset in its cached listing, and short offsets of different entries may be
         // equal.
-        let keeps = self.config.level.can_notify() && !self.config.short_cookies;
+        let keeps = self.kernel.can_notify() && !self.config.short_cookies;
         let limit = self.config.kernel_listing_below;
         let mut opened =
             Opened { fh: self.new_fh(), keep_cache: false, cache_dir: false, no_flush: false, direct: false };

@@ -5,26 +5,17 @@ use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
 use crate::grants::LiveGrant;
-use crate::kernel::NotifyLevel;
+use crate::kernel::{MAX_SINGLE_DENTRIES, NotifyLevel, OnInvalidated};
 use crate::op::{InvalidationId, KernelInvalidation, Output, Urgency};
 use crate::records::{CachedData, CachedPages, ChangeToken, Inode, OpenFile};
 use nigh_types::{
-    Attr, Bug, Call, DataVersion, Errno, Grant, GrantId, LeaseScope, Name, NodeId, Recall, RecallId, Reply,
-    Response, Span, Time, planted,
+    Attr, Bug, Call, DataVersion, Errno, Grant, LeaseScope, Name, NodeId, Recall, Reply, Response, Span,
+    Time, planted,
 };
 use std::collections::BTreeSet;
 
-/// Above this number of dentries the epoch drops all dentries at once.
-const MAX_SINGLE_DENTRIES: u64 = 200;
 /// Time before its end at which a data grant on an open file is renewed.
 const RENEW_BEFORE: Span = Span::from_millis(1_000);
-
-/// Action after a done invalidation.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum OnInvalidated {
-    Acknowledge(RecallId),
-    Return(Vec<GrantId>),
-}
 
 impl Cache {
     /// Handles a recall: refuses new hits, invalidates the kernel, and acknowledges in `handle_invalidated`; at once if
@@ -57,8 +48,8 @@ impl Cache {
     pub(crate) fn invalidate_then(&mut self, mut stale: Vec<KernelInvalidation>, then: OnInvalidated) {
         self.drop_untrusted(&mut stale);
         // The kernel may still be dropping facts of an earlier recall or discard: the action follows those.
-        let nothing = stale.is_empty() && self.pending_invalidations.is_empty();
-        if nothing || !self.config.level.can_notify() {
+        let nothing = stale.is_empty() && !self.kernel.has_pending();
+        if nothing || !self.kernel.can_notify() {
             self.complete(then);
         } else {
             self.send_invalidation(stale, Some(then));
@@ -75,12 +66,11 @@ impl Cache {
     /// Handles a done invalidation.
     pub fn handle_invalidated(&mut self, now: Time, id: InvalidationId) {
         self.clock = now;
-        self.pending_invalidations.remove(&id);
-        self.dentry_flush.take_if(|going| *going == id);
-        if let Some(then) = self.after_invalidation.remove(&id) {
+        let (then, dropped) = self.kernel.done(id);
+        if let Some(then) = then {
             self.complete(then);
         }
-        for (ino, all) in self.page_drops.remove(&id).unwrap_or_default() {
+        for (ino, all) in dropped {
             self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_drop_done(id));
             self.on_pages_dropped(id, ino, all);
         }
@@ -110,7 +100,7 @@ impl Cache {
         let mut stale = vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }];
         directory.kernel_version = None;
         let missing = std::mem::take(&mut directory.has_negative_dentries);
-        let drops = directory.held.is_some_and(|held| self.config.level.gives_dentries(&held));
+        let drops = directory.held.is_some_and(|held| self.kernel.level().gives_dentries(&held));
         let mut names: Vec<(u64, Name)> = Vec::new();
         for row in directory.rows.iter() {
             let Some(child) = row.child else { continue };
@@ -132,12 +122,12 @@ impl Cache {
         }
         let count = names.len() as u64;
         let missing = match missing {
-            true => self.take_negative_dentries(ino, count),
+            true => self.kernel.take_negative_dentries(ino, count),
             false => (count <= MAX_SINGLE_DENTRIES).then(Vec::new),
         };
-        if self.config.level == NotifyLevel::All && missing.is_none() {
+        if self.kernel.level() == NotifyLevel::All && missing.is_none() {
             // The epoch drops all negative dentries.
-            names.extend(std::mem::take(&mut self.negative_dentries));
+            names.extend(self.kernel.take_all_negative_dentries());
             stale.push(KernelInvalidation::AllDentries(names));
         } else {
             let names = names.into_iter().chain(missing.into_iter().flatten());
@@ -146,32 +136,15 @@ impl Cache {
         stale
     }
 
-    /// Takes the negative dentries that the kernel may have in a directory. `None`: together with `others` they are too
-    /// many for single invalidations. (After an epoch the kernel detaches every dentry that it visits, also one in
-    /// use.)
-    fn take_negative_dentries(&mut self, dir: u64, others: u64) -> Option<Vec<(u64, Name)>> {
-        let room = usize::try_from(MAX_SINGLE_DENTRIES.checked_sub(others)?).ok()?;
-        let first = Name::new(&[1]).ok()?;
-        let of_dir = self.negative_dentries.range((dir, first)..).take_while(|(at, _)| *at == dir);
-        let missing: Vec<(u64, Name)> = of_dir.take(room + 1).cloned().collect();
-        if missing.len() > room {
-            return None;
-        }
-        for name in &missing {
-            self.negative_dentries.remove(name);
-        }
-        Some(missing)
-    }
-
     /// Handles a mount below. An epoch would detach that mount, so from now on the kernel gets no dentry under a grant
     /// that can be recalled ([`NotifyLevel::NoEpoch`]). Returns the dentries that the kernel holds: the caller drops them
     /// before all queued invalidations, then calls `handle_invalidated`. `None`: there was a mount below already.
     pub fn handle_mounted_below(&mut self) -> Option<(InvalidationId, Vec<(u64, Name)>)> {
-        if self.config.level != NotifyLevel::All {
+        if self.kernel.level() != NotifyLevel::All {
             return None;
         }
-        self.config.level = NotifyLevel::NoEpoch;
-        let mut names = std::mem::take(&mut self.negative_dentries);
+        self.kernel.give_up_epochs();
+        let mut names = self.kernel.take_all_negative_dentries();
         let Cache { dirs, inodes, .. } = self;
         let known = |ino: u64| inodes.get(&ino).is_some_and(|inode| inode.nlookup > 0);
         dirs.iter_mut().for_each(|(dir, directory)| {
@@ -179,15 +152,14 @@ impl Cache {
             let rows = directory.rows.iter().filter(|row| row.child.is_some_and(|c| known(c.id.ino)));
             names.extend(rows.map(|row| (*dir, row.to_name())));
         });
-        let id = self.new_invalidation();
-        self.dentry_flush = Some(id);
+        let id = self.kernel.begin_dentry_flush();
         Some((id, names.into_iter().collect()))
     }
 
     /// Returns which invalidations the kernel supports.
     #[must_use]
     pub fn level(&self) -> NotifyLevel {
-        self.config.level
+        self.kernel.level()
     }
 
     /// Returns pages of open files that depend on this grant on attributes; closed files have none.
@@ -216,7 +188,7 @@ impl Cache {
         if names.is_some_and(|(dir, _)| Some(dir.ino) != still) {
             self.mark_pages_stale(ino, false);
             let stale = self.recall_data(id);
-            if self.config.level.can_notify() && !stale.is_empty() {
+            if self.kernel.can_notify() && !stale.is_empty() {
                 self.invalidate(stale, None);
             }
         }
@@ -259,11 +231,10 @@ impl Cache {
         (offset, length): (u64, u64),
     ) -> Vec<(u64, u64)> {
         let busy = self.locked_ranges(why, ino);
-        let recalled = self.is_recalled(why);
+        let recalled = self.kernel.is_recalled(why);
         self.calls.drop_pages_of(ino, recalled);
         self.leave_out_ungranted(why, ino, (offset, length));
-        let is_all = |(of, all): &(u64, bool)| *of == ino && *all;
-        if (offset, length) == (0, 0) && self.page_drops.get(&why).is_some_and(|all| all.iter().any(is_all)) {
+        if (offset, length) == (0, 0) && self.kernel.drops_all_pages(why, ino) {
             self.inodes
                 .get_mut(&ino)
                 .into_iter()
@@ -284,16 +255,12 @@ impl Cache {
     /// Returns the ranges of a file (offset, length) that the kernel has locked for reads and writes: in flight, or
     /// queued while the remote was away.
     fn locked_ranges(&self, why: InvalidationId, ino: u64) -> Vec<(u64, u64)> {
-        let recalled = self.is_recalled(why);
+        let recalled = self.kernel.is_recalled(why);
         // A call without a waiter has no page locked.
         let out = self.calls.awaited();
         let out = out.filter_map(|flight| flight.purpose.locks_pages(ino, recalled));
         let parked = self.queued_pages(ino, recalled).map(|(_, range)| range);
         out.chain(parked).filter(|range| range.1 > 0).collect()
-    }
-
-    pub(crate) fn is_recalled(&self, why: InvalidationId) -> bool {
-        matches!(self.after_invalidation.get(&why), Some(OnInvalidated::Acknowledge(_)))
     }
 
     /// Returns whether the kernel may be reading or writing the file.
@@ -308,8 +275,8 @@ impl Cache {
             // Not at once, or a grant for so short a time would be renewed without end.
             let half = Span(deadline.since(self.clock).0 / 2);
             let soon = Time(deadline.0.saturating_sub(RENEW_BEFORE.0)).max(self.clock.after(half));
-            self.expiry_timers.insert((soon, ino));
-            self.expiry_timers.insert((deadline, ino));
+            self.kernel.add_timer(soon, ino);
+            self.kernel.add_timer(deadline, ino);
         }
     }
 
@@ -332,19 +299,14 @@ impl Cache {
                 _ => self.abort(op, Errno::IO),
             }
         }
-        if self.flush_all_by.is_some_and(|due| due <= now) {
+        if self.session.give_up_flush(now) {
             tracing::warn!(target: "nigh::kernel", "the kernel is slow to forget what it held when the server went away");
-            (self.flush_all_by, self.kernel_is_slow) = (None, true);
             self.finish_reclaim(now);
         }
         self.give_back_unfinished(now);
         self.evict_idle(now);
         let mut copies = Vec::new();
-        while let Some(&(due, ino)) = self.expiry_timers.first() {
-            if due > now {
-                break;
-            }
-            self.expiry_timers.pop_first();
+        while let Some(ino) = self.kernel.take_timer(now) {
             copies.extend(self.ended_copies(ino));
             self.on_grant_end(now, ino);
         }
@@ -455,7 +417,7 @@ impl Cache {
             }
         }
         self.calls.drop_pages_of_all();
-        self.end_ungranted();
+        self.ungranted.end_grants();
         let in_use = |inode: &Inode| inode.opens > 0 || inode.pin_handle.is_some();
         let mut inodes: Vec<(bool, u64)> = self.inodes.values().map(|i| (!in_use(i), i.id.ino)).collect();
         inodes.sort_unstable();
@@ -477,8 +439,8 @@ impl Cache {
         // Open inodes before the rest; attributes before data.
         told.sort_unstable();
         let mut stale = Vec::new();
-        if self.config.level == NotifyLevel::All {
-            names.extend(std::mem::take(&mut self.negative_dentries));
+        if self.kernel.level() == NotifyLevel::All {
+            names.extend(self.kernel.take_all_negative_dentries());
             stale.push(KernelInvalidation::AllDentries(std::mem::take(&mut names)));
         }
         stale.extend(told.into_iter().map(|(_, data, ino)| match data {
@@ -486,7 +448,7 @@ impl Cache {
             false => KernelInvalidation::Attr { ino },
         }));
         stale.extend(names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name }));
-        (self.config.level.can_notify() && !stale.is_empty())
+        (self.kernel.can_notify() && !stale.is_empty())
             .then(|| self.invalidate_first(stale, Urgency::AllGrantsEnded))
     }
 

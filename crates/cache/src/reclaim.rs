@@ -5,7 +5,7 @@ use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, OpenParams};
 use crate::op::{Fh, Op, OpReply, Output};
 use crate::records::{ChangeToken, OpenFile};
-use crate::session_state::SessionState;
+use crate::session::SessionState;
 use nigh_types::{Access, Call, CallId, Errno, Handle, NodeRef, OpId, Reply, Response, Time};
 
 /// Access mode of a handle that pins an inode: reading.
@@ -15,7 +15,7 @@ const PIN_ACCESS: Access =
 impl Cache {
     /// Sends reclaim calls for everything that was open. Locks follow.
     pub(crate) fn reclaim_all(&mut self, now: Time) {
-        (self.owes_reclaimed, self.lock_reclaims_due) = (true, true);
+        self.session.begin_reclaims();
         self.assign_pins();
         let mut files = Vec::new();
         for (fh, file) in &self.files {
@@ -30,7 +30,7 @@ impl Cache {
             let generation = fh.and_then(|fh| self.files.get(&fh)).map(|file| file.generation);
             match self.node_ref(ino) {
                 Some(node) if generation.is_none_or(|opened| opened == node.node.generation) => {
-                    self.pending_reclaims += 1;
+                    self.session.add_reclaim();
                     let purpose = CallKind::Reopen { ino, fh, handle };
                     self.send(now, caller, purpose, Call::Reopen { node, handle, access });
                 }
@@ -44,7 +44,7 @@ impl Cache {
 
     /// Reclaims locks when all files have their replies: the server may grant a lock only on an open file.
     fn reclaim_locks(&mut self, now: Time) {
-        if self.pending_reclaims > 0 || !std::mem::take(&mut self.lock_reclaims_due) {
+        if !self.session.take_lock_reclaims() {
             return;
         }
         let asked = self.calls.values().filter_map(|flight| match flight.purpose {
@@ -52,7 +52,9 @@ impl Cache {
             _ => None,
         });
         for (holder, range) in self.locks.locks_to_reclaim(&asked.collect::<Vec<_>>()) {
-            self.pending_reclaims += u64::from(self.reclaim_lock(now, holder, range));
+            if self.reclaim_lock(now, holder, range) {
+                self.session.add_reclaim();
+            }
         }
     }
 
@@ -60,7 +62,7 @@ impl Cache {
     /// same handle. A lock call is sent again, since its caller has no reply yet.
     fn reclaim_deferred(&mut self, now: Time) {
         let mut left = Vec::new();
-        for (call, mut response) in std::mem::take(&mut self.deferred_replies) {
+        for (call, mut response) in self.session.take_deferred() {
             let Some(flight) = self.calls.get(call) else { continue };
             let is_lock = matches!(flight.purpose, CallKind::Lock { .. }) && response.result.is_ok();
             if is_lock && self.resend_call(now, call) {
@@ -74,7 +76,7 @@ impl Cache {
                     *kept = None
                 }
                 (_, Some((node, handle, file))) => {
-                    self.pending_reclaims += 1;
+                    self.session.add_reclaim();
                     let access = Access { truncate: false, ..file.access };
                     let purpose = CallKind::Reopen { ino: node.node.ino, fh: None, handle };
                     self.send(now, Some(file.caller), purpose, Call::Reopen { node, handle, access });
@@ -83,7 +85,7 @@ impl Cache {
             }
             left.push((call, response));
         }
-        self.deferred_replies = left;
+        self.session.set_deferred(left);
     }
 
     /// Sends a call again. Returns false if no request waits for it.
@@ -100,8 +102,7 @@ impl Cache {
 
     /// Returns the deferred reply that opened a file under this handle.
     fn deferred_open(&mut self, handle: Handle) -> Option<&mut Response> {
-        let mut deferred = self.deferred_replies.iter_mut().map(|(_, response)| response);
-        deferred.find(|response| opened_handle(response) == Some(handle))
+        self.session.deferred_mut().find(|response| opened_handle(response) == Some(handle))
     }
 
     /// Forgets reclaim calls in flight: another session takes over.
@@ -112,7 +113,7 @@ impl Cache {
     /// Returns whether a handle is being reclaimed.
     pub(crate) fn is_reclaiming(&self, handle: Handle) -> bool {
         let claims = |flight: &InflightCall| matches!(flight.purpose, CallKind::Reopen { handle: h, .. } if h == handle);
-        self.pending_reclaims > 0 && self.calls.values().any(claims)
+        self.session.has_pending_reclaims() && self.calls.values().any(claims)
     }
 
     /// Handles the reply to a reclaim call.
@@ -126,7 +127,7 @@ impl Cache {
             }
             _ => return,
         }
-        self.pending_reclaims = self.pending_reclaims.saturating_sub(1);
+        self.session.end_reclaim();
         self.reclaim_locks(now);
         self.finish_reclaim(now);
     }
@@ -166,15 +167,13 @@ impl Cache {
     /// Ends reclaiming once all is reclaimed and the kernel has dropped its facts: other clients may make changes, and
     /// queued requests begin.
     pub(crate) fn finish_reclaim(&mut self, now: Time) {
-        if self.session_state != SessionState::Reclaiming
-            || self.pending_reclaims > 0
+        if self.session.state() != SessionState::Reclaiming
+            || self.session.has_pending_reclaims()
             || self.waits_for_kernel()
         {
             return;
         }
-        self.session_state = SessionState::Active;
-        self.flush_all_by = None;
-        if std::mem::take(&mut self.owes_reclaimed) {
+        if self.session.finish_reclaim() {
             self.out.push_back(Output::Reclaimed);
         }
         self.start_queued(now);
@@ -237,7 +236,7 @@ impl Cache {
             }
         }
         self.locks.mark_all_lost();
-        self.deferred_replies.iter_mut().for_each(|(_, response)| response.result = Err(Errno::IO));
+        self.session.deferred_mut().for_each(|response| response.result = Err(Errno::IO));
         for call in self.calls.ids() {
             let Some(flight) = self.calls.get_mut(call) else { continue };
             let waiters = std::mem::take(&mut flight.waiters);

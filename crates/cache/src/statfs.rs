@@ -28,7 +28,7 @@ impl Cache {
     ) -> OpReply {
         match response.result {
             Ok(Reply::Space(space)) => {
-                let oldest = match self.term {
+                let oldest = match self.session.term() {
                     Term::Session => OLDEST,
                     Term::Limited(span) => span.min(OLDEST),
                 };

@@ -94,7 +94,7 @@ impl Cache {
 
     /// Bounds the kernel's copy of a target in a reply. `sure`: nothing changed since the call was sent.
     fn limit_target(&mut self, now: Time, id: NodeId, sure: bool) {
-        if !self.config.kernel_keeps_targets || !self.config.level.can_notify() {
+        if !self.config.kernel_keeps_targets || !self.kernel.can_notify() {
             return;
         }
         let held = self.cached_attr(now, id).map(|(_, held)| held);
@@ -115,7 +115,7 @@ impl Cache {
     /// Bounds the kernel's copy of an ACL in a reply. `sure`: nothing changed since the call was sent.
     pub(crate) fn limit_acl(&mut self, now: Time, ino: u64, sure: bool) {
         let held = self.id_of(ino).and_then(|id| self.cached_attr(now, id)).map(|(_, held)| held);
-        let Some(inode) = self.inodes.get_mut(&ino).filter(|_| self.config.level.can_notify()) else {
+        let Some(inode) = self.inodes.get_mut(&ino).filter(|_| self.kernel.can_notify()) else {
             return;
         };
         inode.note_copy(UntimedCopy::Acls, true);
@@ -130,7 +130,7 @@ impl Cache {
 
     fn end_copies_at(&mut self, deadline: Time, ino: u64) {
         if deadline != Time::FAR {
-            self.expiry_timers.insert((deadline, ino));
+            self.kernel.add_timer(deadline, ino);
         }
     }
 

@@ -1,32 +1,9 @@
-//! Pages of replies without a valid grant: the reply carried none, or a recall has passed it.
-//!
-//! The kernel drops such pages right after the reply. In between a process may store into them through an mmap, and the
-//! kernel writes them back. That write-back names the data version of the pages, and the grant under which the remote
-//! read them if the reply had one. So it does not undo what another client has stored since
-//! (docs/decisions/0028-merging-write-back.md).
+//! Pages of replies without a valid grant: how replies and local writes change their records (`pages/ungranted.rs`).
 
-use crate::byte_ranges::pages_overlap;
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, attr_after};
 use crate::op::{InvalidationId, Op};
 use nigh_types::{DataVersion, LeaseScope, NodeId, Response, WriteBackPrecondition};
-use std::collections::BTreeMap;
-
-/// Pages of one reply, until the kernel has dropped them.
-#[derive(Clone, Debug)]
-pub(crate) struct Ungranted {
-    node: NodeId,
-    range: (u64, u64),
-    since: WriteBackPrecondition,
-    /// The invalidation that drops the pages: at the time of the reply, and now.
-    first: InvalidationId,
-    until: InvalidationId,
-    /// Last invalidation that left them out, because a local write had them locked. They are dropped after its reply.
-    left_out: Option<InvalidationId>,
-}
-
-/// By inode number.
-pub(crate) type UngrantedPages = BTreeMap<u64, Vec<Ungranted>>;
 
 impl Cache {
     /// Drops the pages of a file (offset, length) that a reply has brought.
@@ -56,34 +33,8 @@ impl Cache {
             crate::grants::on(&response.grants, node, LeaseScope::Data).filter(|grant| grant.recallable);
         let under = grant.map(|grant| (grant.id, LeaseScope::Data));
         let since = WriteBackPrecondition { stamp: DataVersion::of(&attr), under };
-        self.ungranted.entry(node.ino).or_default().push(Ungranted {
-            node,
-            range,
-            since,
-            first: until,
-            until,
-            left_out: None,
-        });
-        self.note_dropping(until, node.ino);
-    }
-
-    fn note_dropping(&mut self, id: InvalidationId, ino: u64) {
-        let dropping = self.page_drops.entry(id).or_default();
-        if !dropping.iter().any(|(of, _)| *of == ino) {
-            dropping.push((ino, false));
-        }
-    }
-
-    /// Returns the data versions of such pages that the kernel may have in a range of a file.
-    pub(crate) fn ungranted_in(
-        &self,
-        node: NodeId,
-        range: (u64, u64),
-    ) -> impl Iterator<Item = WriteBackPrecondition> + '_ {
-        let of_file = self.ungranted.get(&node.ino).into_iter().flatten();
-        of_file
-            .filter(move |pages| pages.node == node && pages_overlap(pages.range, range))
-            .map(|pages| pages.since)
+        self.ungranted.add(node, range, since, until);
+        self.kernel.note_page_drop(until, node.ino);
     }
 
     /// Records an invalidation of a range of a file (length 0: to the end), which leaves out pages that local writes
@@ -94,16 +45,9 @@ impl Cache {
         ino: u64,
         (offset, length): (u64, u64),
     ) {
-        if !self.ungranted.contains_key(&ino) {
-            return;
-        }
-        let written = self.written(ino, self.is_recalled(why));
-        let range = (offset, if length == 0 { u64::MAX - offset } else { length });
-        let of_file = self.ungranted.get_mut(&ino).into_iter().flatten();
-        for pages in of_file.filter(|pages| pages_overlap(pages.range, range)) {
-            if written.iter().any(|written| pages_overlap(*written, pages.range)) {
-                pages.left_out = Some(why);
-            }
+        if self.ungranted.has_any(ino) {
+            let written = self.written(ino, self.kernel.is_recalled(why));
+            self.ungranted.leave_out(why, ino, (offset, length), &written);
         }
     }
 
@@ -122,34 +66,10 @@ impl Cache {
         out.chain(self.calls.queued().filter_map(|(_, op)| of_parked(op))).collect()
     }
 
-    /// Handles a done invalidation, of `all` pages of a file or of some. Later replies have brought other pages.
-    pub(crate) fn ungranted_dropped(&mut self, id: InvalidationId, ino: u64, all: bool) {
-        let Some(of_file) = self.ungranted.get_mut(&ino) else { return };
-        of_file.retain(|pages| {
-            let goes = pages.until == id || all && pages.first < id;
-            !goes || pages.left_out == Some(id)
-        });
-        if of_file.is_empty() {
-            self.ungranted.remove(&ino);
-        }
-    }
-
     /// Records that `until` drops the pages that a request had locked until its reply.
     pub(crate) fn ungranted_behind(&mut self, (ino, range): (u64, (u64, u64)), until: InvalidationId) {
-        let of_file = self.ungranted.get_mut(&ino).into_iter().flatten();
-        let mut is_any = false;
-        let waits = |pages: &&mut Ungranted| pages.left_out.is_some_and(|last| last >= pages.until);
-        for pages in of_file.filter(waits).filter(|pages| pages_overlap(pages.range, range)) {
-            (pages.until, is_any) = (until, true);
+        if self.ungranted.drop_with((ino, range), until) {
+            self.kernel.note_page_drop(until, ino);
         }
-        if is_any {
-            self.note_dropping(until, ino);
-        }
-    }
-
-    /// Removes grants from the records: they ended with the session, and another session may give others with the same
-    /// ids.
-    pub(crate) fn end_ungranted(&mut self) {
-        self.ungranted.values_mut().flatten().for_each(|pages| pages.since.under = None);
     }
 }

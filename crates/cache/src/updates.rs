@@ -9,8 +9,8 @@ use crate::calls::{CallKind, RaceLog};
 use crate::dir_entries::CachedEntry;
 use crate::inotify::RemoteUpdate;
 use crate::kernel::NotifyLevel;
+use crate::kernel::OnInvalidated;
 use crate::op::{Caller, KernelInvalidation, Op, OpReply};
-use crate::recall::OnInvalidated;
 use crate::records::Directory;
 use nigh_types::{
     Attr, Call, Entry, LeaseScope, Name, NodeId, OpId, RecallId, Span, Time, UpdateCommit, UpdatePrepare,
@@ -231,7 +231,7 @@ impl Cache {
         }
         let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
         let child = row.and_then(|row| row.child).map(|child| (child.id, child.attr()));
-        let mut known = self.negative_dentries.remove(&(dir, name.clone()));
+        let mut known = self.kernel.take_negative_dentry(dir, name);
         if let Some((id, attr)) = child {
             self.calls.mark_remote_inode(id.ino);
             if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
@@ -244,7 +244,7 @@ impl Cache {
             }
         }
         tracing::trace!(target: "nigh::hold", dir, name = %name.as_bytes().escape_ascii(), known, there = child.is_some());
-        if known && self.config.level.gives_dentries(&held) {
+        if known && self.kernel.level().gives_dentries(&held) {
             stale.push(KernelInvalidation::Entry { dir, name: name.clone() });
             self.suspended.expired.insert((dir, name.clone()));
             self.name_dropped(dir, name, child.map(|(id, _)| id));
@@ -365,7 +365,7 @@ impl Cache {
         let dropped = replaced.into_iter().filter(|(_, _, old)| is_known(old));
         let stale: Vec<KernelInvalidation> =
             dropped.map(|(dir, name, _)| KernelInvalidation::RemovedDentry { dir, name }).collect();
-        if self.config.level == NotifyLevel::All && !stale.is_empty() {
+        if self.kernel.level() == NotifyLevel::All && !stale.is_empty() {
             self.invalidate(stale, None);
         }
     }

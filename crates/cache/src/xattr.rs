@@ -22,7 +22,7 @@ impl Cache {
     /// Returns whether an xattr is neither listed, read nor set over the mount. `ls -l` reads these of every file, and
     /// after the errno `EOPNOTSUPP` only once for each filesystem. A name that was listed would have to be readable.
     pub(crate) fn is_unsupported(&self, name: &[u8]) -> bool {
-        name == SELINUX || (!self.has_acls && ACL_NAMES.contains(&name))
+        name == SELINUX || (!self.session.has_acls() && ACL_NAMES.contains(&name))
     }
 
     pub(crate) fn xattr(

@@ -1,6 +1,7 @@
 //! Order of replies and invalidations, and the timeouts of late replies.
 
 use super::*;
+use crate::kernel::MAX_REPLY_WAIT;
 use crate::op::Caller;
 use crate::test_fixtures::{T0, cache, outputs};
 use crate::{Config, Op};

@@ -42,7 +42,7 @@ impl Rig {
     /// Opens the directory and delivers four names at the beginning of a large one.
     fn new(who: u32, config: Config) -> Rig {
         let mut cache = cache(config);
-        cache.tells_dirents = true;
+        cache.session.set_features(None, Some(true));
         (0..8).for_each(|_| cache.readers.probed(QUIET));
         let key = cache.key;
         let cookie = |name: &Name| key.cookie(name.as_bytes());

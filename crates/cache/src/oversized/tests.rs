@@ -36,7 +36,8 @@ impl Rig {
     fn with(tells_dirents: bool, walks: bool) -> Rig {
         let prefetch = if walks { Prefetch::All } else { Prefetch::Off };
         let mut cache = cache(Config { budget_bytes: BUDGET, prefetch, ..Config::default() });
-        (cache.tells_dirents, cache.walks.possible) = (tells_dirents, walks);
+        cache.session.set_features(None, Some(tells_dirents));
+        cache.walks.possible = walks;
         let mut names: Vec<Name> =
             (0..20_000).map(|n| Name::new(format!("n{n}").as_bytes()).unwrap()).collect();
         names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));

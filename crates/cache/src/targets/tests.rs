@@ -136,7 +136,7 @@ fn target_read_before_a_recall_is_invalidated_after_its_reply() {
 #[test]
 fn acl_under_a_limited_grant_is_invalidated_at_its_deadline() {
     let (mut cache, acl) = (cache(Config::default()), b"system.posix_acl_access");
-    cache.has_acls = true;
+    cache.session.set_features(Some(true), None);
     let get = |size| Op::GetXattr { ino: 7, name: acl.to_vec(), size };
     look(&mut cache, T0, LINK, SECOND);
     assert_eq!(ask(&mut cache, T0, get(100)), None);
@@ -155,7 +155,7 @@ fn acl_under_a_limited_grant_is_invalidated_at_its_deadline() {
 #[test]
 fn acl_value_fetched_alone_is_invalidated_at_its_deadline() {
     let (mut cache, acl) = (cache(Config::default()), b"system.posix_acl_access");
-    cache.has_acls = true;
+    cache.session.set_features(Some(true), None);
     let get = |size| Op::GetXattr { ino: 7, name: acl.to_vec(), size };
     let value = || Reply::Value(b"value".to_vec());
     look(&mut cache, T0, LINK, SECOND);

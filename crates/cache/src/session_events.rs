@@ -1,66 +1,37 @@
-//! Session state: what ends with a session, what waits, and which replies are given meanwhile.
-//!
-//! ```text
-//!  Connecting ──Attached──▶ Active ───Expired───▶ Expired ──Restored──▶ Reclaiming ──▶ Active
-//!                             │                      ▲                   │      ▲
-//!                             │                      └──────Expired──────┘      │
-//!                             └──Lost (from each)──▶ Lost ───────Attached───────┘
-//! ```
-//!
-//! The words on the lines are events of the remote; `Reclaiming` ends when all is reclaimed and the kernel has dropped
-//! its facts. All grants end on the way out of `Active`. Calls in flight stay in flight, except on `Lost`, when they
-//! fail. Until the next `Active` no request is begun and no reply is delivered except for reclaims: the kernel may still
-//! hold facts of ended grants.
+//! Begin, lapse, loss and restoration of the session: what ends with it, what waits, and which replies are given
+//! meanwhile.
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
 use crate::op::{Caller, Op, OpReply, Output};
 use crate::prefetch::Prefetch;
-use nigh_types::{CallId, Errno, Name, OpId, SessionParams, Span, Time};
-
-/// Time that the kernel may take to drop its facts: less than the grace period of a restarted server.
-const MAX_FLUSH_TIME: Span = Span::from_secs(10);
-
-/// State of the session with the remote.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum SessionState {
-    /// There was no session yet.
-    Connecting,
-    Active,
-    /// The term has run out. Calls are accepted, and answered when the remote is back.
-    Expired,
-    /// The session is over; another one may follow.
-    Lost,
-    /// A session is active again. Open files and locks are being reclaimed, if the session has forgotten them, and the
-    /// kernel is dropping its facts.
-    Reclaiming,
-}
+use crate::session::SessionState;
+use nigh_types::{CallId, Errno, Name, OpId, SessionParams, Time};
 
 impl Cache {
     /// Returns whether requests are answered from stale facts, and from nothing else.
     pub(crate) fn answers_stale(&self) -> bool {
-        self.config.on_disconnect == OnDisconnect::Stale
-            && matches!(self.session_state, SessionState::Expired | SessionState::Lost)
+        self.config.on_disconnect == OnDisconnect::Stale && self.session.is_away()
     }
 
     /// Returns whether replies, or the kernel's facts, may be stale.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        let served = self.config.on_disconnect == OnDisconnect::Stale || self.kernel_is_slow;
+        let served = self.config.on_disconnect == OnDisconnect::Stale || self.session.is_kernel_slow();
         self.answers_stale() || served && self.is_flushing_all()
     }
 
     /// Returns whether the kernel may still hold facts of ended grants.
     #[must_use]
     pub fn is_flushing_all(&self) -> bool {
-        self.flush_all_id.is_some_and(|id| self.pending_invalidations.contains(&id))
+        self.session.flush().is_some_and(|id| self.kernel.is_pending(id))
     }
 
     /// Returns whether replies of a new session have to wait: the kernel may hold facts of ended grants, and is not
     /// slow.
     pub(crate) fn waits_for_kernel(&self) -> bool {
-        self.is_flushing_all() && !self.kernel_is_slow
+        self.is_flushing_all() && !self.session.is_kernel_slow()
     }
 
     /// Returns whether a reply came before the kernel has dropped its facts. Reclaims wait for nothing.
@@ -68,7 +39,7 @@ impl Cache {
         let waits = |flight: &InflightCall| {
             !(flight.purpose.is_reclaim() || matches!(flight.purpose, CallKind::ResolvePath { .. }))
         };
-        self.session_state == SessionState::Reclaiming && self.calls.get(call).is_some_and(waits)
+        self.session.state() == SessionState::Reclaiming && self.calls.get(call).is_some_and(waits)
     }
 
     /// Handles a request without a session.
@@ -91,7 +62,7 @@ impl Cache {
 
     /// Handles the replies and requests that waited for a session and the kernel.
     pub(crate) fn start_queued(&mut self, now: Time) {
-        for (call, response) in std::mem::take(&mut self.deferred_replies) {
+        for (call, response) in self.session.take_deferred() {
             self.handle_response(now, call, response);
         }
         for (op, (caller, what)) in self.calls.take_queued() {
@@ -108,7 +79,7 @@ impl Cache {
 
     /// Ends all grants: the term has run out. Calls in flight stay in flight.
     pub(crate) fn handle_lapsed(&mut self, now: Time, why: &str) {
-        if matches!(self.session_state, SessionState::Active | SessionState::Reclaiming) {
+        if self.session.is_attached() {
             self.cancel_all_jobs(now);
             tracing::warn!(target: "nigh::session", why, "the server is away for longer than its term");
             self.on_grants_ended();
@@ -119,7 +90,7 @@ impl Cache {
     /// Ends the session: no call in flight gets a reply.
     pub(crate) fn handle_lost(&mut self, now: Time, why: &str) {
         tracing::warn!(target: "nigh::session", why, "the session is lost");
-        let stood = matches!(self.session_state, SessionState::Active | SessionState::Reclaiming);
+        let stood = self.session.is_attached();
         self.calls.ids().into_iter().for_each(|call| self.log_unknown_outcome(call));
         let mut left_out = Vec::new();
         for flight in self.calls.take_all() {
@@ -132,7 +103,7 @@ impl Cache {
             self.reply_all(&flight.waiters, &answer);
             left_out.push((flight.waiters, pages));
         }
-        self.deferred_replies.clear();
+        self.session.take_deferred();
         self.forget_jobs();
         self.dirents.forget();
         self.dirs.values_mut().for_each(|directory| directory.listing = None);
@@ -142,19 +113,17 @@ impl Cache {
         if stood {
             self.on_grants_ended();
             self.leave_active(now, SessionState::Lost);
-        } else if self.session_state != SessionState::Connecting {
-            self.session_state = SessionState::Lost;
+        } else {
+            self.session.lose();
         }
         left_out.into_iter().for_each(|(ops, pages)| self.drop_after_reply(&ops, pages));
     }
 
     /// Drops messages to a session that is forgotten: they mean nothing to another one.
     fn forget_session(&mut self) {
-        self.after_invalidation.clear();
-        self.unreleased.clear();
+        self.kernel.forget_actions();
+        self.session.forget();
         self.locks.forget_unwanted();
-        (self.pending_reclaims, self.lock_reclaims_due, self.owes_reclaimed, self.flush_all_by) =
-            (0, false, false, None);
     }
 
     /// Ends all grants: replies to calls in flight are not cached.
@@ -170,8 +139,8 @@ impl Cache {
     /// forgotten.
     fn flush_all(&mut self, unbroken: bool) {
         self.flush_invalidations();
-        self.flush_all_id = self.drop_everything(unbroken).or(self.flush_all_id);
-        self.kernel_is_slow = false;
+        let flush = self.drop_everything(unbroken);
+        self.session.begin_flush(flush);
     }
 
     fn leave_active(&mut self, now: Time, to: SessionState) {
@@ -180,8 +149,7 @@ impl Cache {
             // Handles released by this are released as in an active session.
             self.flush_all(false);
         }
-        self.session_state = to;
-        self.flush_all_by = None;
+        self.session.leave(to);
         self.end_signalled_waits();
         if !stale {
             return;
@@ -199,7 +167,7 @@ impl Cache {
 
     /// Handles a new session. Without `kept` it knows no open file and no lock.
     pub(crate) fn handle_session(&mut self, now: Time, session: SessionParams, kept: bool) {
-        match self.session_state {
+        match self.session.state() {
             SessionState::Active | SessionState::Reclaiming => {
                 self.cancel_all_jobs(now);
                 self.on_grants_ended();
@@ -213,9 +181,9 @@ impl Cache {
             }
             _ => {}
         }
-        let first = self.session_state == SessionState::Connecting;
+        let first = self.session.state() == SessionState::Connecting;
         let same = first || (self.key == session.cookie_key && self.id_of(self.root) == Some(session.root));
-        self.session_state = SessionState::Reclaiming;
+        self.session.begin_reclaiming();
         if !kept {
             self.forget_session();
             self.forget_reclaims();
@@ -226,21 +194,20 @@ impl Cache {
         }
         self.apply_session_params(session);
         if kept {
-            let unreleased = std::mem::take(&mut self.unreleased);
+            let unreleased = self.session.take_unreleased();
             self.release_handles(unreleased);
             self.pin_open_all();
         } else if !first {
             self.reclaim_all(now);
         }
-        self.kernel_is_slow = false;
-        self.flush_all_by = self.is_flushing_all().then(|| now.after(MAX_FLUSH_TIME));
+        self.session.limit_flush(now, self.is_flushing_all());
         self.finish_reclaim(now);
     }
 
     /// Prefetches the root's attributes, which callers ask for first, if prefetch is on.
     pub fn prefetch_root(&mut self, now: Time) {
         self.clock = now;
-        if self.walks.possible && self.config.prefetch != Prefetch::Off && self.is_attached() {
+        if self.walks.possible && self.config.prefetch != Prefetch::Off && self.session.is_attached() {
             let _ = self.fetch_attr(now, self.root);
         }
     }
@@ -251,12 +218,9 @@ impl Cache {
             self.invalidate_all_ids();
         }
         self.key = session.cookie_key;
-        self.has_acls = session.has_acls;
+        self.session.apply(&session);
         self.walks.possible = session.supports_prefetch;
-        self.tells_dirents = session.supports_list_names;
-        self.finds_numbers = session.supports_lookup_number;
         self.root = session.root.ino;
-        self.term = session.term;
         let root = self.inode(session.root);
         root.nlookup = root.nlookup.max(1);
     }
@@ -276,7 +240,7 @@ impl Cache {
             return;
         }
         let Some(waiting) = self.calls.remove_waiter(op) else { return };
-        let away = !self.is_attached();
+        let away = !self.session.is_attached();
         let Some(flight) = self.calls.get_mut(waiting.call) else { return self.reply(op, answer) };
         flight.waiters.retain(|&waiter| waiter != op);
         let ends_locks = flight.purpose.releases_locks();
