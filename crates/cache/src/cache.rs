@@ -7,17 +7,14 @@ use crate::dead_dentries::RecentDirLookups;
 use crate::forgotten::Forgotten;
 use crate::inotify::Watches;
 use crate::kernel::{DeferredReply, Kernel};
-use crate::listing_snapshots::Snapshots;
-use crate::locks::LockRecords;
-use crate::names_only_listing::NameStreams;
 use crate::nodeid_map::NodeIdMap;
-use crate::op::{Caller, Fh, Op, OpReply, Output, Reason};
+use crate::op::{Caller, Op, OpReply, Output, Reason};
+use crate::open::Open;
 use crate::oversized::Oversized;
 use crate::pages::UngrantedPages;
 use crate::prefetch::PrefetchJobs;
 use crate::prune::KernelInodeQueue;
-use crate::readdirplus_heuristic::ReaderTable;
-use crate::records::{Directory, Inode, OpenDir, OpenFile};
+use crate::records::{Directory, Inode};
 use crate::session::Session;
 use crate::updates::SuspendedFacts;
 use nigh_types::{Call, CookieKey, Errno, Event, GrantId, NodeId, OpId, Reply, Response, Time};
@@ -43,6 +40,7 @@ pub struct Cache {
     pub(crate) calls: Calls,
     pub(crate) kernel: Kernel,
     pub(crate) session: Session,
+    pub(crate) open: Open,
     pub(crate) key: CookieKey,
     /// Latest `now` of an input.
     pub(crate) clock: Time,
@@ -56,30 +54,21 @@ pub struct Cache {
     /// Queue of the inodes that the kernel knows, and the time of the next search for idle directories.
     pub(crate) told: KernelInodeQueue,
     pub(crate) idle_due: Option<Time>,
-    pub(crate) files: BTreeMap<Fh, OpenFile>,
-    pub(crate) open_dirs: BTreeMap<Fh, OpenDir>,
-    pub(crate) snapshots: Snapshots,
     /// Mount point of the root for log lines; empty if there is none.
     pub(crate) shown_root: String,
-    pub(crate) dirents: NameStreams,
     pub(crate) oversized: Oversized,
     /// Directory leases that were returned with calls in flight: a reply with an earlier grant on them begins no lease.
     pub(crate) returned_leases: BTreeMap<NodeId, GrantId>,
-    pub(crate) readers: ReaderTable,
-    pub(crate) last_read: u64,
     /// Eviction that could not keep to the budget waits until more bytes are in use.
     pub(crate) trim_above: u64,
-    pub(crate) unpinned_opens: u64,
     pub(crate) numbers: NodeIdMap,
     pub(crate) recent_dir_lookups: RecentDirLookups,
     pub(crate) forgotten: Forgotten,
     pub(crate) walks: PrefetchJobs,
-    pub(crate) locks: LockRecords,
     pub(crate) suspended: SuspendedFacts,
     pub(crate) ungranted: UngrantedPages,
     /// Cached statfs reply for an inode, and its end.
     pub(crate) statfs_cache: Option<(u64, nigh_types::Space, Time)>,
-    pub(crate) next_fh: u64,
     pub(crate) counters: Counters,
     /// Directories with inotify watchers.
     pub(crate) watches: Watches,
@@ -94,6 +83,7 @@ impl Cache {
             calls: Calls::new(config.client, config.incarnation),
             kernel: Kernel::new(config.level, config.kernel_negative_most),
             session: Session::default(),
+            open: Open::default(),
             key: CookieKey::default(),
             clock: Time(0),
             root: 0,
@@ -103,26 +93,17 @@ impl Cache {
             entry_bytes: 0,
             told: KernelInodeQueue::default(),
             idle_due: None,
-            files: BTreeMap::new(),
-            open_dirs: BTreeMap::new(),
-            readers: ReaderTable::default(),
-            snapshots: Snapshots::default(),
             shown_root: String::new(),
-            dirents: NameStreams::default(),
             oversized: Oversized::default(),
             returned_leases: BTreeMap::new(),
-            last_read: 0,
             trim_above: 0,
-            unpinned_opens: 0,
             numbers: NodeIdMap::default(),
             recent_dir_lookups: RecentDirLookups::default(),
             forgotten: Forgotten::default(),
             walks: PrefetchJobs::default(),
-            locks: LockRecords::default(),
             suspended: SuspendedFacts::default(),
             ungranted: UngrantedPages::default(),
             statfs_cache: None,
-            next_fh: 0,
             counters: Counters::default(),
             watches: Watches::default(),
             out: VecDeque::new(),
@@ -464,7 +445,7 @@ impl Cache {
             bytes: self.bytes(),
             pending_operations: self.calls.pending_mutations(),
             inodes: self.inodes.len() as u64,
-            open_files: self.files.len() as u64,
+            open_files: self.open.files.count(),
             ..Gauges::default()
         };
         self.dirs.values().for_each(|directory| {
@@ -479,11 +460,6 @@ impl Cache {
             gauges.count_grant(self.clock, inode.data.held.as_ref());
         });
         gauges
-    }
-
-    pub(crate) fn new_fh(&mut self) -> Fh {
-        self.next_fh += 1;
-        Fh(self.next_fh)
     }
 }
 

@@ -21,7 +21,7 @@ impl Cache {
     /// Returns the memory in use, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let inodes = self.inodes.len() as u64 * INODE_BYTES + self.told.bytes();
-        self.names_bytes() + inodes + self.snapshots.bytes() + self.dirents.bytes()
+        self.names_bytes() + inodes + self.open.dirs.snapshot_bytes() + self.open.names.bytes()
     }
 
     /// Returns the bytes that eviction can free.
@@ -54,11 +54,11 @@ impl Cache {
         self.trim_prefetched(now, budget, &reading);
         self.evict_while(now, &reading, |cache| cache.exceeds(budget));
         if self.exceeds_bytes(budget.saturating_mul(2)) {
-            let last_read = BTreeSet::from([self.last_read]);
+            let last_read = BTreeSet::from([self.open.dirs.last_read()]);
             self.evict_while(now, &last_read, |cache| cache.exceeds(budget));
         }
         if self.bytes() > budget {
-            self.drop_snapshots();
+            self.open.dirs.drop_snapshots();
             self.drop_name_streams(now);
         }
         let left = self.bytes();

@@ -4,7 +4,8 @@ use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, OpenParams, attr_after};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened, Output};
-use crate::records::{CachedPages, ChangeToken, OpenFile};
+use crate::open::OpenFile;
+use crate::records::{CachedPages, ChangeToken};
 use crate::session::SessionState;
 use nigh_types::{
     Access, Attr, Call, DataVersion, Errno, Handle, LeaseScope, NodeId, OpId, Reply, Response, Time,
@@ -89,7 +90,7 @@ impl Cache {
         handle: Option<Handle>,
         keep_cache: bool,
     ) -> Opened {
-        let fh = self.new_fh();
+        let fh = self.open.new_fh();
         // The kernel would put appended data into pages at the end of file that it knows, where other clients may have
         // appended. Reads that bypass the pages would be taken for reads that have them locked.
         let appends = file.append && file.access.write && !file.access.read;
@@ -109,8 +110,7 @@ impl Cache {
         if !keep_cache {
             more.data.pages = CachedPages::None;
         }
-        self.unpinned_opens += u64::from(handle.is_none());
-        self.files.insert(
+        self.open.files.insert(
             fh,
             OpenFile {
                 ino: id.ino,
@@ -236,7 +236,7 @@ impl Cache {
         fh: Option<Fh>,
     ) -> Option<(nigh_types::NodeRef, Option<Handle>)> {
         let node = self.node_ref(ino)?;
-        let file = fh.and_then(|fh| self.files.get(&fh));
+        let file = fh.and_then(|fh| self.open.files.get(fh));
         if file.is_some_and(|file| file.generation != node.node.generation) {
             return None;
         }
@@ -313,7 +313,7 @@ impl Cache {
         (offset, data): (u64, Vec<u8>),
         flags: WriteFlags,
     ) -> Option<OpReply> {
-        let Some(file) = self.files.get(&fh) else { return Some(OpReply::Failed(Errno::BADF)) };
+        let Some(file) = self.open.files.get(fh) else { return Some(OpReply::Failed(Errno::BADF)) };
         let (Some(handle), Some(node)) = (file.handle, self.node_ref(ino)) else {
             return Some(OpReply::Failed(Errno::BADF));
         };
@@ -425,12 +425,10 @@ impl Cache {
     }
 
     pub(crate) fn release(&mut self, now: Time, fh: Fh, flock: Option<u64>) -> Option<OpReply> {
-        let Some(file) = self.files.remove(&fh) else { return Some(OpReply::Done) };
+        let Some(file) = self.open.files.remove(fh) else { return Some(OpReply::Done) };
         self.release_with_file(now, file.ino, fh, flock);
         if let Some(handle) = file.handle {
             self.release_handle(handle);
-        } else {
-            self.unpinned_opens -= 1;
         }
         let mut idle_pin = None;
         if let Some(inode) = self.inodes.get_mut(&file.ino) {

@@ -78,8 +78,9 @@ impl Cache {
         inode
             .into_iter()
             .for_each(|inode| inode.ext_mut().whole.note_reply(covers_full_page((offset, size))));
-        let file = direct.filter(|_| is_done).and_then(|fh| self.files.get_mut(&fh));
-        file.into_iter().for_each(|file| file.unfinished_write_at = None);
+        if let Some(fh) = direct.filter(|_| is_done) {
+            self.open.files.note_unfinished_write(fh, None);
+        }
     }
 
     /// Records that a page could not be tried: the kernel may keep it in full.
@@ -112,7 +113,7 @@ impl Cache {
     pub(crate) fn is_direct(&self, op: &Op) -> bool {
         match op {
             Op::Write { fh, flags: WriteFlags { write_back: false, .. }, .. } => {
-                self.files.get(fh).is_some_and(|file| file.direct)
+                self.open.files.get(*fh).is_some_and(|file| file.direct)
             }
             _ => false,
         }
@@ -121,7 +122,7 @@ impl Cache {
     /// Handles a write past the page cache, at the end of file that the kernel knows. The kernel has dropped the pages
     /// there, but a concurrent read may have filled some again before this request came; reads from now on wait.
     pub(crate) fn on_direct_append(&mut self, ino: u64, fh: Fh, offset: u64) {
-        self.files.get_mut(&fh).into_iter().for_each(|file| file.unfinished_write_at = Some(offset));
+        self.open.files.note_unfinished_write(fh, Some(offset));
         let has_whole = self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_exist());
         if has_whole && self.kernel.can_notify() {
             self.invalidate(
@@ -135,7 +136,7 @@ impl Cache {
     /// truncates to the end that it knew (`fuse_direct_IO`, for `io_submit` and the like), which may be before data
     /// that other clients have appended.
     pub(crate) fn is_failed_append_rollback(&self, fh: Option<Fh>, set: &SetAttr) -> bool {
-        let file = fh.and_then(|fh| self.files.get(&fh));
+        let file = fh.and_then(|fh| self.open.files.get(fh));
         set.size.is_some()
             && *set == SetAttr { size: set.size, kill_suidgid: set.kill_suidgid, ..SetAttr::default() }
             && file.is_some_and(|file| file.direct && file.unfinished_write_at == set.size)

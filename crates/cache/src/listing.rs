@@ -402,7 +402,7 @@ impl Cache {
         };
         let readers: Vec<Fh> =
             flight.waiters.iter().filter_map(reads).collect::<BTreeSet<Fh>>().into_iter().collect();
-        self.keep_snapshot(call, *rows, &readers);
+        self.open.dirs.keep_snapshot(call, *rows, &readers);
     }
 
     fn serve_waiters(&mut self, now: Time, dir: u64, flight: &mut InflightCall) {

@@ -7,141 +7,12 @@ mod lock_reclaim;
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::op::{Caller, Fh, LockSpan, Op, OpReply, Output};
+use crate::open::LockOwner;
 use crate::session::SessionState;
-use nigh_types::{Call, Errno, LockInfo, LockKind, LockRanges, OpId, Reply, Response, Time};
-use std::collections::{BTreeMap, BTreeSet};
+use nigh_types::{Call, Errno, LockInfo, LockKind, OpId, Reply, Response, Time};
 
 /// The last byte that the kernel locks (`OFFSET_MAX`): a lock up to it goes to the end of the file.
 const LAST_BYTE: u64 = i64::MAX.cast_unsigned();
-
-/// Lock owner on an inode. Owners of flock(2) locks have a number space of their own.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct LockOwner {
-    ino: u64,
-    flock: bool,
-    owner: u64,
-}
-
-/// Locks of one owner.
-#[derive(Clone, Debug, Default)]
-struct OwnerLocks {
-    /// Open files through which the owner set locks.
-    files: BTreeSet<Fh>,
-    /// Lock calls in flight.
-    calls: u32,
-    /// Number of locks granted so far.
-    grants: u64,
-    /// The owner may still hold locks.
-    may_hold: bool,
-    /// Granted locks without an unlock call.
-    ranges: LockRanges,
-    /// Locks granted after the last waiter was gone: see [`Cache::correct_remote`].
-    unwanted: LockRanges,
-    /// The locks could not be reclaimed.
-    lost: bool,
-}
-
-/// Owners that may hold locks. An entry lasts from the owner's first lock call until the owner unlocks the whole file,
-/// closes it, or was granted no lock.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LockRecords {
-    holders: BTreeMap<LockOwner, OwnerLocks>,
-    /// Open files with lost locks: reads and writes through them fail.
-    lost_files: BTreeSet<Fh>,
-}
-
-impl LockRecords {
-    /// Returns whether locks that were set through an open file are lost.
-    pub(crate) fn are_lost(&self, fh: Fh) -> bool {
-        self.lost_files.contains(&fh)
-    }
-
-    /// Marks all locks as lost.
-    pub(crate) fn mark_all_lost(&mut self) {
-        let holders: Vec<LockOwner> = self.holders.keys().copied().collect();
-        for holder in holders {
-            self.mark_lost(holder);
-        }
-    }
-
-    /// Forgets lock calls: the session is over.
-    pub(crate) fn forget_calls(&mut self) {
-        self.holders.retain(|_, held| held.may_hold || held.lost);
-        self.holders.values_mut().for_each(|held| held.calls = 0);
-    }
-
-    /// Forgets unwanted locks: the remote holds no lock any more.
-    pub(crate) fn forget_unwanted(&mut self) {
-        self.holders.values_mut().for_each(|held| held.unwanted = LockRanges::default());
-    }
-
-    /// Returns all locks to reclaim, in a fixed order. `asked` are lock calls without a reply: where one asks for a
-    /// weaker lock than is held, the remote may hold only the weaker one.
-    pub(crate) fn locks_to_reclaim(&self, asked: &[(LockOwner, LockInfo)]) -> Vec<(LockOwner, LockInfo)> {
-        let mut claims = Vec::new();
-        for (holder, held) in self.holders.iter().filter(|(_, held)| held.may_hold && !held.lost) {
-            let mut ranges = held.ranges.clone();
-            asked.iter().filter(|(of, _)| of == holder).for_each(|(_, range)| ranges.weaken(range));
-            claims.extend(ranges.iter().map(|range| (*holder, range)));
-        }
-        claims
-    }
-
-    /// Marks an owner's locks as lost until it closes. Returns the open files through which it set them; `None`: it
-    /// held none.
-    fn mark_lost(&mut self, holder: LockOwner) -> Option<BTreeSet<Fh>> {
-        let held = self.holders.get_mut(&holder).filter(|held| held.may_hold)?;
-        (held.may_hold, held.lost, held.ranges) = (false, true, LockRanges::default());
-        self.lost_files.extend(&held.files);
-        Some(held.files.clone())
-    }
-
-    /// Returns the open files through which an owner set locks.
-    fn files_of(&self, holder: LockOwner) -> impl Iterator<Item = &Fh> {
-        self.holders.get(&holder).into_iter().flat_map(|held| &held.files)
-    }
-
-    fn is_lost(&self, holder: LockOwner) -> bool {
-        self.holders.get(&holder).is_some_and(|held| held.lost)
-    }
-
-    /// Closes a file for an owner. Returns whether the remote must be told.
-    fn close(&mut self, holder: LockOwner) -> bool {
-        let Some(held) = self.holders.get_mut(&holder) else { return false };
-        let tell = held.may_hold || held.calls > 0;
-        let was_lost = std::mem::take(&mut held.lost);
-        (held.may_hold, held.ranges) = (false, LockRanges::default());
-        let files = if was_lost { std::mem::take(&mut held.files) } else { BTreeSet::new() };
-        if held.calls == 0 {
-            self.holders.remove(&holder);
-        }
-        for fh in files {
-            if !self.is_lost_by_another(fh) {
-                self.lost_files.remove(&fh);
-            }
-        }
-        tell
-    }
-
-    fn is_lost_by_another(&self, fh: Fh) -> bool {
-        self.holders.values().any(|held| held.lost && held.files.contains(&fh))
-    }
-
-    /// Removes an open file. Returns the owners that set locks through it and no other open file, since its last
-    /// descriptor closes it for them: open file descriptions, and flock(2), whose locks end with the description.
-    fn file_gone(&mut self, ino: u64, fh: Fh) -> Vec<LockOwner> {
-        self.lost_files.remove(&fh);
-        let first = LockOwner { ino, flock: false, owner: 0 };
-        let last = LockOwner { ino, flock: true, owner: u64::MAX };
-        let mut ended = Vec::new();
-        for (holder, held) in self.holders.range_mut(first..=last) {
-            if held.files.remove(&fh) && held.files.is_empty() {
-                ended.push(*holder);
-            }
-        }
-        ended
-    }
-}
 
 impl Cache {
     #[allow(clippy::too_many_arguments, reason = "the fields of one FUSE request")]
@@ -157,20 +28,14 @@ impl Cache {
     ) -> Option<OpReply> {
         let LockSpan { owner, flock, start, end } = span;
         let holder = LockOwner { ino, flock, owner };
-        if self.locks.is_lost(holder) {
+        if self.open.locks.is_lost(holder) {
             return Some(OpReply::Failed(Errno::IO));
         }
-        if !self.files.contains_key(&fh) {
+        if self.open.files.get(fh).is_none() {
             return Some(OpReply::Failed(Errno::BADF));
         }
         let Some(node) = self.node_ref(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
-        let held = self.locks.holders.entry(holder).or_default();
-        held.files.insert(fh);
-        held.calls += 1;
-        if flock && held.ranges.iter().any(|range| range.kind != kind) {
-            // The remote releases the old lock first, whether it grants the other one or not.
-            held.ranges = LockRanges::default();
-        }
+        self.open.locks.begin_call(holder, fh, flock.then_some(kind));
         if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| !flock) {
             inode.ext_mut().has_locks = true;
         }
@@ -191,18 +56,15 @@ impl Cache {
     ) -> Option<OpReply> {
         let LockSpan { owner, flock, start, end } = span;
         let holder = LockOwner { ino, flock, owner };
-        let Some(held) = self.locks.holders.get(&holder) else { return Some(OpReply::Done) };
-        if held.lost {
+        let Some(grants) = self.open.locks.grants_of(holder) else { return Some(OpReply::Done) };
+        if self.open.locks.is_lost(holder) {
             return Some(OpReply::Failed(Errno::IO));
         }
         let whole = flock || start == 0 && end >= LAST_BYTE;
-        let purpose = CallKind::Unlock { holder, whole_after: whole.then_some(held.grants), closing: false };
+        let purpose = CallKind::Unlock { holder, whole_after: whole.then_some(grants), closing: false };
         let Some(node) = self.node_ref(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         let all = if flock { (0, u64::MAX) } else { (start, end) };
-        if let Some(held) = self.locks.holders.get_mut(&holder) {
-            held.ranges.clear(all.0, all.1);
-            held.unwanted.clear(all.0, all.1);
-        }
+        self.open.locks.unlock(holder, all);
         self.send_for(now, op, caller, purpose, Call::Unlock { node, owner, flock, start, end })
     }
 
@@ -216,7 +78,7 @@ impl Cache {
         kind: LockKind,
     ) -> Option<OpReply> {
         let LockSpan { owner, flock, start, end } = span;
-        if self.locks.is_lost(LockOwner { ino, flock, owner }) {
+        if self.open.locks.is_lost(LockOwner { ino, flock, owner }) {
             return Some(OpReply::Failed(Errno::IO));
         }
         let Some(node) = self.node_ref(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
@@ -235,7 +97,7 @@ impl Cache {
         owner: u64,
     ) -> Option<OpReply> {
         let holder = LockOwner { ino, flock: false, owner };
-        match self.locks.close(holder).then(|| self.release_locks(now, holder)).flatten() {
+        match self.open.locks.close(holder).then(|| self.release_locks(now, holder)).flatten() {
             // The call goes out in any case; only stale mode does not wait for the reply.
             Some(call) if !self.answers_stale() => {
                 self.wait(op, caller, call, crate::calls::ReplyKind::Reply, false)
@@ -246,10 +108,10 @@ impl Cache {
 
     /// Releases the locks that end with an open file; `flock` is its flock(2) owner, if it was used as one.
     pub(crate) fn release_with_file(&mut self, now: Time, ino: u64, fh: Fh, flock: Option<u64>) {
-        let mut gone = self.locks.file_gone(ino, fh);
+        let mut gone = self.open.locks.file_gone(ino, fh);
         gone.extend(flock.map(|owner| LockOwner { ino, flock: true, owner }));
         for holder in gone {
-            if self.locks.close(holder) {
+            if self.open.locks.close(holder) {
                 self.release_locks(now, holder);
             }
         }
@@ -279,21 +141,11 @@ impl Cache {
             return OpReply::Failed(Errno::PROTO);
         };
         let granted = response.result == Ok(Reply::Done);
-        let mut lost = false;
-        if let Some(held) = self.locks.holders.get_mut(&holder) {
-            held.calls = held.calls.saturating_sub(1);
-            lost = held.lost;
-            if granted && !lost && !flight.waiters.is_empty() {
-                held.grants += 1;
-                held.may_hold = true;
-                held.ranges.set(range);
-                held.unwanted.clear(range.start, range.end);
-            } else if granted {
-                // The caller is dead, or got another reply.
-                held.unwanted.set(range);
-            }
+        let known = self.open.locks.end_call(holder, range, granted, !flight.waiters.is_empty());
+        if known.is_some() {
             self.correct_remote(now, holder);
         }
+        let lost = known == Some(true);
         match &response.result {
             _ if lost => OpReply::Failed(Errno::IO),
             Ok(Reply::Done) => OpReply::Done,
@@ -309,11 +161,7 @@ impl Cache {
         };
         match response.result {
             Ok(Reply::Done) => {
-                let same =
-                    |held: &OwnerLocks| Some(held.grants) == whole_after && held.calls == 0 && !held.lost;
-                if self.locks.holders.get(&holder).is_some_and(same) {
-                    self.locks.holders.remove(&holder);
-                }
+                self.open.locks.end_whole_unlock(holder, whole_after);
                 OpReply::Done
             }
             // A close leaves the owner without locks, whatever the reply.

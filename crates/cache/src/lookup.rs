@@ -32,10 +32,10 @@ impl Cache {
     /// Records the lookup of a file that the caller, or the directory's last reader, may have got without attributes.
     fn note_file_lookup(&mut self, caller: Caller, dir: u64, child: &CachedEntry) {
         if child.attr().mode & 0o170_000 != 0o040_000 {
-            self.readers.looked_up(caller.pid);
+            self.open.readers.looked_up(caller.pid);
             let reader = self.dirs.get(&dir).map_or(0, |directory| directory.last_reader);
             if reader != caller.pid {
-                self.readers.looked_up(reader);
+                self.open.readers.looked_up(reader);
             }
         }
     }

@@ -34,14 +34,13 @@ impl Cache {
         self.counters.squeezed += 1;
         let (half, spared) = (self.bytes() / 2, self.being_read());
         self.evict_while(now, &spared, |cache| cache.bytes() > half);
-        self.drop_snapshots();
+        self.open.dirs.drop_snapshots();
         self.drop_name_streams(now);
         self.prune_half();
     }
 
     /// Returns the directories that are being read or watched.
     pub(crate) fn being_read(&self) -> BTreeSet<u64> {
-        let open = self.open_dirs.values().filter(|open| open.reading && open.snapshot.is_none());
-        open.map(|open| open.ino).chain(self.watches.dirs()).collect()
+        self.open.dirs.being_read().chain(self.watches.dirs()).collect()
     }
 }

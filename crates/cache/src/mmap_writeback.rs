@@ -232,7 +232,7 @@ impl Cache {
     /// Drops all stale pages: with an active session, write-back no longer blocks.
     pub(crate) fn drop_stale_pages(&mut self) {
         let is_old = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.old.is_some());
-        let open: BTreeSet<u64> = self.files.values().map(|file| file.ino).filter(is_old).collect();
+        let open: BTreeSet<u64> = self.open.files.values().map(|file| file.ino).filter(is_old).collect();
         if self.kernel.can_notify() {
             for ino in open {
                 self.invalidate(vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }], None);

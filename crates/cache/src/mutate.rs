@@ -117,8 +117,7 @@ impl Cache {
         if let Some(inode) = self.inodes.get_mut(&id.ino) {
             if inode.opens > 0 {
                 // Files opened under this number are not of the new inode, whatever its id says.
-                let before = self.files.values_mut().filter(|file| file.ino == id.ino);
-                before.for_each(|file| file.generation = 0);
+                self.open.files.detach(id.ino);
             }
             inode.reset(id);
             inode.nlookup += self.numbers.restore(id);
@@ -529,7 +528,7 @@ impl Cache {
             return Some(OpReply::Failed(Errno::STALE));
         };
         // A handle is sent only where it makes a difference: truncation depends on the access mode of the open.
-        let own = fh.and_then(|fh| self.files.get(&fh)).and_then(|f| f.handle);
+        let own = fh.and_then(|fh| self.open.files.get(fh)).and_then(|f| f.handle);
         let handle = if set.size.is_some() { own } else { handle };
         let call = Call::SetAttr { node, handle, set };
         self.send_for(now, op, caller, CallKind::Change { ino, xattrs: set.mode.is_some() }, call)

@@ -11,7 +11,7 @@
 use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::op::{KernelInvalidation, Output, Urgency};
-use crate::records::OpenFile;
+use crate::open::OpenFile;
 use nigh_types::{Call, Handle, Name};
 use std::collections::BTreeSet;
 
@@ -19,22 +19,24 @@ impl Cache {
     /// Pins a file at the remote, if it is open without a handle.
     pub(crate) fn pin_open(&mut self, ino: u64) {
         let unpinned = |i: &crate::records::Inode| i.unpinned_opens > 0 && i.pin_handle.is_none();
-        if self.unpinned_opens == 0
+        if !self.open.files.has_any_without_handle()
             || !self.session.is_attached()
             || !self.inodes.get(&ino).is_some_and(|i| unpinned(i))
         {
             return;
         }
         let Some(node) = self.node_ref(ino) else { return };
-        let mut files = self.files.values();
-        let Some(file) = files.find(|file| file.ino == ino && file.lacks_handle_for(node.node)) else {
-            return;
-        };
-        let caller = Some(file.caller);
+        let is_of_it = |file: &&OpenFile| file.ino == ino && file.lacks_handle_for(node.node);
+        let Some(caller) = self.open.files.values().find(is_of_it).map(|file| file.caller) else { return };
         let names = self.path_to(node.node).unwrap_or_default();
         let handle = self.assign_pin(ino);
         let call = Call::PinOpen { node, names, handle };
-        self.out.push_back(Output::Call { id: self.calls.last_id(), caller, mutation_id: None, call });
+        self.out.push_back(Output::Call {
+            id: self.calls.last_id(),
+            caller: Some(caller),
+            mutation_id: None,
+            call,
+        });
     }
 
     /// Assigns a handle under which the remote is about to open an inode.
@@ -49,14 +51,14 @@ impl Cache {
 
     /// Pins all open files: no earlier grant covers them.
     pub(crate) fn pin_open_all(&mut self) {
-        let open: Vec<u64> = self.files.values().map(|file| file.ino).collect();
+        let open: Vec<u64> = self.open.files.values().map(|file| file.ino).collect();
         open.into_iter().for_each(|ino| self.pin_open(ino));
     }
 
     /// Assigns pin handles to all open files without a handle; the caller sends the calls.
     pub(crate) fn assign_pins(&mut self) {
         let known = |file: &&OpenFile| self.id_of(file.ino).is_some_and(|id| file.lacks_handle_for(id));
-        let open: BTreeSet<u64> = self.files.values().filter(known).map(|file| file.ino).collect();
+        let open: BTreeSet<u64> = self.open.files.values().filter(known).map(|file| file.ino).collect();
         for ino in open {
             if self.inodes.get(&ino).is_some_and(|inode| inode.pin_handle.is_none()) {
                 self.assign_pin(ino);
@@ -73,18 +75,18 @@ impl Cache {
 
     /// Returns the file at a name that is open without a handle.
     pub(crate) fn open_without_handle_at(&self, dir: u64, name: &Name) -> Option<u64> {
-        if self.unpinned_opens == 0 {
+        if !self.open.files.has_any_without_handle() {
             return None;
         }
         let stands_there = |file: &&OpenFile| {
             self.inodes.get(&file.ino).is_some_and(|i| file.lacks_handle_for(i.id) && i.is_at(dir, name))
         };
-        self.files.values().find(stands_there).map(|file| file.ino)
+        self.open.files.values().find(stands_there).map(|file| file.ino)
     }
 
     /// Pins all open files in a directory, as far as is known.
     pub(crate) fn pin_open_below(&mut self, dir: u64) {
-        if self.unpinned_opens == 0 {
+        if !self.open.files.has_any_without_handle() {
             return;
         }
         let lies_there = |ino: &u64| {
@@ -92,7 +94,7 @@ impl Cache {
                 .get(ino)
                 .is_some_and(|i| i.parent_entry.as_ref().is_some_and(|(home, _)| *home == dir))
         };
-        let unpinned = self.files.values().filter(|file| file.handle.is_none()).map(|file| file.ino);
+        let unpinned = self.open.files.values().filter(|file| file.handle.is_none()).map(|file| file.ino);
         let below: Vec<u64> = unpinned.filter(lies_there).collect();
         below.into_iter().for_each(|ino| self.pin_open(ino));
     }
@@ -133,7 +135,7 @@ impl Cache {
         let is_open = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.opens > 0);
         let is_home = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.is_at(dir, name));
         let child = self.child_at(dir, name).filter(is_open);
-        child.or_else(|| self.files.values().map(|file| file.ino).find(is_home))
+        child.or_else(|| self.open.files.values().map(|file| file.ino).find(is_home))
     }
 
     /// Returns a handle that differs from all others that this mount, or any other mount of this client, has assigned.
@@ -195,8 +197,8 @@ mod tests {
             Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
-        cache.files.values_mut().for_each(|file| file.handle = None);
-        (cache.unpinned_opens, cache.inodes.get_mut(&7).unwrap().ext_mut().unpinned_opens) = (1, 1);
+        cache.open.files.take_handles();
+        cache.inodes.get_mut(&7).unwrap().ext_mut().unpinned_opens = 1;
         let rename = |cache: &mut Cache| {
             let (new_name, from) = (name(b"f"), name(b"g"));
             let (id, call) = ask(
@@ -233,8 +235,8 @@ mod tests {
             Access { read: true, write: true, truncate: false, direct: false, sync: false, append: false };
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
-        cache.files.values_mut().for_each(|file| file.handle = None);
-        (cache.unpinned_opens, cache.inodes.get_mut(&7).unwrap().ext_mut().unpinned_opens) = (1, 1);
+        cache.open.files.take_handles();
+        cache.inodes.get_mut(&7).unwrap().ext_mut().unpinned_opens = 1;
         cache.pin_open(7);
         let Some((_, Call::PinOpen { handle, .. })) = calls(&mut cache).pop() else { panic!("it is kept") };
         (cache, node, attr, handle)

@@ -69,7 +69,7 @@ impl Cache {
     /// Returns whether a request waits for the listing, or an open directory is being read.
     fn is_wanted(&self, call: CallId, dir: u64) -> bool {
         self.calls.get(call).is_some_and(|flight| !flight.waiters.is_empty())
-            || self.open_dirs.values().any(|open| open.ino == dir && open.reading)
+            || self.open.dirs.is_being_read(dir)
     }
 
     fn abandon_listing(&mut self, now: Time, call: CallId, dir: u64) {

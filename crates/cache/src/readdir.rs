@@ -6,8 +6,9 @@ use crate::cookies32::{self, Position, ShortCookie};
 use crate::dir_entries::{DirEntries, DirEntryRef};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened, Page, PageEntry};
-use crate::readdirplus_heuristic::FilesWithAttrs;
-use crate::records::{Directory, OpenDir};
+use crate::open::FilesWithAttrs;
+use crate::open::OpenDir;
+use crate::records::Directory;
 use nigh_types::{Attr, Cookie, Errno, Name, NodeId, OpId, Time};
 
 const DIRECTORY: u32 = 0o040_000;
@@ -73,9 +74,14 @@ impl Cache {
         // equal.
         let keeps = self.kernel.can_notify() && !self.config.short_cookies;
         let limit = self.config.kernel_listing_below;
-        let mut opened =
-            Opened { fh: self.new_fh(), keep_cache: false, cache_dir: false, no_flush: false, direct: false };
-        let (mut deadline, wants_names) = (None, self.readers.wants_names(reader));
+        let mut opened = Opened {
+            fh: self.open.new_fh(),
+            keep_cache: false,
+            cache_dir: false,
+            no_flush: false,
+            direct: false,
+        };
+        let (mut deadline, wants_names) = (None, self.open.readers.wants_names(reader));
         if let Some((directory, held)) = self.live_directory(now, ino)
             && keeps
             && directory.complete
@@ -91,7 +97,6 @@ impl Cache {
         if let Some(deadline) = deadline {
             self.set_timers(deadline, ino);
         }
-        self.last_read = ino;
         let open = OpenDir {
             ino,
             snapshot: None,
@@ -102,7 +107,7 @@ impl Cache {
             files_with_attrs: 0,
             is_probed: false,
         };
-        self.open_dirs.insert(opened.fh, open);
+        self.open.dirs.insert(opened.fh, open);
         if let Some(id) = self.id_of(ino) {
             self.inode(id).ext_mut().opens += 1;
         }
@@ -110,9 +115,8 @@ impl Cache {
     }
 
     pub(crate) fn release_dir(&mut self, now: Time, fh: Fh) -> Option<OpReply> {
-        self.leave_snapshot(fh);
         self.close_name_stream(now, fh);
-        if let Some(open) = self.open_dirs.remove(&fh)
+        if let Some(open) = self.open.dirs.remove(fh)
             && let Some(inode) = self.inodes.get_mut(&open.ino)
         {
             inode.ext_mut().opens -= 1;
@@ -133,11 +137,11 @@ impl Cache {
         size: u32,
         plus: bool,
     ) -> Option<OpReply> {
-        let Some(open) = self.open_dirs.get_mut(&fh) else { return Some(OpReply::Failed(Errno::BADF)) };
+        let Some(open) = self.open.dirs.get_mut(fh) else { return Some(OpReply::Failed(Errno::BADF)) };
         open.reader = caller.pid;
         if offset == Cookie(0) {
-            self.readers.began(caller.pid);
-            self.leave_snapshot(fh);
+            self.open.readers.began(caller.pid);
+            self.open.dirs.leave_snapshot(fh);
             self.close_name_stream(now, fh);
         }
         if let Some(mut page) = self.snapshot_page(fh, offset, size, plus) {
@@ -172,10 +176,8 @@ impl Cache {
     /// beginning only, so a reader in mid-listing would go on in a listing that others have completed
     /// (`fuse_readdir_cached`), and would find older names. So the kernel first drops the pages that it has.
     pub(crate) fn on_page_reply(&mut self, now: Time, fh: Fh, page: &mut Page) {
-        let Some(open) = self.open_dirs.get_mut(&fh) else { return };
-        open.reading = !page.entries.is_empty();
+        let Some(open) = self.open.dirs.note_page(fh, page.entries.is_empty()) else { return };
         let (ino, facts, keeps) = (open.ino, open.snapshot.is_none(), open.kernel_keeps);
-        self.last_read = ino;
         if keeps {
             let same = |directory: &mut Directory| {
                 let before = directory.chunk_version.replace(directory.version);
@@ -236,17 +238,17 @@ impl Cache {
 
     /// Returns which files get attributes in replies to this reader.
     pub(crate) fn files_for(&mut self, fh: Fh) -> FilesWithAttrs {
-        let Some(open) = self.open_dirs.get(&fh) else { return FilesWithAttrs::None };
-        self.readers.files(open.reader, open.files_with_attrs, open.is_probed)
+        let Some(open) = self.open.dirs.get(fh) else { return FilesWithAttrs::None };
+        self.open.readers.files(open.reader, open.files_with_attrs, open.is_probed)
     }
 
     pub(crate) fn note_page_content(&mut self, fh: Fh, chosen: &[Chosen], is_bare: bool) {
-        let Some(open) = self.open_dirs.get_mut(&fh) else { return };
+        let Some(open) = self.open.dirs.get_mut(fh) else { return };
         let files = chosen.iter().filter(|c| c.node.is_some() && c.mode != DIRECTORY).count();
         open.files_with_attrs += files as u64;
         if chosen.iter().any(|c| c.is_probe) {
             open.is_probed = true;
-            self.readers.probed(open.reader);
+            self.open.readers.probed(open.reader);
         }
         let (ino, reader, keeps) = (open.ino, open.reader, open.kernel_keeps);
         if let Some(directory) = self.dirs.get_mut(&ino) {
@@ -257,9 +259,8 @@ impl Cache {
 
     /// Returns a page of a snapshot: names only. `None`: this open directory reads none.
     pub(crate) fn snapshot_page(&mut self, fh: Fh, offset: Cookie, size: u32, plus: bool) -> Option<Page> {
-        let open = self.open_dirs.get(&fh)?;
-        let (ino, from) = (open.ino, self.position(fh, offset));
-        let snapshot = self.snapshots.rows(open.snapshot?)?;
+        let ino = self.open.dirs.get(fh)?.ino;
+        let (snapshot, from) = (self.open.dirs.snapshot(fh)?, self.position(fh, offset));
         let rows = from.rows(snapshot).filter(|row| row.child.is_some());
         let (mut chosen, _) = self.choose(Time(0), ino, rows, offset, size, plus, None);
         let told = self.shorten_cookies(snapshot, from, &mut chosen);
@@ -270,7 +271,7 @@ impl Cache {
     /// Returns the position that an offset stands for.
     fn position(&self, fh: Fh, offset: Cookie) -> Position {
         if self.config.short_cookies {
-            Position::of(offset, self.open_dirs.get(&fh).and_then(|open| open.inexact_cookie))
+            Position::of(offset, self.open.dirs.get(fh).and_then(|open| open.inexact_cookie))
         } else {
             Position::behind(offset)
         }
@@ -301,7 +302,7 @@ impl Cache {
     }
 
     fn note_inexact_cookie(&mut self, fh: Fh, told: Option<(Cookie, Cookie)>) {
-        if let Some(open) = self.open_dirs.get_mut(&fh).filter(|_| told.is_some()) {
+        if let Some(open) = self.open.dirs.get_mut(fh).filter(|_| told.is_some()) {
             open.inexact_cookie = told;
         }
     }

@@ -7,7 +7,8 @@ use crate::config::OnDisconnect;
 use crate::grants::LiveGrant;
 use crate::kernel::{MAX_SINGLE_DENTRIES, NotifyLevel, OnInvalidated};
 use crate::op::{InvalidationId, KernelInvalidation, Output, Urgency};
-use crate::records::{CachedData, CachedPages, ChangeToken, Inode, OpenFile};
+use crate::open::OpenFile;
+use crate::records::{CachedData, CachedPages, ChangeToken, Inode};
 use nigh_types::{
     Attr, Bug, Call, DataVersion, Errno, Grant, LeaseScope, Name, NodeId, Recall, Reply, Response, Span,
     Time, planted,
@@ -173,7 +174,7 @@ impl Cache {
             let inode = self.inodes.get(&file.ino)?;
             inode.data.held.is_some_and(|held| held.on == on).then_some(inode.id)
         };
-        let found: BTreeSet<NodeId> = self.files.values().filter_map(under).collect();
+        let found: BTreeSet<NodeId> = self.open.files.values().filter_map(under).collect();
         found.into_iter().collect()
     }
 

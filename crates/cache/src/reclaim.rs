@@ -4,7 +4,8 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, OpenParams};
 use crate::op::{Fh, Op, OpReply, Output};
-use crate::records::{ChangeToken, OpenFile};
+use crate::open::OpenFile;
+use crate::records::ChangeToken;
 use crate::session::SessionState;
 use nigh_types::{Access, Call, CallId, Errno, Handle, NodeRef, OpId, Reply, Response, Time};
 
@@ -18,16 +19,16 @@ impl Cache {
         self.session.begin_reclaims();
         self.assign_pins();
         let mut files = Vec::new();
-        for (fh, file) in &self.files {
+        for (fh, file) in self.open.files.iter() {
             files.extend(
-                file.handle.map(|handle| (file.ino, Some(*fh), handle, file.access, Some(file.caller))),
+                file.handle.map(|handle| (file.ino, Some(fh), handle, file.access, Some(file.caller))),
             );
         }
         let mut pins: Vec<_> = self.inodes.values().filter_map(|i| Some((i.id.ino, i.pin_handle?))).collect();
         pins.sort_unstable();
         files.extend(pins.into_iter().map(|(ino, handle)| (ino, None, handle, PIN_ACCESS, None)));
         for (ino, fh, handle, access, caller) in files {
-            let generation = fh.and_then(|fh| self.files.get(&fh)).map(|file| file.generation);
+            let generation = fh.and_then(|fh| self.open.files.get(fh)).map(|file| file.generation);
             match self.node_ref(ino) {
                 Some(node) if generation.is_none_or(|opened| opened == node.node.generation) => {
                     self.session.add_reclaim();
@@ -51,7 +52,7 @@ impl Cache {
             CallKind::Lock { holder, range, .. } if !flight.is_unwanted_lock() => Some((holder, range)),
             _ => None,
         });
-        for (holder, range) in self.locks.locks_to_reclaim(&asked.collect::<Vec<_>>()) {
+        for (holder, range) in self.open.locks.locks_to_reclaim(&asked.collect::<Vec<_>>()) {
             if self.reclaim_lock(now, holder, range) {
                 self.session.add_reclaim();
             }
@@ -148,7 +149,7 @@ impl Cache {
             return;
         }
         let wanted = match fh {
-            Some(fh) => self.files.get(&fh).is_some_and(|file| file.handle == Some(handle)),
+            Some(fh) => self.open.files.get(fh).is_some_and(|file| file.handle == Some(handle)),
             None => self.inodes.get(&ino).is_some_and(|inode| inode.pin_handle == Some(handle)),
         };
         match self.id_of(ino).filter(|_| wanted) {
@@ -156,7 +157,7 @@ impl Cache {
                 self.apply_attr(now, flight, id, attr, &response.grants);
                 self.begin_data_grant(now, flight, id, Some(ChangeToken::of(&attr)), response);
                 // A file that is open for reading only has no write-back.
-                if fh.and_then(|fh| self.files.get(&fh)).is_some_and(|file| file.access.write) {
+                if fh.and_then(|fh| self.open.files.get(fh)).is_some_and(|file| file.access.write) {
                     self.keep_pages_in_new_session(now, flight, (id, &attr), response);
                 }
             }
@@ -197,18 +198,14 @@ impl Cache {
                 let id = inode.id;
                 let pinned = |file: &OpenFile| file.ino == ino && file.lacks_handle_for(id);
                 if errno == Errno::STALE {
-                    lost.extend(self.files.iter().filter(|(_, file)| pinned(file)).map(|(fh, _)| *fh));
+                    lost.extend(self.open.files.iter().filter(|(_, file)| pinned(file)).map(|(fh, _)| fh));
                 }
             }
         }
         for fh in &lost {
-            let Some(file) = self.files.get_mut(fh) else { continue };
-            file.lost = true;
-            if file.handle.take().is_some() {
-                self.unpinned_opens += 1;
-                if let Some(inode) = self.inodes.get_mut(&ino) {
-                    inode.ext_mut().unpinned_opens += 1;
-                }
+            let Some(had_handle) = self.open.files.lose(*fh) else { continue };
+            if had_handle && let Some(inode) = self.inodes.get_mut(&ino) {
+                inode.ext_mut().unpinned_opens += 1;
             }
             let path = self.shown_path(ino);
             tracing::warn!(target: "nigh::session", path, %errno, "an open file could not be opened again");
@@ -226,16 +223,15 @@ impl Cache {
             target: "nigh::session",
             "the server exports something else than what was mounted: what was open fails; unmount and mount again"
         );
-        self.files.values_mut().for_each(|file| (file.handle, file.lost) = (None, true));
-        self.unpinned_opens = self.files.len() as u64;
+        self.open.files.lose_all();
         let all = self.inodes.values_mut().filter_map(|inode| inode.ext_if_any());
         all.for_each(|more| (more.unpinned_opens, more.pin_handle) = (0, None));
-        for file in self.files.values() {
+        for file in self.open.files.values() {
             if let Some(inode) = self.inodes.get_mut(&file.ino) {
                 inode.ext_mut().unpinned_opens += 1;
             }
         }
-        self.locks.mark_all_lost();
+        self.open.locks.mark_all_lost();
         self.session.deferred_mut().for_each(|response| response.result = Err(Errno::IO));
         for call in self.calls.ids() {
             let Some(flight) = self.calls.get_mut(call) else { continue };
@@ -245,12 +241,13 @@ impl Cache {
             self.drop_after_reply(&waiters, pages);
             self.out.push_back(Output::Cancel(call));
         }
-        self.dirents.forget();
+        self.open.names.forget();
     }
 
     /// Returns whether a request uses an open file that could not be reclaimed, or whose locks could not.
     pub(crate) fn is_lost(&self, op: &Op) -> bool {
-        let lost = |fh: &Fh| self.locks.are_lost(*fh) || self.files.get(fh).is_some_and(|file| file.lost);
+        let lost =
+            |fh: &Fh| self.open.locks.are_lost(*fh) || self.open.files.get(*fh).is_some_and(|file| file.lost);
         op.open_files().iter().flatten().any(lost)
     }
 }

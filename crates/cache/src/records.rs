@@ -5,8 +5,7 @@ use crate::dir_entries::{CachedEntry, DirEntries};
 use crate::full_pages::FullPageTracker;
 use crate::grants::LiveGrant;
 use crate::mmap_writeback::{PageBase, StalePages};
-use crate::op::Caller;
-use nigh_types::{Access, Attr, CallId, Cookie, Handle, Name, NodeId, Span, Time, Timestamp, XattrSet};
+use nigh_types::{Attr, CallId, Cookie, Handle, Name, NodeId, Span, Time, Timestamp, XattrSet};
 
 /// Inode that the kernel knows, or that has facts under a grant of its own.
 #[derive(Clone, Debug)]
@@ -400,52 +399,6 @@ impl Directory {
             None => (self.complete || self.progress.is_some_and(|p| cookie <= p)).then_some(None),
         }
     }
-}
-
-/// Regular file that the kernel holds open.
-#[derive(Clone, Debug)]
-pub(crate) struct OpenFile {
-    pub ino: u64,
-    /// Generation of the opened inode: another inode may have the number by now.
-    pub generation: u64,
-    /// `None`: opened under a grant, without a call to the remote.
-    pub handle: Option<Handle>,
-    /// Access mode of the open.
-    pub access: Access,
-    /// Writes through it bypass the kernel's page cache.
-    pub direct: bool,
-    /// Offset of the latest such write, until it is known to be done.
-    pub unfinished_write_at: Option<u64>,
-    /// The file could not be reopened in a new session: every use fails with `EIO`.
-    pub lost: bool,
-    /// Caller of the open; writes use its credentials.
-    pub caller: Caller,
-}
-
-impl OpenFile {
-    /// Returns whether the file is of that inode and has no handle.
-    pub fn lacks_handle_for(&self, id: NodeId) -> bool {
-        self.handle.is_none() && !self.lost && self.generation == id.generation
-    }
-}
-
-/// Directory that the kernel holds open.
-#[derive(Clone, Debug)]
-pub(crate) struct OpenDir {
-    pub ino: u64,
-    /// A listing that no grant covers: it serves this open until a rewind.
-    pub snapshot: Option<CallId>,
-    /// With `cookies=31`: the last inexact offset that was returned, and the cookie that it stands for.
-    pub inexact_cookie: Option<(Cookie, Cookie)>,
-    /// The reader has not come to the end.
-    pub reading: bool,
-    /// The kernel caches what it reads here (`FOPEN_CACHE_DIR`).
-    pub kernel_keeps: bool,
-    /// Thread that reads, number of files returned to it with attributes, and whether one was withheld
-    /// ([`crate::readdirplus_heuristic`]).
-    pub reader: u32,
-    pub files_with_attrs: u64,
-    pub is_probed: bool,
 }
 
 #[cfg(test)]

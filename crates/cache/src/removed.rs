@@ -35,7 +35,7 @@ impl Cache {
         }
         Ok(match op {
             Op::OpenDir { .. } => OpReply::Opened(Opened {
-                fh: self.new_fh(),
+                fh: self.open.new_fh(),
                 keep_cache: false,
                 cache_dir: false,
                 no_flush: false,

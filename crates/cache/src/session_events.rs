@@ -105,10 +105,10 @@ impl Cache {
         }
         self.session.take_deferred();
         self.forget_jobs();
-        self.dirents.forget();
+        self.open.names.forget();
         self.dirs.values_mut().for_each(|directory| directory.listing = None);
-        self.locks.mark_all_lost();
-        self.locks.forget_calls();
+        self.open.locks.mark_all_lost();
+        self.open.locks.forget_calls();
         self.forget_session();
         if stood {
             self.on_grants_ended();
@@ -123,7 +123,7 @@ impl Cache {
     fn forget_session(&mut self) {
         self.kernel.forget_actions();
         self.session.forget();
-        self.locks.forget_unwanted();
+        self.open.locks.forget_unwanted();
     }
 
     /// Ends all grants: replies to calls in flight are not cached.

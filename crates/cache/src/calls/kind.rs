@@ -1,7 +1,7 @@
 //! Kinds of calls, and forms of replies.
 
-use crate::locks::LockOwner;
 use crate::op::{Caller, Fh};
+use crate::open::LockOwner;
 use nigh_types::{Access, CallId, Handle, LockInfo, Name};
 
 /// Kind of a call, with the arguments that its reply needs.

@@ -61,7 +61,9 @@ impl Calls {
     /// Records a new directory lease for local changes of its names: they may have been made before it.
     pub fn mark_lease_begin(&mut self, dir: u64) {
         let binds = |call: &InflightCall| call.is_mutation() && call.purpose.binds_in(dir);
-        self.mark(binds, |call| drop(call.race_log.granted_dirs.insert(dir)));
+        self.mark(binds, |call| {
+            call.race_log.granted_dirs.insert(dir);
+        });
     }
 
     /// Records a remote change of a name. `known`: the directory's lease generation while the new state is known.
@@ -80,7 +82,12 @@ impl Calls {
 
     /// Records a remote change of the attributes of an inode.
     pub fn mark_remote_inode(&mut self, ino: u64) {
-        self.mark(|call| call.purpose.updates_cache(), |call| drop(call.race_log.remote_inodes.insert(ino)));
+        self.mark(
+            |call| call.purpose.updates_cache(),
+            |call| {
+                call.race_log.remote_inodes.insert(ino);
+            },
+        );
     }
 
     /// Records a write for reads of its pages: their replies may lack it.

@@ -1,19 +1,20 @@
 //! Reclaim of locks, locks that could not be reclaimed, and locks that were granted too late.
 
-use super::LockOwner;
 use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::op::Fh;
-use nigh_types::{Call, Errno, LockInfo, LockKind, NodeId, Reply, Response, Time};
+use crate::open::{Correction, LockOwner};
+use nigh_types::{Call, Errno, LockInfo, NodeId, Reply, Response, Time};
 use std::collections::BTreeSet;
 
 impl Cache {
     /// Reclaims a lock of a session that the remote has forgotten.
     pub(crate) fn reclaim_lock(&mut self, now: Time, holder: LockOwner, range: LockInfo) -> bool {
         let other = |id: NodeId| {
-            self.locks
+            self.open
+                .locks
                 .files_of(holder)
-                .any(|fh| self.files.get(fh).is_some_and(|f| f.generation != id.generation))
+                .any(|fh| self.open.files.get(*fh).is_some_and(|f| f.generation != id.generation))
         };
         if self.node_ref(holder.ino).is_none_or(|place| other(place.node)) {
             self.fail_owner(holder);
@@ -51,12 +52,9 @@ impl Cache {
 
     /// Handles a reclaimed lock. Its owner may have unlocked some of it meanwhile, or closed the file.
     fn on_lock_reclaimed(&mut self, now: Time, holder: LockOwner, range: LockInfo) {
-        match self.locks.holders.get_mut(&holder) {
-            Some(held) if held.lost => {}
-            Some(held) => {
-                held.unwanted.set(range);
-                self.correct_remote(now, holder);
-            }
+        match self.open.locks.reclaimed(holder, range) {
+            Some(true) => self.correct_remote(now, holder),
+            Some(false) => {}
             None => drop(self.release_range(now, holder, range.start, range.end)),
         }
     }
@@ -64,7 +62,7 @@ impl Cache {
     /// Marks an owner's locks as lost until it closes. Requests sent under the locks and without a reply fail, and are
     /// not done if they were not. True: the owner held some.
     fn fail_owner(&mut self, holder: LockOwner) -> bool {
-        let files = self.locks.mark_lost(holder);
+        let files = self.open.locks.mark_lost(holder);
         files.as_ref().into_iter().for_each(|files| self.fail_requests_through(files));
         files.is_some()
     }
@@ -82,32 +80,18 @@ impl Cache {
         self.calls.ops_through(files).into_iter().for_each(|op| self.abort(op, Errno::IO));
     }
 
-    /// Corrects the remote's state after unwanted locks were granted: a call says what the owner does hold. Only
-    /// without a lock call of the owner in flight: that call may be for the same bytes.
+    /// Corrects the remote's state after unwanted locks were granted: a call says what the owner does hold.
     pub(super) fn correct_remote(&mut self, now: Time, holder: LockOwner) {
-        let Some(held) = self.locks.holders.get_mut(&holder).filter(|held| held.calls == 0) else { return };
-        let unwanted = std::mem::take(&mut held.unwanted);
-        let parts = |late: LockInfo| held.ranges.parts(&late).into_iter().map(move |part| (late.kind, part));
-        let parts: Vec<_> = unwanted.iter().flat_map(parts).collect();
-        if !held.may_hold && !held.lost {
-            self.locks.holders.remove(&holder);
-        }
-        for (granted, (part, kind)) in parts {
-            match (kind, granted) {
-                (None, _) => drop(self.release_range(now, holder, part.start, part.end)),
-                (Some(LockKind::Read), LockKind::Write) => {
+        for correction in self.open.locks.take_corrections(holder) {
+            match correction {
+                Correction::Release(part) => drop(self.release_range(now, holder, part.start, part.end)),
+                Correction::Weaken(part) => {
                     let purpose = CallKind::Lock { holder, range: part, wait: false, cancelled: false };
-                    if self.send_lock(now, holder, part, purpose)
-                        && let Some(held) = self.locks.holders.get_mut(&holder)
-                    {
-                        held.calls += 1;
+                    if self.send_lock(now, holder, part, purpose) {
+                        self.open.locks.begin_correction(holder);
                     }
                 }
-                (Some(LockKind::Write), LockKind::Read) => {
-                    // Other owners may have read these bytes since, while this owner believed in its write lock.
-                    self.fail_and_release(now, holder);
-                }
-                _ => {}
+                Correction::Fail => self.fail_and_release(now, holder),
             }
         }
     }

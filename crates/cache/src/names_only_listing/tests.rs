@@ -2,7 +2,10 @@ use super::*;
 use crate::Config;
 use crate::op::{Op, Opened, Output};
 use crate::test_fixtures::{T0, cache, outputs};
-use nigh_types::{Attr, Entries, Entry, Errno, Event, Grant, GrantId, LeaseScope, Mode, Name, Term};
+use nigh_types::{
+    Attr, Cookie, Dirent, Entries, Entry, Errno, Event, Grant, GrantId, Kind, LeaseScope, Mode, Name, NodeId,
+    Term,
+};
 
 /// A reader that wants names only, and one without a history.
 const QUIET: u32 = 7;
@@ -43,7 +46,7 @@ impl Rig {
     fn new(who: u32, config: Config) -> Rig {
         let mut cache = cache(config);
         cache.session.set_features(None, Some(true));
-        (0..8).for_each(|_| cache.readers.probed(QUIET));
+        (0..8).for_each(|_| cache.open.readers.probed(QUIET));
         let key = cache.key;
         let cookie = |name: &Name| key.cookie(name.as_bytes());
         let all = (0..).map(|n: u32| Name::new(n.to_string().as_bytes()).unwrap());
@@ -136,9 +139,9 @@ fn names_only_reader_of_a_large_directory_gets_names_without_attributes() {
     let name = later[0].clone();
     assert_eq!(rig.ask(Op::Lookup { dir: 1, name }), None);
     assert!(matches!(rig.calls()[..], [(_, Call::Lookup { .. })]));
-    assert_eq!(rig.cache.dirents.open.len(), 1);
+    assert_eq!(rig.cache.open.names.count(), 1);
     rig.ask(Op::ReleaseDir { fh: rig.fh });
-    assert_eq!((rig.cache.dirents.bytes(), rig.cache.dirents.open.len()), (0, 0));
+    assert_eq!((rig.cache.open.names.bytes(), rig.cache.open.names.count()), (0, 0));
     assert!(!outputs(&mut rig.cache).iter().any(|output| matches!(output, Output::Cancel(_))));
 }
 
@@ -172,10 +175,10 @@ fn aborted_name_stream_leaves_a_listing_in_flight_running() {
     let (mut rig, call) = Rig::at_the_next(QUIET, config);
     let (list, later) = (rig.list, rig.later.clone());
     rig.tell(call, &later[..2], false);
-    rig.cache.dirents.last = None;
+    rig.cache.open.names.forget_last();
     rig.cache.handle_event(T0, Event::Response { call: list, response: listed(&later[..1], false, false) });
     assert_eq!(rig.calls(), [], "it is on its way");
-    assert_eq!(rig.cache.dirents.bytes(), 0);
+    assert_eq!(rig.cache.open.names.bytes(), 0);
     let told = rig.hear(list, listed(&later[1..], true, false));
     let [(OpId(2), OpReply::Page(page))] = &told[..] else { panic!("{told:?}") };
     assert_eq!(page.names, text(&later[..4]));
@@ -209,7 +212,7 @@ fn close_or_rewind_cancels_a_name_stream_and_drops_late_chunks() {
         assert!(outputs.contains(&Output::Cancel(call)), "{outputs:?}");
         rig.tell(call, &later[2..4], false);
         rig.hear(call, Response::plain(Err(Errno::INTR)));
-        assert_eq!(rig.cache.dirents.bytes(), 0);
+        assert_eq!(rig.cache.open.names.bytes(), 0);
         assert!(!rig.cache.calls.contains(call));
     }
 }
@@ -221,13 +224,13 @@ fn name_streams_count_as_memory_and_are_dropped_under_pressure() {
     let later = rig.later.clone();
     let before = rig.cache.gauges().bytes;
     rig.tell(call, &later[..2], false);
-    let bytes = rig.cache.dirents.bytes();
+    let bytes = rig.cache.open.names.bytes();
     assert!(bytes >= 2 * 24 && rig.cache.gauges().bytes == before + bytes);
-    rig.cache.dirents.last = None;
+    rig.cache.open.names.forget_last();
     rig.cache.handle_pressure(T0);
-    assert_eq!(rig.cache.dirents.bytes(), 0);
+    assert_eq!(rig.cache.open.names.bytes(), 0);
     rig.tell(call, &later[2..4], true);
-    assert_eq!((rig.cache.dirents.bytes(), rig.calls()), (0, vec![]), "nor is it begun again");
+    assert_eq!((rig.cache.open.names.bytes(), rig.calls()), (0, vec![]), "nor is it begun again");
     let (list, later) = (rig.list, later.clone());
     let told = rig.hear(list, listed(&later, true, false));
     assert!(matches!(&told[..], [(OpId(2), OpReply::Page(_))]), "{told:?}");
@@ -239,7 +242,7 @@ fn lost_session_drops_name_streams() {
     let later = rig.later.clone();
     rig.tell(call, &later[..2], false);
     rig.cache.handle_event(T0, Event::Lost { why: String::new() });
-    assert_eq!((rig.cache.dirents.bytes(), rig.cache.gauges().pending_operations), (0, 0));
+    assert_eq!((rig.cache.open.names.bytes(), rig.cache.gauges().pending_operations), (0, 0));
 }
 
 #[test]
@@ -247,10 +250,10 @@ fn passed_chunk_is_dropped_and_seeking_back_sends_another_call() {
     let (mut rig, call) = Rig::at_the_next(QUIET, Config::default());
     let later = rig.later.clone();
     rig.tell(call, &later[..4], false);
-    let whole = rig.cache.dirents.bytes();
+    let whole = rig.cache.open.names.bytes();
     let behind = rig.cookie(&later[3]);
     assert_eq!(rig.read(behind), None);
-    assert!(rig.cache.dirents.bytes() < whole);
+    assert!(rig.cache.open.names.bytes() < whole);
     let behind_first = rig.cookie(&later[0]);
     assert_eq!(rig.read(behind_first), None);
     let calls = rig.calls();

@@ -233,7 +233,7 @@ fn reader_beyond_the_budget_restarts_its_name_stream_under_memory_pressure() {
     let [(first, Call::ListNames { .. })] = rig.calls[..] else { panic!("{:?}", rig.calls) };
     rig.cancelled.clear();
     // Another directory was read last.
-    rig.cache.dirents.forget_last();
+    rig.cache.open.names.forget_last();
     rig.cache.handle_pressure(T0);
     rig.drain();
     assert_eq!(rig.cancelled, [first]);
