@@ -64,7 +64,7 @@ pub struct Cache {
     pub(crate) numbers: NodeIdMap,
     pub(crate) recent_dir_lookups: RecentDirLookups,
     pub(crate) forgotten: Forgotten,
-    pub(crate) walks: PrefetchJobs,
+    pub(crate) prefetch: PrefetchJobs,
     pub(crate) suspended: SuspendedFacts,
     pub(crate) ungranted: UngrantedPages,
     /// Cached statfs reply for an inode, and its end.
@@ -100,7 +100,7 @@ impl Cache {
             numbers: NodeIdMap::default(),
             recent_dir_lookups: RecentDirLookups::default(),
             forgotten: Forgotten::default(),
-            walks: PrefetchJobs::default(),
+            prefetch: PrefetchJobs::default(),
             suspended: SuspendedFacts::default(),
             ungranted: UngrantedPages::default(),
             statfs_cache: None,

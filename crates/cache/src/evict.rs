@@ -67,16 +67,16 @@ impl Cache {
 
     /// Evicts prefetched directories that a walk has left behind, before all others.
     fn trim_prefetched(&mut self, now: Time, budget: u64, spared: &BTreeSet<u64>) {
-        let mut turns = self.walks.arrived.len();
+        let mut turns = self.prefetch.arrived();
         while self.exceeds(budget) && turns > 0 {
             turns -= 1;
-            let Some(ino) = self.walks.arrived.pop_front() else { return };
+            let Some(ino) = self.prefetch.pop_arrived() else { return };
             let Some(directory) = self.dirs.get(&ino) else { continue };
             if directory.prefetched_by.is_none() && directory.first_used_at.is_none() {
                 continue;
             }
             if directory.listing.is_some() || spared.contains(&ino) {
-                self.walks.arrived.push_back(ino);
+                self.prefetch.push_arrived(ino);
                 continue;
             }
             self.evict(now, directory.id);

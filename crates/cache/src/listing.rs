@@ -357,7 +357,7 @@ impl Cache {
             directory.rows.complete();
             if flight.resend.is_some() {
                 // Fetched on demand, not prefetched.
-                self.walks.stats.demanded += directory.rows.existing() + 1;
+                self.prefetch.count_demanded(directory.rows.existing() + 1);
             }
             directory.complete = directory.held.is_some();
             // Dentries that disagree are older.

@@ -90,7 +90,7 @@ impl Cache {
             self.evict(now, id);
         }
         // The remote knows no call for a listing that a prefetch job brings.
-        match self.job_of(dir, call) {
+        match self.prefetch.job_of(dir, call) {
             Some(walk) => self.cancel_job(now, walk),
             None => self.out.push_back(Output::Cancel(call)),
         }

@@ -6,18 +6,19 @@
 //! before the one that begins it.
 
 mod budget;
+mod jobs;
 mod policy;
+
+pub(crate) use jobs::PrefetchJobs;
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, RaceLog};
 use crate::op::Output;
-use budget::PrefetchStats;
 use nigh_types::{
     Call, CallId, Entries, Errno, Grant, LeaseScope, NodeId, NodeRef, OpId, PrefetchOrder, PrefetchedDir,
     Reply, Response, Time,
 };
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Prefetch policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -30,39 +31,6 @@ pub enum Prefetch {
     All,
 }
 
-/// Prefetch jobs of one mount.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct PrefetchJobs {
-    /// The remote supports them.
-    pub possible: bool,
-    jobs: BTreeMap<CallId, PrefetchJob>,
-    /// Directories that a job will bring, with its call.
-    expected: FxHashMap<u64, CallId>,
-    /// Prefetched directories in order of arrival. A tree walk visits each once, so these are evicted first.
-    pub arrived: VecDeque<u64>,
-    pub stats: PrefetchStats,
-}
-
-/// Prefetch job that is running, or whose entries have not all been used.
-#[derive(Clone, Debug, Default)]
-struct PrefetchJob {
-    ended: bool,
-    /// Listings in progress: directory and call.
-    listings: BTreeMap<u64, CallId>,
-    /// Of these, the directories that the remote was asked to send first.
-    requested: BTreeSet<u64>,
-    /// Most entries that may be fetched and unused.
-    window: u64,
-    /// Entries that the server may still send.
-    credit: i64,
-    /// Entries that came and were not used.
-    unused: u64,
-    /// Time of the last use.
-    last_used: Time,
-}
-
-/// Most running jobs.
-const MAX_JOBS: usize = 4;
 /// Credit of a job's first request, in entries.
 const FIRST_WINDOW: u64 = 1_024;
 const LARGEST_WINDOW: u64 = 65_536;
@@ -76,28 +44,24 @@ impl Cache {
             return false;
         }
         let listing = self.dirs.get(&dir).and_then(|d| d.listing);
-        listing.is_none() && !self.walks.expected.contains_key(&dir)
+        listing.is_none() && self.prefetch.expected_by(dir).is_none()
     }
 
     /// Returns the listing of a directory that a job will bring.
     pub(crate) fn join_expected(&mut self, now: Time, dir: u64) -> Option<CallId> {
-        let walk_call = *self.walks.expected.get(&dir)?;
+        let job = self.prefetch.expected_by(dir)?;
         let node = self.id_of(dir)?;
-        let call = self.begin_prefetched_listing(walk_call, node)?;
-        let largest = self.largest_window();
-        let walk = self.walks.jobs.get_mut(&walk_call)?;
-        if walk.credit <= 0 {
-            walk.window = (walk.window * 4).min(largest);
-            self.request_directory(now, walk_call, dir);
+        let call = self.begin_prefetched_listing(job, node)?;
+        if self.prefetch.widen_if_out_of_credit(job, self.largest_window()) {
+            self.request_directory(now, job, dir);
         }
         Some(call)
     }
 
     /// Begins the listing of a directory by a job, unless it has begun.
     fn begin_prefetched_listing(&mut self, walk_call: CallId, node: NodeId) -> Option<CallId> {
-        let going = self.walks.jobs.get(&walk_call)?;
-        if let Some(call) = going.listings.get(&node.ino) {
-            return Some(*call);
+        if let Some(call) = self.prefetch.listing(walk_call, node.ino)? {
+            return Some(call);
         }
         let walk = self.calls.get(walk_call)?;
         let told = InflightCall {
@@ -107,7 +71,7 @@ impl Cache {
         let call = self.calls.new_id();
         self.calls.insert(call, told);
         self.replace_listing(node, call);
-        self.walks.jobs.get_mut(&walk_call)?.listings.insert(node.ino, call);
+        self.prefetch.add_listing(walk_call, node.ino, call);
         Some(call)
     }
 
@@ -125,34 +89,17 @@ impl Cache {
         let call = self.send(now, None, CallKind::Prefetch, Call::Prefetch { roots, order, credit });
         self.calls.get(call)?;
         self.counters.ahead_walks += 1;
-        let walk =
-            PrefetchJob { window, credit: i64::from(credit), last_used: now, ..PrefetchJob::default() };
-        self.walks.jobs.insert(call, walk);
-        self.walks.expected.extend(dirs.into_iter().map(|dir| (dir, call)));
+        self.prefetch.begin(now, call, window, dirs.into_iter());
         Some(call)
     }
 
     fn cancel_oldest_jobs(&mut self, now: Time) {
-        let going = self.walks.jobs.iter().filter(|(_, walk)| !walk.ended);
-        let mut by_use: Vec<(Time, CallId)> = going.map(|(call, walk)| (walk.last_used, *call)).collect();
-        by_use.sort_unstable();
-        let beyond = (by_use.len() + 1).saturating_sub(MAX_JOBS);
-        by_use.into_iter().take(beyond).for_each(|(_, call)| self.cancel_job(now, call));
+        self.prefetch.beyond_limit().into_iter().for_each(|call| self.cancel_job(now, call));
     }
 
     pub(crate) fn cancel_job(&mut self, now: Time, call: CallId) {
         self.out.push_back(Output::Cancel(call));
         self.end_job(now, call);
-    }
-
-    /// Returns the job that brings this listing.
-    pub(crate) fn job_of(&self, dir: u64, listing: CallId) -> Option<CallId> {
-        let tells = |walk: &PrefetchJob| walk.listings.get(&dir) == Some(&listing);
-        self.walks.jobs.iter().find(|(_, walk)| tells(walk)).map(|(call, _)| *call)
-    }
-
-    fn is_job_running(&self, walk: CallId) -> bool {
-        self.walks.jobs.get(&walk).is_some_and(|walk| !walk.ended)
     }
 
     /// Grants a job more credit, or asks for one directory before all others.
@@ -164,10 +111,7 @@ impl Cache {
 
     fn request_directory(&mut self, now: Time, walk_call: CallId, dir: u64) {
         let Some(place) = self.node_ref(dir) else { return };
-        let Some(walk) = self.walks.jobs.get_mut(&walk_call) else { return };
-        if walk.requested.insert(dir) {
-            walk.last_used = now;
-            let more = walk.additional_credit();
+        if let Some(more) = self.prefetch.request(now, walk_call, dir) {
             self.send_credit(walk_call, more, Some(place));
         }
     }
@@ -183,7 +127,7 @@ impl Cache {
         let Ok(Reply::Prefetched(steps)) = response.result else {
             return self.end_job(now, call);
         };
-        if !self.is_job_running(call) {
+        if !self.prefetch.is_running(call) {
             // The job was cancelled: nothing of it is kept, but the call stays until its last reply.
             self.refresh_grant_ids(&flight, &response.grants);
             self.return_unused_grants(&response.grants);
@@ -199,7 +143,7 @@ impl Cache {
         // Listings that begin with this reply need the changes since the reply before; later ones do not.
         self.calls.insert(call, flight);
         for step in steps {
-            if self.is_job_running(call) {
+            if self.prefetch.is_running(call) {
                 self.on_prefetched_dir(now, call, step, &own);
             } else {
                 // An earlier step of this reply cancelled the job.
@@ -223,7 +167,7 @@ impl Cache {
     ) {
         let PrefetchedDir { dir: node, listed, last } = step;
         let dir = node.ino;
-        self.walks.expected.remove(&dir);
+        self.prefetch.no_longer_expect(dir);
         let Some(listed) = listed.filter(|_| self.id_of(dir) == Some(node)) else {
             let names =
                 own.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
@@ -246,8 +190,8 @@ impl Cache {
         self.after_listing_chunk(now, dir);
         for dir in below {
             let known = self.dirs.get(&dir).is_some_and(|d| d.complete);
-            if !known && self.inodes.contains_key(&dir) && self.is_job_running(walk_call) {
-                self.walks.expected.insert(dir, walk_call);
+            if !known && self.inodes.contains_key(&dir) && self.prefetch.is_running(walk_call) {
+                self.prefetch.expect(dir, walk_call);
             }
         }
         self.count_prefetched(now, (walk_call, dir), count, (waited, last));
@@ -278,44 +222,26 @@ impl Cache {
     ) {
         let cost = count + u64::from(last);
         let is_read = waited || self.inodes.get(&dir).is_some_and(|inode| inode.opens > 0);
-        let Some(walk) = self.walks.jobs.get_mut(&walk_call) else { return };
-        // Wanted directories count too: the server may have begun one before it got the request. So the server has at
-        // least the credit counted here, and a caller that waits while there is some waits for a reply that is under
-        // way.
-        walk.credit = walk.credit.saturating_sub_unsigned(cost);
-        if last {
-            walk.listings.remove(&dir);
-            walk.requested.remove(&dir);
+        if !self.prefetch.count_arrived(walk_call, dir, cost, last) {
+            return;
         }
-        walk.unused += cost;
         self.counters.ahead_fetched += cost;
         let Some(directory) = self.dirs.get_mut(&dir) else { return self.count_wasted(walk_call, cost) };
         let before = directory.prefetched_by.take().map_or(0, |(_, cost)| cost);
         directory.prefetched_by = Some((walk_call, before + cost));
         directory.used &= is_read;
         if last {
-            self.walks.arrived.push_back(dir);
-            self.tidy_arrived();
+            self.prefetch.push_arrived(dir);
+            self.prefetch.tidy_arrived(self.dirs.len(), |dir| self.dirs.contains_key(&dir));
         }
         if is_read && last {
             self.use_prefetched(now, dir);
         }
     }
 
-    /// Bounds the queue of prefetched directories: drops duplicates and directories that are gone.
-    fn tidy_arrived(&mut self) {
-        if self.walks.arrived.len() <= 1_024 + 2 * self.dirs.len() {
-            return;
-        }
-        let (mut noted, dirs) = (BTreeSet::new(), &self.dirs);
-        self.walks.arrived.retain(|dir| dirs.contains_key(dir) && noted.insert(*dir));
-    }
-
     /// Handles a directory that the server did not list after all: its waiters get a listing call.
     fn on_not_prefetched(&mut self, now: Time, walk_call: CallId, dir: u64) {
-        let Some(walk) = self.walks.jobs.get_mut(&walk_call) else { return };
-        walk.requested.remove(&dir);
-        if let Some(call) = walk.listings.remove(&dir) {
+        if let Some(call) = self.prefetch.remove_listing(walk_call, dir) {
             self.list_unfetched(now, dir, call);
         }
     }
@@ -332,38 +258,25 @@ impl Cache {
 
     /// Ends a job: nothing more comes of it.
     fn end_job(&mut self, now: Time, call: CallId) {
-        self.walks.expected.retain(|_, walk| *walk != call);
-        let Some(walk) = self.walks.jobs.get_mut(&call) else { return };
-        (walk.ended, walk.credit) = (true, 0);
-        let listings = std::mem::take(&mut walk.listings);
-        for (dir, listing) in listings {
+        for (dir, listing) in self.prefetch.end(call) {
             self.list_unfetched(now, dir, listing);
         }
-        self.drop_ended_jobs();
+        self.prefetch.drop_ended();
     }
 
     /// Cancels all jobs: all grants end.
     pub(crate) fn cancel_all_jobs(&mut self, now: Time) {
-        let going: Vec<CallId> =
-            self.walks.jobs.iter().filter(|(_, walk)| !walk.ended).map(|(call, _)| *call).collect();
-        going.into_iter().for_each(|call| self.cancel_job(now, call));
-    }
-
-    /// Forgets all jobs: the session is lost.
-    pub(crate) fn forget_jobs(&mut self) {
-        let account = self.walks.stats;
-        self.walks = PrefetchJobs { stats: account, ..PrefetchJobs::default() };
+        self.prefetch.running().into_iter().for_each(|call| self.cancel_job(now, call));
     }
 
     /// Asks a job first for directories that callers wait for and that the last reply did not bring.
     fn request_awaited(&mut self, now: Time, walk_call: CallId) {
-        let Some(walk) = self.walks.jobs.get(&walk_call) else { return };
-        let waits = |(dir, call): (&u64, &CallId)| {
-            let flight = self.calls.get(*call)?;
-            (!flight.has_chunk && !flight.waiters.is_empty() && !walk.requested.contains(dir)).then_some(*dir)
+        let mut listings = self.prefetch.unrequested_listings(walk_call);
+        let is_awaited = |call: CallId| {
+            self.calls.get(call).is_some_and(|flight| !flight.has_chunk && !flight.waiters.is_empty())
         };
-        let waited: Vec<u64> = walk.listings.iter().filter_map(waits).collect();
-        for dir in waited {
+        listings.retain(|(_, call)| is_awaited(*call));
+        for (dir, _) in listings {
             self.request_directory(now, walk_call, dir);
         }
     }

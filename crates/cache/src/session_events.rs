@@ -104,7 +104,7 @@ impl Cache {
             left_out.push((flight.waiters, pages));
         }
         self.session.take_deferred();
-        self.forget_jobs();
+        self.prefetch.forget();
         self.open.names.forget();
         self.dirs.values_mut().for_each(|directory| directory.listing = None);
         self.open.locks.mark_all_lost();
@@ -207,7 +207,8 @@ impl Cache {
     /// Prefetches the root's attributes, which callers ask for first, if prefetch is on.
     pub fn prefetch_root(&mut self, now: Time) {
         self.clock = now;
-        if self.walks.possible && self.config.prefetch != Prefetch::Off && self.session.is_attached() {
+        if self.prefetch.is_possible() && self.config.prefetch != Prefetch::Off && self.session.is_attached()
+        {
             let _ = self.fetch_attr(now, self.root);
         }
     }
@@ -219,7 +220,7 @@ impl Cache {
         }
         self.key = session.cookie_key;
         self.session.apply(&session);
-        self.walks.possible = session.supports_prefetch;
+        self.prefetch.set_possible(session.supports_prefetch);
         self.root = session.root.ino;
         let root = self.inode(session.root);
         root.nlookup = root.nlookup.max(1);

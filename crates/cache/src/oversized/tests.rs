@@ -37,7 +37,7 @@ impl Rig {
         let prefetch = if walks { Prefetch::All } else { Prefetch::Off };
         let mut cache = cache(Config { budget_bytes: BUDGET, prefetch, ..Config::default() });
         cache.session.set_features(None, Some(tells_dirents));
-        cache.walks.possible = walks;
+        cache.prefetch.set_possible(walks);
         let mut names: Vec<Name> =
             (0..20_000).map(|n| Name::new(format!("n{n}").as_bytes()).unwrap()).collect();
         names.sort_by_key(|name| CookieKey::default().cookie(name.as_bytes()));

@@ -29,7 +29,7 @@ impl Cache {
     /// Records the opening of a subdirectory in its parent, which must be listed. Returns the input of the policy: the
     /// parent, the subdirectory opened before, and whether the parent was opened in this way itself.
     pub(crate) fn note_descent(&mut self, now: Time, dir: u64) -> Option<(u64, Option<u64>, bool)> {
-        if !self.walks.possible {
+        if !self.prefetch.is_possible() {
             return None;
         }
         let parent = self.inodes.get(&dir)?.parent_entry.as_ref().map(|(parent, _)| *parent)?;
@@ -53,7 +53,7 @@ impl Cache {
         dir: u64,
         descent: Option<(u64, Option<u64>, bool)>,
     ) -> Option<CallId> {
-        if !self.walks.possible || self.answers_stale() {
+        if !self.prefetch.is_possible() || self.answers_stale() {
             return None;
         }
         match (self.config.prefetch, descent) {
@@ -65,7 +65,8 @@ impl Cache {
             }
             // The second subdirectory of a parent, or two levels in a row.
             (Prefetch::Auto, Some((parent, before, via))) if before.is_some() || via => {
-                let order = self.may_start_job(now).then(|| self.order_of(now, parent, before, dir))??;
+                let order =
+                    self.prefetch.may_start(now).then(|| self.order_of(now, parent, before, dir))??;
                 let roots = self.roots(now, order, parent, dir);
                 self.start_job(now, order, roots, self.first_window())
             }
@@ -76,7 +77,8 @@ impl Cache {
     /// Starts a job for lookups in an unlisted directory. Lookups in one directory after the other count as a walk
     /// (`git status`). After several lookups in one directory, the rest is prefetched.
     pub(crate) fn prefetch_by_lookups(&mut self, now: Time, dir: u64) {
-        let wanted = self.walks.possible && self.config.prefetch == Prefetch::Auto && !self.answers_stale();
+        let wanted =
+            self.prefetch.is_possible() && self.config.prefetch == Prefetch::Auto && !self.answers_stale();
         if !wanted || self.is_listed(now, dir) || !self.is_to_be_listed(dir) {
             return;
         }
@@ -88,7 +90,7 @@ impl Cache {
                 let descent = self.note_descent(now, dir);
                 self.prefetch_from(now, dir, descent);
             }
-            count if count == self.config.names_before_listing && self.may_start_job(now) => {
+            count if count == self.config.names_before_listing && self.prefetch.may_start(now) => {
                 let Some(place) = self.node_ref(dir) else { return };
                 self.start_job(now, PrefetchOrder::Name, vec![place], self.first_window());
             }
@@ -120,7 +122,7 @@ impl Cache {
             let room = (Call::MOST_ROOTS as usize).saturating_sub(roots.len());
             let open = below[after..]
                 .iter()
-                .filter(|b| !self.is_listed(now, b.id.ino) && !self.walks.expected.contains_key(&b.id.ino));
+                .filter(|b| !self.is_listed(now, b.id.ino) && self.prefetch.expected_by(b.id.ino).is_none());
             roots.extend(open.take(room).filter_map(|b| self.node_ref(b.id.ino)));
             let above = self.dirs.get(&parent).filter(|d| d.opened_in_walk);
             let above =
