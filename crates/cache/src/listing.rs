@@ -93,7 +93,7 @@ impl Cache {
             (Ok(Some(part)), Some(_)) => (part, response.last),
             (Err(errno), _) => {
                 self.end_listing(call, dir);
-                self.on_watched_listing_failed(now, dir);
+                self.watches.note_listing_failed(now, dir);
                 self.reply_all(&flight.waiters, &OpReply::Failed(*errno));
                 return None;
             }

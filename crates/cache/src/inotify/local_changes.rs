@@ -18,10 +18,7 @@ impl Cache {
         }
         if response.result.is_ok() {
             for (dir, name) in flight.purpose.names() {
-                let watched = self.watches.dirs.get_mut(&dir);
-                if let Some(untold) = watched.and_then(|watched| watched.unreported_names.get_mut(name)) {
-                    untold.superseded = untold.last;
-                }
+                self.watches.supersede(dir, name);
             }
         }
         match (&flight.purpose, &response.result) {
@@ -54,10 +51,7 @@ impl Cache {
             self.snapshot_attr(*id, Some(attr));
         }
         for (dir, name) in flight.purpose.names() {
-            let watched = self.watches.dirs.get_mut(&dir);
-            if watched.is_some_and(|watched| watched.skipped.remove(name)) {
-                self.watches.compare_again(self.clock, dir);
-            }
+            self.watches.compare_again_if_skipped(self.clock, dir, name);
         }
     }
 
@@ -65,10 +59,7 @@ impl Cache {
     /// has reported what came later.
     #[must_use]
     pub fn is_superseded(&self, number: u64, dir: u64, name: &Name) -> bool {
-        let watched = self.watches.dirs.get(&dir);
-        watched
-            .and_then(|watched| watched.unreported_names.get(name))
-            .is_some_and(|untold| number <= untold.superseded)
+        self.watches.is_superseded(number, dir, name)
     }
 
     /// Returns the part of a change that is still to be reported; `None`: local changes have overtaken it.
@@ -90,23 +81,20 @@ impl Cache {
     }
 
     fn snapshot_name(&mut self, dir: u64, name: &Name, seen: Option<SnapshotEntry>) {
-        self.watches.update_snapshot(dir, |picture| picture.set(name, seen));
+        self.watches.set_name(dir, name, seen);
     }
 
     /// Updates an inode's attributes in the snapshots after a local change; `None`: they are unknown.
     fn snapshot_attr(&mut self, id: NodeId, attr: Option<&Attr>) {
         let stat = attr.map(ComparedAttrs::of);
         if attr.is_some_and(|attr| attr.nlink > 1 && !attr.is_dir()) {
-            let pictures = self.watches.dirs.values_mut().filter_map(|watched| watched.snapshot.as_mut());
-            return pictures.for_each(|picture| picture.set_stat(id, stat));
+            return self.watches.set_stat(id, stat);
         }
         let Some((dir, name)) = self.inodes.get(&id.ino).and_then(|inode| inode.parent_entry.clone()) else {
             return;
         };
-        let picture = self.watches.dirs.get_mut(&dir).and_then(|watched| watched.snapshot.as_mut());
-        let Some(picture) = picture else { return };
-        if let Some(seen) = picture.seen(&name).filter(|seen| seen.id == id).copied() {
-            picture.set(&name, Some(SnapshotEntry { stat, ..seen }));
+        if let Some(seen) = self.watches.seen(dir, &name, id).copied() {
+            self.watches.set_name(dir, &name, Some(SnapshotEntry { stat, ..seen }));
         }
     }
 
@@ -140,26 +128,12 @@ impl Cache {
         if let Some(attr) = attr_after(response, id.ino) {
             return Some(SnapshotEntry::new(id, attr.kind(), Some(ComparedAttrs::of(&attr))));
         }
-        let picture = self.watches.dirs.get(&from).and_then(|watched| watched.snapshot.as_ref());
-        let seen = picture.and_then(|picture| picture.seen(name)).filter(|seen| seen.id == id);
         // The rename has changed its ctime.
-        let seen = seen.map(|seen| SnapshotEntry { stat: None, ..*seen });
+        let seen = self.watches.seen(from, name, id).map(|seen| SnapshotEntry { stat: None, ..*seen });
         seen.or_else(|| {
             let cookie = self.key.cookie(new_name.as_bytes());
             let row = self.dirs.get(&to)?.rows.find(cookie, new_name.as_bytes())?;
             row.child.filter(|child| child.id == id).map(seen_child)
         })
-    }
-}
-
-impl super::Watches {
-    /// Marks a directory for comparison: a name was left out of the last one, or no report covers a change.
-    fn compare_again(&mut self, now: nigh_types::Time, dir: u64) {
-        let Some(watched) = self.dirs.get_mut(&dir) else { return };
-        if !watched.unsettled {
-            (watched.unsettled, watched.due) = (true, now);
-            self.unsettled.insert(dir);
-            self.changed = true;
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Remote changes that came as updates in place (docs/decisions/0014-pushes.md). The directory's facts are up to date,
 //! so no listing is needed, and no short-lived name is missed.
 
-use super::{ComparedAttrs, RemoteChange, SnapshotEntry, seen, snapshot};
+use super::{ComparedAttrs, SnapshotEntry, seen};
 use crate::cache::Cache;
 use nigh_types::{Attr, Name, NodeId};
 use std::collections::BTreeMap;
@@ -40,8 +40,7 @@ impl Cache {
                 self.inodes.get(&node.ino).filter(|i| i.id == *node).and_then(|i| i.parent_entry.clone());
             let Some((dir, name)) = home else { continue };
             let told = now.entry(dir).or_default();
-            let pictured = self.watches.dirs.get(&dir).and_then(|watched| watched.snapshot.as_ref());
-            let known = pictured.and_then(|picture| picture.seen(&name)).is_some_and(|seen| seen.id == *node);
+            let known = self.watches.seen(dir, &name, *node).is_some();
             if known && !told.iter().any(|(of, _)| *of == name) {
                 told.push((
                     name,
@@ -49,35 +48,11 @@ impl Cache {
                 ));
             }
         }
-        let differences = now.into_iter().filter_map(|(dir, names)| self.differs(dir, names)).collect();
-        self.watches.report(snapshot::changes_between(differences));
-    }
-
-    fn differs(
-        &mut self,
-        dir: u64,
-        mut names: Vec<(Name, Option<SnapshotEntry>)>,
-    ) -> Option<snapshot::SnapshotDiff> {
         let busy = self.calls.inodes_in_flight();
-        let own = self.calls.names_in_flight(dir);
-        // Unsettled directories are compared as a whole.
-        let watched = self.watches.dirs.get_mut(&dir).filter(|watched| !watched.unsettled)?;
-        if watched.too_large && watched.unreported == 0 {
-            self.watches.report(vec![RemoteChange::Gap { dir }]);
-            return None;
-        }
-        names.retain(|(name, _)| {
-            let skips = own.contains(name);
-            if skips {
-                watched.skipped.insert(name.clone());
-            }
-            !skips
+        let differences = now.into_iter().filter_map(|(dir, names)| {
+            self.watches.compare_names(dir, names, &self.calls.names_in_flight(dir), &busy)
         });
-        for (_, seen) in &mut names {
-            if let Some(seen) = seen.as_mut().filter(|seen| busy.contains(&seen.id.ino)) {
-                seen.stat = None;
-            }
-        }
-        self.watches.update_snapshot(dir, |picture| picture.take(dir, names))
+        let differences = differences.collect();
+        self.watches.report_differences(differences);
     }
 }

@@ -1,6 +1,7 @@
 //! Directory snapshots: state last reported to watchers, and its difference from the present state.
 
 use super::RemoteChange;
+use crate::dir_entries::{CachedEntry, DirEntryRef};
 use nigh_types::{Attr, Kind, Name, NodeId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -244,4 +245,15 @@ fn in_order(mut moves: Vec<RemoteChange>) -> Vec<RemoteChange> {
         ordered.extend::<Vec<RemoteChange>>(now);
     }
     ordered
+}
+
+/// Returns the snapshot entry of a directory entry, if the name exists.
+pub(super) fn seen(row: DirEntryRef<'_>) -> Option<(Name, SnapshotEntry)> {
+    let child = row.child?;
+    Some((row.to_name(), seen_child(child)))
+}
+
+pub(super) fn seen_child(child: &CachedEntry) -> SnapshotEntry {
+    let attr = child.attr();
+    SnapshotEntry::new(child.id, attr.kind(), child.attr_known.then(|| ComparedAttrs::of(&attr)))
 }

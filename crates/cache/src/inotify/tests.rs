@@ -1,5 +1,6 @@
 mod remote_updates;
 
+use super::watches::{CONTENDED, FAILED, FIRST_LOOK};
 use super::*;
 use crate::test_fixtures::{T0, cache, name};
 use crate::{Caller, Config, Op, OpReply, Output};
@@ -7,6 +8,7 @@ use nigh_types::{
     Attr, CallId, Entries, Entry, Event, Grant, GrantId, LeaseScope, Mode, OpId, Recall, RecallId, Reply,
     Response, SetAttr, Term, Timestamp,
 };
+use std::collections::BTreeMap;
 
 const ROOT: NodeId = NodeId { ino: 1, generation: 1 };
 
@@ -69,8 +71,7 @@ impl Stage {
 
     fn poll(&mut self) -> Time {
         let due = self.poll_all();
-        let pictures = self.cache.watches.dirs.values().filter_map(|watched| watched.snapshot.as_ref());
-        assert_eq!(self.cache.watches.names, pictures.map(DirSnapshot::len).sum::<u64>());
+        self.cache.watches.check_count();
         due
     }
 
