@@ -3,16 +3,16 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
-use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
 use crate::op::{InvalidationId, KernelInvalidation, Node, OpReply, Output, Urgency};
-use crate::records::{Directory, Inode, UntimedCopy};
+use crate::store::CachedEntry;
+use crate::store::{Directory, Inode, UntimedCopy};
 use nigh_types::{Attr, Entry, Grant, LeaseScope, Name, NodeId, Reply, Response, Span, Time};
 
 impl Cache {
     /// Returns an inode's attributes under a live grant.
     pub(crate) fn cached_attr(&self, now: Time, id: NodeId) -> Option<(Attr, LiveGrant)> {
-        let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
+        let inode = self.store.inode_of(id)?;
         if self.is_suspended(id.ino) {
             return None;
         }
@@ -20,10 +20,10 @@ impl Cache {
             return Some((attr, held));
         }
         let (dir, name) =
-            inode.parent_entry.as_ref().filter(|(dir, name)| !self.suspended.has_name(*dir, name))?;
-        let directory = self.dirs.get(dir)?;
+            inode.parent_entry.as_ref().filter(|(dir, name)| !self.store.suspended.has_name(*dir, name))?;
+        let directory = self.store.dir(*dir)?;
         let held = directory.held.filter(|h| h.is_live(now))?;
-        let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        let row = directory.rows.find(self.store.cookie(name), name.as_bytes())?;
         let child = row.child.filter(|c| c.id == id)?;
         child.is_covered().then_some((child.attr(), held))
     }
@@ -41,30 +41,29 @@ impl Cache {
         if child.is_covered() {
             return Some((child.attr(), held));
         }
-        let inode = self.inodes.get(&child.id.ino).filter(|i| i.id == child.id)?;
+        let inode = self.store.inode_of(child.id)?;
         inode.own.filter(|(_, held)| held.is_live(now))
     }
 
     /// Returns whether an inode's facts are suspended: an update by another client is prepared, or a local change in
     /// flight takes its name.
     pub(crate) fn is_suspended(&self, ino: u64) -> bool {
-        self.suspended.has_inode(ino) || self.calls.is_losing_name(ino)
+        self.store.suspended.has_inode(ino) || self.calls.is_losing_name(ino)
     }
 
     /// Returns the record of an inode, created if absent. If another inode had its number, all facts about that one are
     /// dropped.
     pub(crate) fn inode(&mut self, id: NodeId) -> &mut Inode {
-        if let Some(old) = self.dirs.get(&id.ino).map(|d| d.id).filter(|old| *old != id) {
+        if let Some(old) = self.store.dir(id.ino).map(|d| d.id).filter(|old| *old != id) {
             self.drop_reused_directory(old);
             self.drop_dir_names(id.ino);
-            if let Some(directory) = self.dirs.get_mut(&id.ino) {
+            if let Some(directory) = self.store.dir_mut(id.ino) {
                 directory.reassign(id);
             }
         }
         self.keep_old_nodeid(id);
         let numbers = &mut self.numbers;
-        let new = || Box::new(Inode::new(id, numbers.restore(id)));
-        let inode = self.inodes.entry(id.ino).or_insert_with(new);
+        let inode = self.store.inode_or_insert(id, || numbers.restore(id));
         if inode.id != id {
             inode.reset(id);
             inode.nlookup += self.numbers.restore(id);
@@ -73,21 +72,10 @@ impl Cache {
     }
 
     pub(crate) fn directory(&mut self, id: NodeId) -> &mut Directory {
-        let (order, clock) = (&mut self.eviction_order, self.clock);
-        let directory = self.dirs.entry(id.ino).or_insert_with(|| {
-            order.push_back(id.ino);
-            Directory::new(id)
-        });
         if let Some(limit) = self.config.dir_timeout {
-            self.idle_due.get_or_insert(clock.after(limit));
+            self.idle_due.get_or_insert(self.clock.after(limit));
         }
-        if directory.id != id {
-            directory.forget();
-            directory.id = id;
-        }
-        directory.note_use(clock);
-        directory.is_directory = true;
-        directory
+        self.store.dir_or_insert(self.clock, id)
     }
 
     /// Applies attributes of a reply if a grant allows. Returns that grant.
@@ -125,7 +113,7 @@ impl Cache {
         if let Some(held) = fresh {
             self.inode(id).ext_mut().own = Some((attr, held));
             under = Some(held);
-        } else if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) {
+        } else if let Some(inode) = self.store.inode_of_mut(id) {
             match inode.ext_if_any().and_then(|more| more.own.as_mut()) {
                 Some((_, held)) if flight.recalled(id, LeaseScope::Attributes) && held.is_live(now) => {
                     if flight.is_mutation() {
@@ -161,8 +149,8 @@ impl Cache {
         if !attr.covered_by_parent() || flight.is_mutation() {
             return None;
         }
-        let (dir, name) = self.inodes.get(&id.ino).filter(|i| i.id == id)?.parent_entry.clone()?;
-        let dir_id = self.id_of(dir)?;
+        let (dir, name) = self.store.inode_of(id)?.parent_entry.clone()?;
+        let dir_id = self.store.id_of(dir)?;
         flight.granted(grants, dir_id, LeaseScope::Directory)?;
         if flight.race_log.name(dir, &name).is_some() {
             return None;
@@ -181,13 +169,14 @@ impl Cache {
         attr: Attr,
         grants: &[Grant],
     ) -> Option<LiveGrant> {
-        let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
-        let (dir, name) = inode.parent_entry.as_ref()?;
+        let (dir, name) = self.store.inode_of(id)?.parent_entry.as_ref()?;
         if flight.race_log.is_remotely_changed(*dir, name) {
             return None;
         }
-        let cookie = self.key.cookie(name.as_bytes());
-        let directory = self.dirs.get_mut(dir).filter(|d| !flight.recalled(d.id, LeaseScope::Directory))?;
+        let (directory, name, cookie) = self.store.parent_dir_mut(id.ino)?;
+        if flight.recalled(directory.id, LeaseScope::Directory) {
+            return None;
+        }
         let held = directory.held.filter(|h| h.is_live(now))?;
         if !flight.is_mutation() && crate::grants::on(grants, directory.id, LeaseScope::Directory).is_none() {
             return None;
@@ -209,21 +198,12 @@ impl Cache {
         }
     }
 
-    /// Returns the child in an inode's parent entry.
-    pub(crate) fn child_at_parent_entry(&mut self, ino: u64) -> Option<&mut CachedEntry> {
-        let inode = self.inodes.get(&ino)?;
-        let (dir, name) = inode.parent_entry.as_ref()?;
-        let cookie = self.key.cookie(name.as_bytes());
-        let directory = self.dirs.get_mut(dir)?;
-        directory.rows.find_mut(cookie, name.as_bytes()).filter(|child| child.id == inode.id)
-    }
-
     /// Drops attributes because the order of two replies is not known.
     pub(crate) fn drop_attr(&mut self, ino: u64) {
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         inode.drop_own_attr();
         inode.drop_xattrs();
-        if let Some(child) = self.child_at_parent_entry(ino) {
+        if let Some(child) = self.store.child_at_parent_entry(ino) {
             child.attr_known = false;
         }
     }
@@ -241,7 +221,7 @@ impl Cache {
     /// Drops an inode's expired facts, as [`Cache::drop_expired_names`] does for a directory.
     pub(crate) fn drop_expired(&mut self, ino: u64) {
         let clock = self.clock;
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         if let Some(more) = inode.ext_if_any() {
             more.own = more.own.filter(|(_, held)| held.is_live(clock));
             more.xattrs = more.xattrs.take().filter(|xattrs| clock < xattrs.1);
@@ -249,15 +229,6 @@ impl Cache {
         }
         if let Some(dir) = inode.parent_entry.as_ref().map(|(dir, _)| *dir) {
             self.drop_expired_names(dir);
-        }
-    }
-
-    /// Updates the byte count after a directory's entries changed.
-    pub(crate) fn recount(&mut self, dir: u64) {
-        if let Some(directory) = self.dirs.get_mut(&dir) {
-            let bytes = directory.bytes();
-            self.entry_bytes = self.entry_bytes - directory.counted + bytes;
-            directory.counted = bytes;
         }
     }
 
@@ -274,7 +245,7 @@ impl Cache {
         let level = self.kernel.level();
         let changes =
             home.is_some_and(|(dir, _)| self.changes_frequently(now, dir) || self.watches.is_reporting(dir));
-        let held_back = home.is_some_and(|(dir, name)| self.suspended.has_name(dir, name));
+        let held_back = home.is_some_and(|(dir, name)| self.store.suspended.has_name(dir, name));
         let name_held = name_held.filter(|_| !changes && !held_back);
         let entry_valid = name_held.map_or(Span::ZERO, |h| level.entry_timeout(&h, now));
         self.keep_removed_nodeid(id);
@@ -305,7 +276,7 @@ impl Cache {
     pub(crate) fn attr_timeout(&mut self, now: Time, ino: u64, attr: &Attr, held: Option<LiveGrant>) -> Span {
         let valid = held.map_or(Span::ZERO, |held| self.kernel.level().attr_timeout(&held, now));
         if valid > Span::ZERO
-            && let Some(inode) = self.inodes.get_mut(&ino)
+            && let Some(inode) = self.store.inode_mut(ino)
         {
             inode.kernel_has_attr = true;
             inode.kernel_set_id |= crate::remove_privs::set_id(attr);
@@ -314,14 +285,14 @@ impl Cache {
     }
 
     pub(crate) fn changes_frequently(&self, now: Time, dir: u64) -> bool {
-        self.dirs.get(&dir).is_some_and(|directory| directory.changes_frequently(now))
+        self.store.dir(dir).is_some_and(|directory| directory.changes_frequently(now))
     }
 
     /// Moves an inode's parent entry. An old entry that said that the inode has no other name loses its attributes:
     /// later changes would not reach it.
     pub(crate) fn set_parent_entry(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
         if let Some(child) =
-            self.child_at_parent_entry(id.ino).filter(|child| child.attr().covered_by_parent())
+            self.store.child_at_parent_entry(id.ino).filter(|child| child.attr().covered_by_parent())
         {
             child.attr_known = false;
         }
@@ -332,7 +303,7 @@ impl Cache {
     /// (`forget_all_cached_acls` in `fuse_direntplus_link`).
     pub(crate) fn kernel_knows(&self, now: Time, dir: u64, name: &[u8], id: NodeId) -> bool {
         let known =
-            self.inodes.get(&id.ino).filter(|i| i.id == id && i.nlookup > 0 && now < i.attr_valid_until);
+            self.store.inode(id.ino).filter(|i| i.id == id && i.nlookup > 0 && now < i.attr_valid_until);
         known.is_some_and(|inode| inode.is_at(dir, name))
     }
 
@@ -353,7 +324,7 @@ impl Cache {
         if valid == Span::ZERO || !self.kernel.add_negative_dentry(dir, name) {
             return OpReply::Missing(Span::ZERO);
         }
-        if let Some(directory) = self.dirs.get_mut(&dir) {
+        if let Some(directory) = self.store.dir_mut(dir) {
             directory.has_negative_dentries = true;
         }
         OpReply::Missing(valid)
@@ -375,7 +346,7 @@ impl Cache {
         match &response.result {
             Ok(Reply::Attr(id, _)) => stale.push(KernelInvalidation::Attr { ino: id.ino }),
             // A further name of an inode that the kernel knows.
-            Ok(Reply::Created { entry, .. }) if self.inodes.contains_key(&entry.id.ino) => {
+            Ok(Reply::Created { entry, .. }) if self.store.has_inode(entry.id.ino) => {
                 stale.push(KernelInvalidation::Attr { ino: entry.id.ino });
             }
             _ => {}
@@ -388,9 +359,9 @@ impl Cache {
 
     /// Drops the record of an inode that neither the kernel nor a fact needs.
     pub(crate) fn drop_if_idle(&mut self, ino: u64) {
-        let (root, clock) = (self.root, self.clock);
+        let (root, clock) = (self.store.root(), self.clock);
         let keeps_expired = self.config.on_disconnect == OnDisconnect::Stale;
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         inode.shrink();
         if inode.nlookup > 0 || inode.opens > 0 {
             return;
@@ -401,7 +372,7 @@ impl Cache {
         if let Some(handle) = pinned {
             self.release_handle(handle);
         }
-        if !needed && let Some(inode) = self.inodes.remove(&ino) {
+        if !needed && let Some(inode) = self.store.remove_inode(ino) {
             self.remember_forgotten(inode.id, inode.parent_entry);
         }
     }
@@ -409,7 +380,7 @@ impl Cache {
     /// Clears timeouts of facts that the kernel is about to drop.
     fn clear_timeouts(&mut self, stale: &KernelInvalidation) {
         if let KernelInvalidation::Data { ino, length: 0, .. } | KernelInvalidation::Attr { ino } = stale
-            && let Some(inode) = self.inodes.get_mut(ino)
+            && let Some(inode) = self.store.inode_mut(*ino)
         {
             inode.note_copy(UntimedCopy::Acls, false);
             if matches!(stale, KernelInvalidation::Data { .. }) {
@@ -419,11 +390,7 @@ impl Cache {
         let ino = match stale {
             KernelInvalidation::Attr { ino } => Some(*ino),
             KernelInvalidation::Entry { dir, name } | KernelInvalidation::RemovedDentry { dir, name } => {
-                let row = self
-                    .dirs
-                    .get(dir)
-                    .and_then(|d| d.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes()));
-                row.and_then(|r| r.child).map(|c| c.id.ino)
+                self.store.child(*dir, name).map(|child| child.id.ino)
             }
             KernelInvalidation::AllDentries(_) => {
                 self.counters.epoch_planned += 1;
@@ -431,7 +398,7 @@ impl Cache {
             }
             KernelInvalidation::Data { .. } => None,
         };
-        if let Some(inode) = ino.and_then(|ino| self.inodes.get_mut(&ino)) {
+        if let Some(inode) = ino.and_then(|ino| self.store.inode_mut(ino)) {
             inode.attr_valid_until = Time(0);
         }
     }
@@ -459,7 +426,7 @@ impl Cache {
             self.kernel.then(id, then);
         }
         let is_tracked = |i: &Inode| i.base.is_some() || i.old.is_some() || self.ungranted.has_any(i.id.ino);
-        let tracked = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| is_tracked(inode));
+        let tracked = |ino: &u64| self.store.inode(*ino).is_some_and(&is_tracked);
         let dropping = stale.iter().filter_map(|one| match one {
             KernelInvalidation::Data { ino, offset, length } if tracked(ino) => {
                 Some((*ino, (*offset, *length) == (0, 0)))
@@ -468,7 +435,7 @@ impl Cache {
         });
         let dropping: Vec<(u64, bool)> = dropping.collect();
         for (ino, _) in dropping.iter().filter(|(_, all)| *all) {
-            let base = self.inodes.get_mut(ino).and_then(|inode| inode.ext_if_any()?.base.as_mut());
+            let base = self.store.inode_mut(*ino).and_then(|inode| inode.ext_if_any()?.base.as_mut());
             base.into_iter().for_each(|base| base.full_drop = Some(id));
         }
         self.kernel.note_page_drops(id, dropping);

@@ -4,22 +4,19 @@ use crate::calls::{CallKind, Calls, InflightCall, OpenParams};
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
 use crate::dead_dentries::RecentDirLookups;
-use crate::forgotten::Forgotten;
 use crate::inotify::Watches;
+use crate::kernel::NodeIdMap;
 use crate::kernel::{DeferredReply, Kernel};
-use crate::nodeid_map::NodeIdMap;
 use crate::op::{Caller, Op, OpReply, Output, Reason};
 use crate::open::Open;
 use crate::oversized::Oversized;
 use crate::pages::UngrantedPages;
 use crate::prefetch::PrefetchJobs;
 use crate::prune::KernelInodeQueue;
-use crate::records::{Directory, Inode};
 use crate::session::Session;
-use crate::updates::SuspendedFacts;
-use nigh_types::{Call, CookieKey, Errno, Event, GrantId, NodeId, OpId, Reply, Response, Time};
-use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, VecDeque};
+use crate::store::Store;
+use nigh_types::{Call, Errno, Event, OpId, Reply, Response, Time};
+use std::collections::VecDeque;
 
 /// The metadata cache of one mount.
 ///
@@ -37,35 +34,24 @@ use std::collections::{BTreeMap, VecDeque};
 #[derive(Clone, Debug)]
 pub struct Cache {
     pub(crate) config: Config,
+    pub(crate) store: Store,
     pub(crate) calls: Calls,
     pub(crate) kernel: Kernel,
     pub(crate) session: Session,
     pub(crate) open: Open,
-    pub(crate) key: CookieKey,
     /// Latest `now` of an input.
     pub(crate) clock: Time,
-    /// Inode number of the export's root; 0 before the first session.
-    pub(crate) root: u64,
-    /// Boxed: a hash table with churn is twice as large as need be, and three times while it grows.
-    pub(crate) inodes: FxHashMap<u64, Box<Inode>>,
-    pub(crate) dirs: FxHashMap<u64, Directory>,
-    pub(crate) eviction_order: VecDeque<u64>,
-    pub(crate) entry_bytes: u64,
     /// Queue of the inodes that the kernel knows, and the time of the next search for idle directories.
     pub(crate) told: KernelInodeQueue,
     pub(crate) idle_due: Option<Time>,
     /// Mount point of the root for log lines; empty if there is none.
     pub(crate) shown_root: String,
     pub(crate) oversized: Oversized,
-    /// Directory leases that were returned with calls in flight: a reply with an earlier grant on them begins no lease.
-    pub(crate) returned_leases: BTreeMap<NodeId, GrantId>,
     /// Eviction that could not keep to the budget waits until more bytes are in use.
     pub(crate) trim_above: u64,
     pub(crate) numbers: NodeIdMap,
     pub(crate) recent_dir_lookups: RecentDirLookups,
-    pub(crate) forgotten: Forgotten,
     pub(crate) prefetch: PrefetchJobs,
-    pub(crate) suspended: SuspendedFacts,
     pub(crate) ungranted: UngrantedPages,
     /// Cached statfs reply for an inode, and its end.
     pub(crate) statfs_cache: Option<(u64, nigh_types::Space, Time)>,
@@ -80,28 +66,20 @@ impl Cache {
     pub fn new(config: Config) -> Cache {
         Cache {
             config,
+            store: Store::default(),
             calls: Calls::new(config.client, config.incarnation),
             kernel: Kernel::new(config.level, config.kernel_negative_most),
             session: Session::default(),
             open: Open::default(),
-            key: CookieKey::default(),
             clock: Time(0),
-            root: 0,
-            inodes: FxHashMap::default(),
-            dirs: FxHashMap::default(),
-            eviction_order: VecDeque::new(),
-            entry_bytes: 0,
             told: KernelInodeQueue::default(),
             idle_due: None,
             shown_root: String::new(),
             oversized: Oversized::default(),
-            returned_leases: BTreeMap::new(),
             trim_above: 0,
             numbers: NodeIdMap::default(),
             recent_dir_lookups: RecentDirLookups::default(),
-            forgotten: Forgotten::default(),
             prefetch: PrefetchJobs::default(),
-            suspended: SuspendedFacts::default(),
             ungranted: UngrantedPages::default(),
             statfs_cache: None,
             counters: Counters::default(),
@@ -403,7 +381,7 @@ impl Cache {
     /// Returns the inode number of the export's root.
     #[must_use]
     pub fn root(&self) -> u64 {
-        self.root
+        self.store.root()
     }
 
     /// Returns the next action.
@@ -422,7 +400,7 @@ impl Cache {
             (self.kernel.next_timer(), Reason::GrantEnd),
             (self.calls.next_deadline(), Reason::RequestDeadline),
             (self.session.flush_due(), Reason::SlowKernel),
-            (self.suspended.due(), Reason::Commit),
+            (self.store.suspended.due(), Reason::Commit),
             (self.queue_due(), Reason::InvalidationQueue),
             (self.idle_due, Reason::IdleDirectories),
             (self.watches.due().filter(|_| self.session.is_active()), Reason::Watch),
@@ -444,18 +422,18 @@ impl Cache {
         let mut gauges = Gauges {
             bytes: self.bytes(),
             pending_operations: self.calls.pending_mutations(),
-            inodes: self.inodes.len() as u64,
+            inodes: self.store.inode_count() as u64,
             open_files: self.open.files.count(),
             ..Gauges::default()
         };
-        self.dirs.values().for_each(|directory| {
+        self.store.dirs().for_each(|(_, directory)| {
             let (there, missing) = directory.dentry_leases.count();
             gauges.entries += directory.rows.existing().max(there);
             gauges.negative += directory.rows.absent() + missing;
             gauges.complete_directories += u64::from(directory.complete);
             gauges.count_grant(self.clock, directory.held.as_ref());
         });
-        self.inodes.values().for_each(|inode| {
+        self.store.inodes().for_each(|inode| {
             gauges.count_grant(self.clock, inode.own.as_ref().map(|(_, held)| held));
             gauges.count_grant(self.clock, inode.data.held.as_ref());
         });

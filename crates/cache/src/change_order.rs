@@ -7,12 +7,8 @@ use nigh_types::{LeaseScope, Name, NodeId};
 impl Cache {
     /// Records a name that was learned for local changes in flight: their replies may be older.
     pub(crate) fn mark_name_in_flight(&mut self, dir: u64, name: &Name, id: Option<NodeId>) {
-        let learned = ConcurrentDentry {
-            cookie: self.key.cookie(name.as_bytes()),
-            id,
-            local: None,
-            lease_generation: None,
-        };
+        let learned =
+            ConcurrentDentry { cookie: self.store.cookie(name), id, local: None, lease_generation: None };
         self.calls.mark_name_learned(dir, name, learned);
     }
 
@@ -26,7 +22,7 @@ impl Cache {
     /// Returns the directory's lease generation if its lease has lived without a break since the change was sent, so
     /// that the cache received all changes by other clients.
     fn lease_generation_since_sent(&self, change: &InflightCall, dir: u64) -> Option<u64> {
-        let directory = self.dirs.get(&dir).filter(|_| !change.race_log.granted_dirs.contains(&dir))?;
+        let directory = self.store.dir(dir).filter(|_| !change.race_log.granted_dirs.contains(&dir))?;
         directory
             .held
             .filter(|held| held.recallable && held.is_live(self.clock))
@@ -57,14 +53,13 @@ impl Cache {
         id: Option<NodeId>,
     ) {
         self.drop_expired_names(dir);
-        if let Some(directory) = self.dirs.get_mut(&dir) {
+        if let Some(directory) = self.store.dir_mut(dir) {
             directory.version += 1;
         }
-        if self.id_of(dir).is_some_and(|id| by.recalled(id, LeaseScope::Directory)) {
+        if self.store.id_of(dir).is_some_and(|id| by.recalled(id, LeaseScope::Directory)) {
             return;
         }
-        let (cookie, same_lease) =
-            (self.key.cookie(name.as_bytes()), self.lease_generation_since_sent(by, dir));
+        let (cookie, same_lease) = (self.store.cookie(name), self.lease_generation_since_sent(by, dir));
         let learned = ConcurrentDentry { cookie, id, local: Some(id), lease_generation: same_lease };
         self.calls.mark_local_dentry(dir, name, learned);
     }

@@ -4,7 +4,7 @@
 //! each alone determines which numbers are behind it. So no change of the other names makes a scan that starts at a
 //! number skip one.
 
-use crate::dir_entries::{DirEntries, DirEntryRef};
+use crate::store::{DirEntries, DirEntryRef};
 use nigh_types::Cookie;
 
 /// Least place; below it are marks, and the offsets after `.` and `..`.

@@ -50,19 +50,19 @@ impl Cache {
             _ => return None,
         };
         let row = || {
-            let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+            let row = self.store.row(dir, name)?;
             row.child.filter(|child| child.attr().kind() == Kind::Directory).map(|child| child.id)
         };
         let told = self.recent_dir_lookups.at((dir, name)).or_else(row)?;
-        let known = self.inodes.get(&told.ino).filter(|inode| inode.id == told && inode.nlookup > 0);
+        let known = self.store.inode(told.ino).filter(|inode| inode.id == told && inode.nlookup > 0);
         known.filter(|inode| inode.is_at(dir, name)).map(|inode| inode.id)
     }
 
     /// Gives a directory that the kernel takes for removed another node id, unless it is `gone`, the one that was
     /// removed.
     pub(crate) fn alias_live_directory(&mut self, believed: Option<NodeId>, gone: Option<NodeId>) {
-        let Some(id) = believed.filter(|id| Some(*id) != gone && id.ino != self.root) else { return };
-        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
+        let Some(id) = believed.filter(|id| Some(*id) != gone && id.ino != self.store.root()) else { return };
+        let Some(inode) = self.store.inode_of_mut(id) else { return };
         match std::mem::take(&mut inode.nlookup) {
             0 => {}
             lookups => self.numbers.alias(id, lookups, None),

@@ -4,16 +4,16 @@
 use crate::cache::Cache;
 use crate::calls::InflightCall;
 use crate::config::OnDisconnect;
-use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
 use crate::op::KernelInvalidation;
-use crate::records::Directory;
+use crate::store::CachedEntry;
+use crate::store::Directory;
 use nigh_types::{Bug, Entry, Grant, LeaseScope, Name, NodeId, Time, planted};
 
 impl Cache {
     /// Returns a directory with its live lease; ends the lease if its deadline has passed.
     pub(crate) fn live_directory(&mut self, now: Time, dir: u64) -> Option<(&mut Directory, LiveGrant)> {
-        if self.dirs.get(&dir)?.held.is_some_and(|h| !h.is_live(now)) {
+        if self.store.dir(dir)?.held.is_some_and(|h| !h.is_live(now)) {
             if self.config.on_disconnect == OnDisconnect::Stale {
                 // Stale mode may serve the names later (see `drop_expired_names`); until then no request gets them.
                 self.detach_listings(dir);
@@ -22,7 +22,7 @@ impl Cache {
             }
             return None;
         }
-        let directory = self.dirs.get_mut(&dir)?;
+        let directory = self.store.dir_mut(dir)?;
         directory.note_use(now);
         let held = directory.held?;
         Some((directory, held))
@@ -80,12 +80,12 @@ impl Cache {
         let covers = if id.is_some() { LeaseScope::Dentry } else { LeaseScope::NegativeDentry };
         let fresh = flight.granted(grants, dir, covers).map(|grant| LiveGrant::begin(grant, flight.sent));
         let Some(held) = fresh.filter(|held| held.is_live(now)) else {
-            if let Some(directory) = self.dirs.get_mut(&dir.ino) {
+            if let Some(directory) = self.store.dir_mut(dir.ino) {
                 directory.dentry_leases.remove(name);
             }
             return None;
         };
-        let cookie = self.key.cookie(name.as_bytes());
+        let cookie = self.store.cookie(name);
         if !flight.is_mutation()
             && let Some((directory, _)) = self.live_directory(now, dir.ino)
         {
@@ -98,18 +98,18 @@ impl Cache {
             self.discard_moved_dir(id, (dir.ino, name));
         }
         self.directory(dir).dentry_leases.put(now, name, (id, held));
-        self.recount(dir.ino);
+        self.store.recount(dir.ino);
         Some(held)
     }
 
     /// Drops the dentries of a directory that is found by another name than before. Other clients moved it, or it is a
     /// new directory with the number of one that is gone, which such a remote does not tell apart.
     fn discard_moved_dir(&mut self, id: NodeId, at: (u64, &Name)) {
-        let home = self.inodes.get(&id.ino).and_then(|inode| inode.parent_entry.as_ref());
+        let home = self.store.inode(id.ino).and_then(|inode| inode.parent_entry.as_ref());
         if home.is_some_and(|(dir, name)| (*dir, name) == at) {
             return;
         }
-        let Some(directory) = self.dirs.get(&id.ino) else { return };
+        let Some(directory) = self.store.dir(id.ino) else { return };
         let dentry_leases = directory
             .dentry_leases
             .names()
@@ -131,10 +131,10 @@ impl Cache {
         let made_up = planted(Bug::KeepsUngranted).then(|| crate::grants::fabricated(dir));
         let fresh = flight.granted(grants, dir, LeaseScope::Directory).or(made_up.as_ref());
         let fresh = fresh.map(|grant| LiveGrant::begin(grant, flight.sent));
-        let cookie = self.key.cookie(name.as_bytes());
+        let cookie = self.store.cookie(name);
         if self.live_directory(now, dir.ino).is_none() {
             let held = fresh.filter(|h| h.is_live(now))?;
-            if !self.may_begin_lease(dir, &held) {
+            if !self.store.may_begin_lease(dir, held.id) {
                 return None;
             }
             if self.directory(dir).held.is_some() {
@@ -150,7 +150,7 @@ impl Cache {
             self.discard_if_contradicted(dir, name, entry.map(|entry| entry.id));
             return None;
         }
-        let directory = self.dirs.get_mut(&dir.ino)?;
+        let directory = self.store.dir_mut(dir.ino)?;
         let held = directory.held?;
         let old = if entry.is_none() && directory.complete {
             directory.rows.remove(cookie, name.as_bytes())
@@ -158,7 +158,7 @@ impl Cache {
             let child = entry.map(CachedEntry::new);
             directory.rows.insert(cookie, name.as_bytes(), child)
         };
-        self.recount(dir.ino);
+        self.store.recount(dir.ino);
         // The kernel knows of its own changes.
         if let Some(old) = old.filter(|_| !flight.is_mutation()) {
             let stale = self.invalidations_for_replaced((dir.ino, name), old.as_ref(), entry.map(|e| e.id));
@@ -172,11 +172,11 @@ impl Cache {
     /// Drops all facts about a directory, here and in the kernel, if a failed change contradicts them: its errno says
     /// whether a name exists (`None`: that something else is wrong with it).
     pub(crate) fn discard_uncertain_name(&mut self, dir: u64, name: &Name, exists: Option<bool>) {
-        let cookie = self.key.cookie(name.as_bytes());
-        if let Some(directory) = self.dirs.get_mut(&dir) {
+        let cookie = self.store.cookie(name);
+        if let Some(directory) = self.store.dir_mut(dir) {
             directory.dentry_leases.remove(name);
         }
-        let Some(directory) = self.dirs.get(&dir).filter(|d| d.held.is_some()) else { return };
+        let Some(directory) = self.store.dir(dir).filter(|d| d.held.is_some()) else { return };
         let listed = directory.find(cookie, name).map(|child| child.is_some());
         if listed.is_none() || listed == exists {
             return;
@@ -188,8 +188,8 @@ impl Cache {
     /// Drops a directory's facts if its entries contradict a reply to a local change that may be older than the lease:
     /// either may be right.
     pub(crate) fn discard_if_contradicted(&mut self, dir: NodeId, name: &Name, id: Option<NodeId>) {
-        let Some(directory) = self.dirs.get(&dir.ino) else { return };
-        let listed = directory.find(self.key.cookie(name.as_bytes()), name);
+        let Some(directory) = self.store.dir(dir.ino) else { return };
+        let listed = directory.find(self.store.cookie(name), name);
         if listed.is_some_and(|child| child.map(|child| child.id) != id) {
             self.discard_uncertain_dir(dir);
         }
@@ -214,7 +214,7 @@ impl Cache {
 
     /// Drops a directory's names, dentry leases included.
     pub(crate) fn drop_dir_names(&mut self, dir: u64) {
-        if let Some(directory) = self.dirs.get_mut(&dir) {
+        if let Some(directory) = self.store.dir_mut(dir) {
             directory.dentry_leases.clear();
         }
         self.end_directory_lease(dir);
@@ -224,17 +224,17 @@ impl Cache {
     /// or the caller does it.
     pub(crate) fn end_directory_lease(&mut self, dir: u64) {
         self.detach_listings(dir);
-        if let Some(directory) = self.dirs.get_mut(&dir) {
+        if let Some(directory) = self.store.dir_mut(dir) {
             directory.forget();
         }
-        self.recount(dir);
+        self.store.recount(dir);
     }
 
     /// Detaches the directory's listings at the end of its lease: the kernel's cached listing is invalidated. Entries
     /// of a listing in flight go on serving its waiters only.
     fn detach_listings(&mut self, dir: u64) {
         self.watches.mark_unsettled(self.clock, dir);
-        let Some(directory) = self.dirs.get_mut(&dir) else { return };
+        let Some(directory) = self.store.dir_mut(dir) else { return };
         let flight = directory.listing.and_then(|call| self.calls.get_mut(call));
         if let Some(flight) = flight.filter(|f| f.has_chunk && f.detached_entries.is_none()) {
             let listed = directory.progress.unwrap_or_default();
@@ -242,7 +242,7 @@ impl Cache {
         }
         directory.progress = None;
         let listed = directory.kernel_version.take().is_some();
-        if listed && self.inodes.get(&dir).is_some_and(|i| i.opens > 0) {
+        if listed && self.store.inode(dir).is_some_and(|i| i.opens > 0) {
             self.invalidate(vec![KernelInvalidation::Data { ino: dir, offset: 0, length: 0 }], None);
         }
     }
@@ -250,7 +250,7 @@ impl Cache {
     /// Drops names whose lease has ended. In stale mode they are kept until memory is short, because they may yet be
     /// served ([`OnDisconnect::Stale`]), but not once a local change has made them outdated.
     pub(crate) fn drop_expired_names(&mut self, dir: u64) {
-        if self.dirs.get(&dir).is_some_and(|d| d.held.is_some_and(|held| !held.is_live(self.clock))) {
+        if self.store.dir(dir).is_some_and(|d| d.held.is_some_and(|held| !held.is_live(self.clock))) {
             self.end_directory_lease(dir);
         }
     }

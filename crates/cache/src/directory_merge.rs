@@ -2,15 +2,12 @@
 
 use crate::cache::Cache;
 use crate::calls::InflightCall;
-use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
 use crate::listing::ListedEntry;
 use crate::op::KernelInvalidation;
+use crate::store::CachedEntry;
 use nigh_types::{Cookie, Grant, GrantId, LeaseScope, Name, NodeId, Time};
 use rustc_hash::FxHashSet;
-
-/// Most directories with a record of a returned grant.
-const MOST_RETURNED: usize = 1 << 16;
 
 impl Cache {
     /// Begins another grant on a directory's names. Facts under a live grant with recall stay known, since the kernel
@@ -34,19 +31,7 @@ impl Cache {
 
     /// Records that a grant on a directory's names is returned, or about to be.
     pub(crate) fn note_grant_returned(&mut self, dir: NodeId, id: GrantId) {
-        if self.calls.is_empty() {
-            self.returned_leases.clear();
-        }
-        if self.returned_leases.len() >= MOST_RETURNED {
-            self.returned_leases.pop_first();
-        }
-        let latest = self.returned_leases.entry(dir).or_insert(id);
-        *latest = (*latest).max(id);
-    }
-
-    /// Returns whether a new grant on a directory's names may begin. A grant that was returned since must not.
-    pub(crate) fn may_begin_lease(&self, dir: NodeId, fresh: &LiveGrant) -> bool {
-        self.returned_leases.get(&dir).is_none_or(|returned| fresh.id > *returned)
+        self.store.note_grant_returned(dir, id, self.calls.is_empty());
     }
 
     /// Records a new directory lease for local changes in flight: they may have been made before it.
@@ -57,7 +42,7 @@ impl Cache {
     /// Updates grant ids from a reply: the server renumbers a grant with each reply, and ends it by its latest id.
     pub(crate) fn refresh_grant_ids(&mut self, flight: &InflightCall, grants: &[Grant]) {
         for grant in grants.iter().filter(|g| g.covers == LeaseScope::Directory) {
-            let directory = self.dirs.get_mut(&grant.node.ino).filter(|d| d.id == grant.node);
+            let directory = self.store.dir_mut(grant.node.ino).filter(|d| d.id == grant.node);
             let held = directory.and_then(|d| d.held.as_mut());
             if let Some(held) = held.filter(|_| !flight.recalled(grant.node, LeaseScope::Directory)) {
                 held.id = held.id.max(grant.id);
@@ -75,11 +60,11 @@ impl Cache {
         if id == old.map(|c| c.id) {
             return Vec::new();
         }
-        let held = self.dirs.get(&dir).and_then(|d| d.held);
+        let held = self.store.dir(dir).and_then(|d| d.held);
         let drops = held.is_none_or(|held| self.kernel.level().gives_dentries(&held));
         let entry = drops.then_some(KernelInvalidation::Entry { dir, name: name.clone() });
         let Some(child) = old else { return entry.into_iter().collect() };
-        let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {
+        let Some(inode) = self.store.inode_of_mut(child.id) else {
             return Vec::new();
         };
         inode.drop_xattrs();
@@ -100,7 +85,7 @@ impl Cache {
         (from, to): (Cookie, Cookie),
         (under_way, all_taken): (&[Name], bool),
     ) -> Vec<KernelInvalidation> {
-        let Some(directory) = self.dirs.get(&dir) else { return Vec::new() };
+        let Some(directory) = self.store.dir(dir) else { return Vec::new() };
         let rows = || directory.rows.after(from).take_while(|row| row.cookie <= to);
         if all_taken && rows().filter(|row| row.child.is_some()).count() == entries.len() {
             return Vec::new();
@@ -117,7 +102,7 @@ impl Cache {
         let gone: Vec<(Cookie, Name)> = gone.collect();
         let mut stale = Vec::new();
         for (cookie, name) in gone {
-            let row = self.dirs.get_mut(&dir).and_then(|d| d.rows.remove(cookie, name.as_bytes()));
+            let row = self.store.dir_mut(dir).and_then(|d| d.rows.remove(cookie, name.as_bytes()));
             stale.extend(
                 row.into_iter()
                     .flat_map(|old| self.invalidations_for_replaced((dir, &name), old.as_ref(), None)),

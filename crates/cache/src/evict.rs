@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::kernel::NotifyLevel;
 use crate::kernel::OnInvalidated;
 use crate::op::KernelInvalidation;
-use crate::records::{Directory, Inode, InodeExt};
+use crate::store::{Directory, Inode, InodeExt};
 use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
 
@@ -20,13 +20,13 @@ const DIRECTORY_BYTES: u64 = (size_of::<Directory>() + 24 + size_of::<InodeExt>(
 impl Cache {
     /// Returns the memory in use, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        let inodes = self.inodes.len() as u64 * INODE_BYTES + self.told.bytes();
+        let inodes = self.store.inode_count() as u64 * INODE_BYTES + self.told.bytes();
         self.names_bytes() + inodes + self.open.dirs.snapshot_bytes() + self.open.names.bytes()
     }
 
     /// Returns the bytes that eviction can free.
     fn names_bytes(&self) -> u64 {
-        self.entry_bytes + self.dirs.len() as u64 * DIRECTORY_BYTES
+        self.store.entry_bytes() + self.store.dir_count() as u64 * DIRECTORY_BYTES
     }
 
     /// Returns whether eviction goes on. Inodes that the kernel knows stay until it forgets them: however many there
@@ -36,7 +36,7 @@ impl Cache {
     }
 
     fn has_too_many_dirs(&self) -> bool {
-        self.dirs.len() as u64 > self.config.most_dirs
+        self.store.dir_count() as u64 > self.config.most_dirs
     }
 
     fn exceeds_bytes(&self, budget: u64) -> bool {
@@ -71,7 +71,7 @@ impl Cache {
         while self.exceeds(budget) && turns > 0 {
             turns -= 1;
             let Some(ino) = self.prefetch.pop_arrived() else { return };
-            let Some(directory) = self.dirs.get(&ino) else { continue };
+            let Some(directory) = self.store.dir(ino) else { continue };
             if directory.prefetched_by.is_none() && directory.first_used_at.is_none() {
                 continue;
             }
@@ -90,14 +90,14 @@ impl Cache {
         spared: &BTreeSet<u64>,
         goes_on: impl Fn(&Cache) -> bool,
     ) {
-        let mut turns = self.eviction_order.len() * 2;
+        let mut turns = self.store.evictable() * 2;
         while goes_on(self) && turns > 0 {
             turns -= 1;
-            let Some(ino) = self.eviction_order.pop_front() else { return };
-            let Some(directory) = self.dirs.get_mut(&ino) else { continue };
+            let Some(ino) = self.store.next_to_evict() else { return };
+            let Some(directory) = self.store.dir_mut(ino) else { continue };
             let used = std::mem::take(&mut directory.used);
             if used || directory.listing.is_some() || spared.contains(&ino) {
-                self.eviction_order.push_back(ino);
+                self.store.evict_later(ino);
                 continue;
             }
             let id = directory.id;
@@ -109,7 +109,7 @@ impl Cache {
     /// no code would invalidate these at the end of the session.
     fn drop_dentries(&mut self, node: NodeId) {
         let Some(directory) =
-            self.dirs.get(&node.ino).filter(|_| self.kernel.level() == NotifyLevel::NoEpoch)
+            self.store.dir(node.ino).filter(|_| self.kernel.level() == NotifyLevel::NoEpoch)
         else {
             return;
         };
@@ -124,7 +124,7 @@ impl Cache {
     pub(crate) fn evict(&mut self, now: Time, node: NodeId) {
         self.counters.evictions += 1;
         tracing::debug!(target: "nigh::evict", ino = node.ino);
-        let held = self.dirs.get(&node.ino).and_then(|d| d.held).filter(|h| h.is_live(now));
+        let held = self.store.dir(node.ino).and_then(|d| d.held).filter(|h| h.is_live(now));
         // Under a deadline the kernel's timeouts end by themselves; else it must be invalidated first.
         self.pin_open_below(node.ino);
         if let Some(held) = held.filter(|h| h.recallable && !h.stale) {
@@ -137,22 +137,22 @@ impl Cache {
             }
         }
         let children: Vec<u64> = self
-            .dirs
-            .get(&node.ino)
+            .store
+            .dir(node.ino)
             .into_iter()
             .flat_map(|d| {
                 let rows = d.rows.iter().filter_map(|row| row.child.map(|c| c.id.ino));
                 rows.chain(d.dentry_leases.inodes().map(|id| id.ino))
             })
             .collect();
-        if let Some((call, cost)) = self.dirs.get_mut(&node.ino).and_then(|d| d.prefetched_by.take()) {
+        if let Some((call, cost)) = self.store.dir_mut(node.ino).and_then(|d| d.prefetched_by.take()) {
             self.count_wasted(call, cost);
         }
         self.drop_dentries(node);
         self.drop_dir_names(node.ino);
-        self.dirs.remove(&node.ino);
+        self.store.remove_dir(node.ino);
         for ino in children {
-            let Some(inode) = self.inodes.get_mut(&ino) else { continue };
+            let Some(inode) = self.store.inode_mut(ino) else { continue };
             if inode.nlookup == 0 && inode.drop_own_attr().is_some() {
                 self.drop_if_idle(ino);
             }

@@ -5,8 +5,8 @@ use crate::calls::{CallKind, InflightCall, OpenParams, attr_after};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened, Output};
 use crate::open::OpenFile;
-use crate::records::{CachedPages, ChangeToken};
 use crate::session::SessionState;
+use crate::store::{CachedPages, ChangeToken};
 use nigh_types::{
     Access, Attr, Call, DataVersion, Errno, Handle, LeaseScope, NodeId, OpId, Reply, Response, Time,
     WriteFlags,
@@ -22,7 +22,7 @@ impl Cache {
         access: Access,
         append: bool,
     ) -> Option<OpReply> {
-        let Some(id) = self.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
+        let Some(id) = self.store.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         let file = OpenParams { append, access, caller };
         let local = !access.write && !access.truncate && !self.is_name_removal_in_flight(ino);
         if local && let Some((attr, held)) = self.cached_attr(now, id) {
@@ -38,7 +38,7 @@ impl Cache {
     /// Returns whether a local change in flight removes an inode's name without a pin at the remote. If the inode is
     /// gone when the remote opens it, the kernel looks the name up again.
     fn is_name_removal_in_flight(&self, ino: u64) -> bool {
-        let Some(inode) = self.inodes.get(&ino) else { return false };
+        let Some(inode) = self.store.inode(ino) else { return false };
         let Some((dir, name)) = &inode.parent_entry else { return false };
         self.calls.values().any(|flight| match &flight.purpose {
             CallKind::Remove { dir: d, name: n } => d == dir && n == name,
@@ -52,7 +52,7 @@ impl Cache {
 
     /// Returns whether a data grant lives.
     pub(crate) fn has_data_grant(&self, now: Time, ino: u64) -> bool {
-        self.inodes.get(&ino).is_some_and(|i| i.data.held.is_some_and(|h| h.is_live(now)))
+        self.store.inode(ino).is_some_and(|i| i.data.held.is_some_and(|h| h.is_live(now)))
     }
 
     /// Returns whether the kernel's pages match the file's present attributes, under a grant that covers later changes.
@@ -141,7 +141,7 @@ impl Cache {
             Ok(_) => return OpReply::Failed(Errno::PROTO),
             Err(errno) => return OpReply::Failed(*errno),
         };
-        let Some(id) = self.id_of(ino) else {
+        let Some(id) = self.store.id_of(ino) else {
             self.release_handle(handle);
             return OpReply::Failed(Errno::STALE);
         };
@@ -164,7 +164,7 @@ impl Cache {
     /// Drops pages of another data version than these attributes tell, under a grant that is not recalled before all
     /// changes: no caller may read old data beside the new attributes until the grant ends.
     pub(crate) fn drop_other_version(&mut self, now: Time, id: NodeId, attr: &Attr) {
-        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|i| i.id == id) else { return };
+        let Some(inode) = self.store.inode_of_mut(id) else { return };
         let limited =
             inode.data.held.is_some_and(|h| h.is_live(now) && !h.recalled_before_any_change() && !h.stale);
         if !limited || !matches!(inode.data.pages, CachedPages::Of(stamp) if stamp != ChangeToken::of(attr)) {
@@ -241,7 +241,7 @@ impl Cache {
             return None;
         }
         let handle = file.and_then(|f| f.handle);
-        let pinned = self.inodes.get(&ino).and_then(|i| i.pin_handle);
+        let pinned = self.store.inode(ino).and_then(|i| i.pin_handle);
         Some((node, handle.or(pinned)))
     }
 
@@ -269,8 +269,8 @@ impl Cache {
         if let Some(&op) = flight.waiters.first() {
             self.reply_to(op, OpReply::Data(data));
         }
-        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
-        let Some(id) = self.id_of(ino) else { return };
+        self.store.inode_mut(ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
+        let Some(id) = self.store.id_of(ino) else { return };
         let response = Response { result: Ok(Reply::Done), ..response };
         self.apply_attrs_after(now, flight, &response);
         let stamp =
@@ -359,7 +359,7 @@ impl Cache {
         }
         self.note_local_inode(ino);
         self.note_local_write(now, ino, response);
-        if let Some(id) = self.id_of(ino).filter(|_| !response.grants.is_empty()) {
+        if let Some(id) = self.store.id_of(ino).filter(|_| !response.grants.is_empty()) {
             let stamp = attr_after(response, ino).map(|attr| ChangeToken::of(&attr));
             self.begin_data_grant(now, flight, id, stamp, response);
         }
@@ -400,7 +400,7 @@ impl Cache {
         if !flight.drop_data && !has_failed && self.has_data_grant(now, ino) {
             return;
         }
-        let (pages, id) = (flight.purpose.pages(), self.id_of(ino));
+        let (pages, id) = (flight.purpose.pages(), self.store.id_of(ino));
         match (pages, id) {
             // Write-back brings no new pages.
             (Some((_, range)), Some(id)) if !flush => self.drop_ungranted(flight, (id, range), response),
@@ -411,7 +411,7 @@ impl Cache {
     /// Records the kernel's pages after a local write: they are the present version unless another client may have
     /// written without a recall.
     pub(crate) fn note_local_write(&mut self, now: Time, ino: u64, response: &Response) {
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         let told = inode.data.held.is_some_and(|h| h.is_live(now) && h.recalled_before_any_change());
         let after = match (&response.result, attr_after(response, ino)) {
             (Ok(Reply::Attr(node, attr)), _) if node.ino == ino => Some(*attr),
@@ -431,7 +431,7 @@ impl Cache {
             self.release_handle(handle);
         }
         let mut idle_pin = None;
-        if let Some(inode) = self.inodes.get_mut(&file.ino) {
+        if let Some(inode) = self.store.inode_mut(file.ino) {
             let more = inode.ext_mut();
             more.opens -= 1;
             more.writers -= u32::from(file.access.write);

@@ -6,71 +6,25 @@
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, ReplyKind};
-use crate::nodeid_map::NodeIdMap;
+use crate::kernel::NodeIdMap;
 use crate::op::{Caller, OpReply};
 use nigh_types::{Attr, Call, Errno, Name, NodeId, OpId, Reply, Time};
-use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
 
 /// Most remembered inodes; the share of the budget that they may have beside it, and the size of each in bytes.
 const MOST: u64 = 1 << 16;
 const PART: u64 = 32;
 const BYTES: u64 = 128;
 
-#[derive(Clone, Debug)]
-struct ForgottenInode {
-    generation: u64,
-    /// `None`: the remote said only that it is the directory of an inode.
-    home: Option<(u64, Name)>,
-    turn: u64,
-}
-
-/// Remembered inodes by number; the earliest is dropped first.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Forgotten {
-    nodes: FxHashMap<u64, ForgottenInode>,
-    order: VecDeque<(u64, u64)>,
-    turn: u64,
-}
-
-impl Forgotten {
-    fn put(&mut self, id: NodeId, home: Option<(u64, Name)>, most: u64) {
-        self.turn += 1;
-        self.nodes.insert(id.ino, ForgottenInode { generation: id.generation, home, turn: self.turn });
-        self.order.push_back((id.ino, self.turn));
-        while self.order.len() as u64 > most
-            && let Some((ino, turn)) = self.order.pop_front()
-        {
-            if self.nodes.get(&ino).is_some_and(|node| node.turn == turn) {
-                self.nodes.remove(&ino);
-            }
-        }
-    }
-
-    pub fn id(&self, ino: u64) -> Option<NodeId> {
-        self.nodes.get(&ino).map(|node| NodeId { ino, generation: node.generation })
-    }
-
-    pub fn home(&self, ino: u64) -> Option<&(u64, Name)> {
-        self.nodes.get(&ino)?.home.as_ref()
-    }
-
-    /// Forgets all: they are of another server.
-    pub fn clear(&mut self) {
-        *self = Forgotten::default();
-    }
-}
-
 impl Cache {
     /// Remembers an inode whose record is dropped.
     pub(crate) fn remember_forgotten(&mut self, id: NodeId, home: Option<(u64, Name)>) {
-        let Some(home) = home.filter(|_| id.generation != 0 && id.ino != self.root) else { return };
+        let Some(home) = home.filter(|_| id.generation != 0 && id.ino != self.store.root()) else { return };
         self.put_forgotten(id, Some(home));
     }
 
     fn put_forgotten(&mut self, id: NodeId, home: Option<(u64, Name)>) {
         let most = MOST.min(self.config.budget_bytes / PART / BYTES);
-        self.forgotten.put(id, home, most);
+        self.store.forgotten.put(id, home, most);
     }
 
     /// Looks up an inode without a record by its number.
@@ -91,8 +45,8 @@ impl Cache {
     /// Records where the remote found an inode by number. The record must exist before its attributes are applied.
     fn record_found(&mut self, id: NodeId, home: Option<(NodeId, Name)>) {
         let is_placed = self.inode(id).parent_entry.is_some();
-        let Some((dir, name)) = home.filter(|_| !is_placed && id.ino != self.root) else { return };
-        if self.id_of(dir.ino).is_none() && self.forgotten.id(dir.ino) != Some(dir) {
+        let Some((dir, name)) = home.filter(|_| !is_placed && id.ino != self.store.root()) else { return };
+        if self.store.id_of(dir.ino).is_none() && self.store.forgotten.id(dir.ino) != Some(dir) {
             self.put_forgotten(dir, None);
         }
         self.set_parent_entry(id, (dir.ino, &name));
@@ -120,21 +74,16 @@ impl Cache {
     /// Restores the record of an inode that is looked up by number. It is dropped again if the remote does not find the
     /// inode.
     pub(crate) fn restore_forgotten(&mut self, ino: u64) {
-        if self.inodes.contains_key(&ino) {
+        if self.store.has_inode(ino) {
             return;
         }
         // A directory known only from another inode's reply has no known place: it is looked up by its number.
-        let Some((id, home)) = self.forgotten.id(ino).zip(self.forgotten.home(ino).cloned()) else { return };
-        if self.id_of(ino).is_none_or(|known| known == id) {
+        let Some((id, home)) = self.store.forgotten.id(ino).zip(self.store.forgotten.home(ino).cloned())
+        else {
+            return;
+        };
+        if self.store.id_of(ino).is_none_or(|known| known == id) {
             self.inode(id).parent_entry = Some(home);
-        }
-    }
-
-    /// Returns the directory and name that last led to an inode.
-    pub(crate) fn last_parent_entry(&self, ino: u64) -> Option<&(u64, Name)> {
-        match self.inodes.get(&ino) {
-            Some(inode) => inode.parent_entry.as_ref(),
-            None => self.forgotten.home(ino),
         }
     }
 }
@@ -144,6 +93,7 @@ mod tests {
     use super::*;
     use crate::Config;
     use crate::op::Op;
+    use crate::store::Forgotten;
     use crate::test_fixtures::{T0, asked, cache, name, replied, session};
     use nigh_types::{CallId, Entry, Event, Response, SessionParams};
 
@@ -171,7 +121,7 @@ mod tests {
         looks(&mut cache, DIRECTORY.ino, "f", FILE);
         cache.handle_forget(FILE.ino, 1);
         cache.handle_forget(DIRECTORY.ino, 1);
-        assert!(!cache.inodes.contains_key(&FILE.ino) && !cache.inodes.contains_key(&DIRECTORY.ino));
+        assert!(!cache.store.has_inode(FILE.ino) && !cache.store.has_inode(DIRECTORY.ino));
         cache
     }
 
@@ -199,7 +149,7 @@ mod tests {
             said = answers(&mut cache, walk, Err(Errno::STALE));
         }
         assert_eq!(said, Some(OpReply::Failed(Errno::STALE)));
-        assert!(!cache.inodes.contains_key(&FILE.ino));
+        assert!(!cache.store.has_inode(FILE.ino));
     }
 
     /// The remote keeps it for calls in flight, or because another client has it open.
@@ -210,7 +160,7 @@ mod tests {
         let removed = Attr { nlink: 0, ..attr(FILE) };
         let said = answers(&mut cache, call, Ok(Reply::Attr(FILE, removed)));
         assert_eq!(said, Some(OpReply::Failed(Errno::STALE)));
-        assert!(!cache.inodes.contains_key(&FILE.ino));
+        assert!(!cache.store.has_inode(FILE.ino));
     }
 
     #[test]
@@ -221,10 +171,10 @@ mod tests {
         // Another caller waits for a call of its own.
         let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         answers(&mut cache, killed, Ok(Reply::Attr(FILE, attr(FILE))));
-        assert!(cache.inodes.contains_key(&FILE.ino));
+        assert!(cache.store.has_inode(FILE.ino));
         cache.handle_interrupt(OpId(1), true);
         answers(&mut cache, call, Ok(Reply::Attr(FILE, attr(FILE))));
-        assert!(!cache.inodes.contains_key(&FILE.ino));
+        assert!(!cache.store.has_inode(FILE.ino));
     }
 
     #[test]
@@ -287,14 +237,14 @@ mod tests {
         for (result, errno) in [(Err(Errno::STALE), Errno::STALE), (elsewhere, Errno::PROTO)] {
             let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
             assert_eq!(answers(&mut cache, call, result), Some(OpReply::Failed(errno)));
-            assert!(cache.inodes.keys().all(|ino| *ino == 1) && cache.calls.is_empty());
+            assert!(cache.store.inodes().all(|inode| inode.id.ino == 1) && cache.calls.is_empty());
         }
         let (call, _) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         let removed = Attr { nlink: 0, ..attr(FILE) };
         let said =
             answers(&mut cache, call, Ok(Reply::Found { node: FILE, attr: removed, parent_entry: None }));
         assert_eq!(said, Some(OpReply::Failed(Errno::STALE)));
-        assert!(!cache.inodes.contains_key(&FILE.ino));
+        assert!(!cache.store.has_inode(FILE.ino));
     }
 
     /// An earlier mount gave the number to an inode whose own number another inode had.

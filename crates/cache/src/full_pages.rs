@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::calls::CallKind;
 use crate::kernel_locks::PageRange;
 use crate::op::{Fh, InvalidationId, KernelInvalidation, Op};
-use crate::records::Inode;
+use crate::store::Inode;
 use nigh_types::{SetAttr, WriteFlags};
 
 /// Count of full pages that the kernel got and dropped.
@@ -67,14 +67,14 @@ impl Cache {
             && covers_full_page((*offset, data.len() as u64))
             && !self.is_direct(op)
         {
-            self.inodes.get_mut(ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
+            self.store.inode_mut(*ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
         }
     }
 
     /// Records the reply to a write.
     pub(crate) fn note_write_reply(&mut self, purpose: &CallKind, is_done: bool) {
         let CallKind::Write { ino, offset, size, direct, .. } = *purpose else { return };
-        let inode = self.inodes.get_mut(&ino).filter(|_| direct.is_none());
+        let inode = self.store.inode_mut(ino).filter(|_| direct.is_none());
         inode
             .into_iter()
             .for_each(|inode| inode.ext_mut().whole.note_reply(covers_full_page((offset, size))));
@@ -85,7 +85,7 @@ impl Cache {
 
     /// Records that a page could not be tried: the kernel may keep it in full.
     pub fn note_not_dropped(&mut self, ino: u64) {
-        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
+        self.store.inode_mut(ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
     }
 
     /// Returns whether write-backs overlap a part of a file (offset, length) that is to be dropped for a recall, and
@@ -105,7 +105,7 @@ impl Cache {
         let has_pages = |i: &Inode| {
             i.base.is_some() || i.old.is_some() || self.ungranted.versions_in(i.id, part).next().is_some()
         };
-        let may_be = self.inodes.get(&ino).is_some_and(|i| i.writers > 0 && has_pages(i));
+        let may_be = self.store.inode(ino).is_some_and(|i| i.writers > 0 && has_pages(i));
         (is_out, may_be)
     }
 
@@ -123,7 +123,7 @@ impl Cache {
     /// there, but a concurrent read may have filled some again before this request came; reads from now on wait.
     pub(crate) fn on_direct_append(&mut self, ino: u64, fh: Fh, offset: u64) {
         self.open.files.note_unfinished_write(fh, Some(offset));
-        let has_whole = self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_exist());
+        let has_whole = self.store.inode(ino).is_some_and(|inode| inode.whole.may_exist());
         if has_whole && self.kernel.can_notify() {
             self.invalidate(
                 vec![KernelInvalidation::Data { ino, offset: offset / PAGE * PAGE, length: 0 }],
@@ -147,7 +147,7 @@ impl Cache {
     /// A locked page waits for the reply to its write, and need not be waited for.
     #[must_use]
     pub fn partial_pages(&self, ino: u64, (offset, length): (u64, u64)) -> Vec<(u64, u64)> {
-        if !self.inodes.get(&ino).is_some_and(|inode| inode.whole.may_exist()) {
+        if !self.store.inode(ino).is_some_and(|inode| inode.whole.may_exist()) {
             return Vec::new();
         }
         let out = self.calls.awaited();

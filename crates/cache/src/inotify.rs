@@ -33,32 +33,33 @@ impl Cache {
         self.clock = now;
         let mut wanted: BTreeSet<u64> = inos.iter().flat_map(|ino| self.watched_by(*ino)).collect();
         if all {
-            wanted.extend(self.dirs.iter().filter(|(_, directory)| directory.complete).map(|(ino, _)| *ino));
+            wanted.extend(self.store.dirs().filter(|(_, directory)| directory.complete).map(|(ino, _)| ino));
         }
         self.watches.set(now, wanted);
     }
 
     /// Returns the directories in which changes of an inode show; itself and its parent if its kind is unknown.
     fn watched_by(&self, ino: u64) -> Vec<u64> {
-        if self.id_of(ino).is_none() {
+        if self.store.id_of(ino).is_none() {
             return Vec::new();
         }
-        let home = self.inodes.get(&ino).and_then(|inode| inode.parent_entry.as_ref()).map(|(dir, _)| *dir);
+        let home = self.store.inode(ino).and_then(|inode| inode.parent_entry.as_ref()).map(|(dir, _)| *dir);
         let kind = self.kind_of(ino);
-        let itself =
-            (self.is_directory(ino) || ino == self.root || kind.is_none_or(|k| k == Kind::Directory))
-                .then_some(ino);
+        let itself = (self.store.is_directory(ino)
+            || ino == self.store.root()
+            || kind.is_none_or(|k| k == Kind::Directory))
+        .then_some(ino);
         let home = home.filter(|_| kind != Some(Kind::Directory));
         itself.into_iter().chain(home).collect()
     }
 
     fn kind_of(&self, ino: u64) -> Option<Kind> {
-        let inode = self.inodes.get(&ino)?;
+        let inode = self.store.inode(ino)?;
         if let Some((attr, _)) = inode.own {
             return Some(attr.kind());
         }
         let (dir, name) = inode.parent_entry.as_ref()?;
-        let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        let row = self.store.row(*dir, name)?;
         row.child.filter(|child| child.id == inode.id).map(|child| child.attr().kind())
     }
 
@@ -86,7 +87,7 @@ impl Cache {
     /// Returns an inode's cached attributes, without a timeout; if there are none, they are fetched so that the cache
     /// soon has them.
     pub fn attributes_without_timeout(&mut self, now: Time, ino: u64) -> Option<OpReply> {
-        let id = self.id_of(ino)?;
+        let id = self.store.id_of(ino)?;
         if let Some((attr, _)) = self.cached_attr(now, id) {
             return Some(OpReply::Attr(id, attr, Span::ZERO));
         }
@@ -105,7 +106,7 @@ impl Cache {
     /// Returns whether the kernel knows the inode.
     #[must_use]
     pub fn knows(&self, node: NodeId) -> bool {
-        self.inodes.get(&node.ino).is_some_and(|inode| inode.id == node && inode.nlookup > 0)
+        self.store.inode(node.ino).is_some_and(|inode| inode.id == node && inode.nlookup > 0)
     }
 
     /// Does due work: lists directories without a lease, and compares those that are ready.
@@ -136,7 +137,7 @@ impl Cache {
                 ready.push(dir);
                 continue;
             }
-            let lists = self.dirs.get(&dir).is_some_and(|directory| directory.listing.is_some());
+            let lists = self.store.dir(dir).is_some_and(|directory| directory.listing.is_some());
             waiting |= lists || due <= now.after(TOGETHER);
             if lists {
                 // The end of the listing sets `changed`.
@@ -181,7 +182,7 @@ impl Cache {
         let mut differences = Vec::new();
         for &dir in ready {
             let skipped: BTreeSet<Name> = self.calls.names_in_flight(dir).into_iter().collect();
-            differences.extend(self.watches.compare(dir, skipped, &busy, self.dirs.get(&dir)));
+            differences.extend(self.watches.compare(dir, skipped, &busy, self.store.dir(dir)));
         }
         self.watches.report_differences(differences);
     }

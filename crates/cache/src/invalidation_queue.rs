@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::kernel::{DeferredReply, QueuedKind};
 use crate::op::{InvalidationId, KernelInvalidation, OpReply, Output, Urgency};
-use crate::records::UntimedCopy;
+use crate::store::UntimedCopy;
 use nigh_types::{Attr, Call, CallId, Name, NodeId, OpId, Reply, Response, Span, Time};
 
 impl Cache {
@@ -37,7 +37,7 @@ impl Cache {
             KernelInvalidation::Entry { .. }
             | KernelInvalidation::RemovedDentry { .. }
             | KernelInvalidation::AllDentries(_) => true,
-            KernelInvalidation::Data { ino, .. } => self.is_directory(*ino),
+            KernelInvalidation::Data { ino, .. } => self.store.is_directory(*ino),
             KernelInvalidation::Attr { .. } => false,
         }
     }
@@ -49,7 +49,7 @@ impl Cache {
         stale.retain(|one| match one {
             // The kernel keeps the set-user-ID bits of its last reply until the notifier has invalidated the
             // attributes.
-            KernelInvalidation::Attr { ino } => self.inodes.get_mut(ino).is_none_or(|inode| {
+            KernelInvalidation::Attr { ino } => self.store.inode_mut(*ino).is_none_or(|inode| {
                 std::mem::take(&mut inode.kernel_has_attr) || inode.has_copy(UntimedCopy::Acls)
             }),
             _ => true,
@@ -72,7 +72,7 @@ impl Cache {
     /// Records the attributes of a reply: the caller may read up to their size until it applies a newer reply.
     pub(crate) fn note_getattr_reply(&mut self, ino: u64, attr: Attr) {
         if self.reads_by_size(ino)
-            && let Some(inode) = self.inodes.get_mut(&ino)
+            && let Some(inode) = self.store.inode_mut(ino)
         {
             inode.ext_mut().last_getattr = Some(Box::new((self.clock, attr)));
         }
@@ -86,7 +86,7 @@ impl Cache {
             OpReply::Attr(id, attr, Span::ZERO) => (id.ino, attr, true),
             _ => return self.reply_all(ops, &answer),
         };
-        let last = self.inodes.get(&ino).and_then(|inode| inode.last_getattr.as_deref());
+        let last = self.store.inode(ino).and_then(|inode| inode.last_getattr.as_deref());
         if let Some((_, last)) = last.filter(|(at, _)| sent.is_some_and(|sent| sent <= *at)) {
             *attr = if keeps { Attr { size: last.size, ..*attr } } else { *last };
         }
@@ -117,7 +117,7 @@ impl Cache {
             return Vec::new();
         }
         let is_at = |ino: u64| {
-            let inode = self.inodes.get(&ino);
+            let inode = self.store.inode(ino);
             inode.is_some_and(|inode| names.iter().any(|(dir, name)| inode.is_at(*dir, name)))
         };
         let asked = self.calls.inodes_with_attr_call();
@@ -160,13 +160,13 @@ impl Cache {
             let (dir, name) = name?;
             if self.changes_frequently(now, *dir)
                 || self.watches.is_reporting(*dir)
-                || self.suspended.has_name(*dir, name)
+                || self.store.suspended.has_name(*dir, name)
             {
                 return None;
             }
-            let directory = self.dirs.get(dir)?;
+            let directory = self.store.dir(*dir)?;
             let held = directory.held.filter(|held| held.is_live(now))?;
-            let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+            let row = directory.rows.find(self.store.cookie(name), name.as_bytes())?;
             row.child.filter(|child| child.id == id)?;
             Some(self.kernel.level().entry_timeout(&held, now))
         };
@@ -204,7 +204,7 @@ impl Cache {
     /// Returns whether a caller may read up to the size in a GETATTR reply for this inode.
     #[must_use]
     pub fn reads_by_size(&self, ino: u64) -> bool {
-        self.is_open(ino) && !self.is_directory(ino)
+        self.is_open(ino) && !self.store.is_directory(ino)
     }
 
     /// Moves the waiters of an older call to a newer call.

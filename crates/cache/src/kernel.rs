@@ -2,9 +2,11 @@
 //! negative dentries.
 
 mod level;
+mod nodeid_map;
 mod queue;
 
 pub use level::NotifyLevel;
+pub(crate) use nodeid_map::NodeIdMap;
 #[cfg(test)]
 pub(crate) use queue::MAX_REPLY_WAIT;
 use queue::QueuedItem;

@@ -14,11 +14,11 @@ impl Cache {
     /// for the lock.
     #[must_use]
     pub fn is_locked(&self, dir: u64) -> bool {
-        let home = self.inodes.get(&dir).and_then(|inode| inode.parent_entry.as_ref());
+        let home = self.store.inode(dir).and_then(|inode| inode.parent_entry.as_ref());
         let mut out = self.calls.awaited();
         out.any(|flight| flight.purpose.locks_names(dir) || flight.purpose.locks_victim(home))
             || self.calls.queued().any(|(_, op)| op.locks_names(dir) || op.locks_victim(home))
-            || self.suspended.waiting().any(|op| op.locks_names(dir))
+            || self.store.suspended.waiting().any(|op| op.locks_names(dir))
     }
 }
 

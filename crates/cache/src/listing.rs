@@ -2,9 +2,9 @@
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, ConcurrentDentry, InflightCall, ReplyKind};
-use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
 use crate::op::{Fh, Op, OpReply};
+use crate::store::CachedEntry;
 use nigh_types::{
     Call, CallId, Cookie, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeId, OpId, Reply, Response, Time,
 };
@@ -45,7 +45,7 @@ impl Cache {
         if self.oversized.contains(now, dir) {
             return Err(Errno::NOMEM);
         }
-        let listing = self.dirs.get(&dir).and_then(|d| d.listing);
+        let listing = self.store.dir(dir).and_then(|d| d.listing);
         if let Some(call) = listing
             && self.calls.get(call).is_some_and(|f| {
                 f.detached_entries.is_none() && !f.race_log.all_grants_ended && f.race_log.recalled.is_empty()
@@ -66,7 +66,7 @@ impl Cache {
     /// Makes a call the directory's listing. An earlier listing goes on for its waiters, with detached entries.
     pub(crate) fn replace_listing(&mut self, node: NodeId, call: CallId) {
         self.directory(node);
-        let Some(directory) = self.dirs.get_mut(&node.ino) else { return };
+        let Some(directory) = self.store.dir_mut(node.ino) else { return };
         let old = directory.listing.replace(call).and_then(|old| self.calls.get_mut(old));
         if let Some(old) = old.filter(|f| f.has_chunk && f.detached_entries.is_none()) {
             old.detached_entries =
@@ -89,7 +89,7 @@ impl Cache {
             return (!response.last && response.result.is_ok()).then_some(flight);
         }
         let told = response.result.as_ref().map(chunk_of);
-        let (entries, last) = match (told, self.id_of(dir)) {
+        let (entries, last) = match (told, self.store.id_of(dir)) {
             (Ok(Some(part)), Some(_)) => (part, response.last),
             (Err(errno), _) => {
                 self.end_listing(call, dir);
@@ -116,7 +116,7 @@ impl Cache {
         if flight.detached_entries.is_none() {
             self.apply_chunk(now, dir, &flight, &entries, &response.grants, last);
         } else if let Some(rows) = &mut flight.detached_entries {
-            let key = self.key;
+            let key = self.store.key();
             for (name, told) in &entries {
                 let cookie = key.cookie(name.as_bytes());
                 rows.insert(cookie, name.as_bytes(), Some(told.child.clone()));
@@ -148,12 +148,14 @@ impl Cache {
         grants: &[Grant],
     ) {
         flight.has_chunk = true;
-        let Some(id) = self.id_of(dir) else { return };
+        let Some(id) = self.store.id_of(dir) else { return };
         let granted =
             flight.granted(grants, id, LeaseScope::Directory).map(|g| LiveGrant::begin(g, flight.sent));
-        let current = self.dirs.get(&dir).is_some_and(|directory| directory.listing == Some(call));
+        let current = self.store.dir(dir).is_some_and(|directory| directory.listing == Some(call));
         let granted = granted.filter(|h| current && h.is_live(now));
-        match granted.filter(|h| self.live_directory(now, dir).is_some() || self.may_begin_lease(id, h)) {
+        match granted
+            .filter(|h| self.live_directory(now, dir).is_some() || self.store.may_begin_lease(id, h.id))
+        {
             Some(held) => {
                 self.renew_lease(now, id, held);
                 let directory = self.directory(id);
@@ -182,8 +184,8 @@ impl Cache {
 
     /// Returns the cookies that a chunk covers: after the last one so far, up to its own last entry.
     fn chunk_range(&self, dir: u64, entries: &[(Name, ListedEntry)], last: bool) -> (Cookie, Cookie) {
-        let from = self.dirs.get(&dir).and_then(|d| d.progress).unwrap_or_default();
-        let to = entries.last().map_or(from, |(name, _)| self.key.cookie(name.as_bytes()));
+        let from = self.store.dir(dir).and_then(|d| d.progress).unwrap_or_default();
+        let to = entries.last().map_or(from, |(name, _)| self.store.cookie(name));
         (from, if last { Cookie(u64::MAX) } else { to })
     }
 
@@ -208,7 +210,7 @@ impl Cache {
     /// Returns whether a local change is newer than a listing that contradicts it: no other client has changed the name
     /// under the grant, and the name's entry is as the change made it.
     fn is_newer(&self, own: &ConcurrentDentry, (dir, name): (u64, &Name)) -> bool {
-        let Some(directory) = self.dirs.get(&dir) else { return false };
+        let Some(directory) = self.store.dir(dir) else { return false };
         let lives = directory.held.is_some_and(|held| held.recallable && held.is_live(self.clock));
         let listed = directory.find(own.cookie, name).map(|listed| listed.map(|child| child.id));
         lives && own.lease_generation == Some(directory.lease_generation) && listed == Some(own.id)
@@ -216,7 +218,7 @@ impl Cache {
 
     /// Replaces a listing that may be older or newer than a local change: its waiters get another listing.
     fn restart_listing(&mut self, now: Time, dir: u64, flight: &mut InflightCall) {
-        let Some(id) = self.id_of(dir) else { return };
+        let Some(id) = self.store.id_of(dir) else { return };
         flight.detached_entries = Some(Box::default());
         self.discard_uncertain_dir(id);
         let waiters = std::mem::take(&mut flight.waiters);
@@ -239,9 +241,9 @@ impl Cache {
         let (mut stale, mut all_taken) = (Vec::new(), true);
         for (name, told) in entries {
             let id = told.child.id;
-            let cookie = self.key.cookie(name.as_bytes());
+            let cookie = self.store.cookie(name);
             let own_change = flight.race_log.name(dir, name);
-            let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+            let row = self.store.row(dir, name);
             if own_change.is_some() && row.and_then(|r| r.child).is_some_and(|c| c.id == id) {
                 continue;
             }
@@ -259,7 +261,7 @@ impl Cache {
             if changed {
                 child.no_xattrs = false;
                 // Changes of an inode do not reach an entry that is not its parent entry.
-                let is_home = self.inodes.get(&id.ino).is_some_and(|inode| inode.is_at(dir, name));
+                let is_home = self.store.inode(id.ino).is_some_and(|inode| inode.is_at(dir, name));
                 match self.cached_attr(now, id).filter(|(attr, _)| is_home || !attr.covered_by_parent()) {
                     Some((attr, _)) => child.packed = attr.into(),
                     None => child.attr_known = false,
@@ -269,7 +271,7 @@ impl Cache {
                 self.learn_no_xattrs(now, flight, entry);
             }
             if let Some(old) =
-                self.dirs.get_mut(&dir).and_then(|d| d.rows.insert(cookie, name.as_bytes(), Some(child)))
+                self.store.dir_mut(dir).and_then(|d| d.rows.insert(cookie, name.as_bytes(), Some(child)))
             {
                 stale.extend(self.invalidations_for_replaced((dir, name), old.as_ref(), Some(id)));
             }
@@ -279,21 +281,21 @@ impl Cache {
             self.invalidate(stale, None);
         }
         for name in under_way {
-            let cookie = self.key.cookie(name.as_bytes());
+            let cookie = self.store.cookie(&name);
             if from < cookie && cookie <= to {
                 let listed = entries.iter().find(|(n, _)| *n == name).map(|(_, told)| told.child.id);
                 self.mark_name_in_flight(dir, &name, listed);
             }
         }
-        if let Some(directory) = self.dirs.get_mut(&dir) {
+        if let Some(directory) = self.store.dir_mut(dir) {
             directory.progress = Some(to);
         }
-        self.recount(dir);
+        self.store.recount(dir);
     }
 
     /// Moves the waiters of a complete listing that need a name under update to the queue for its commit.
     fn requeue_on_commit(&mut self, now: Time, dir: u64, waiters: &[OpId]) {
-        if !self.suspended.has_names(dir) {
+        if !self.store.suspended.has_names(dir) {
             return;
         }
         for id in waiters {
@@ -321,7 +323,7 @@ impl Cache {
         self.calls.mark_attr_learned(entry.id.ino);
         self.drop_other_version(now, entry.id, &entry.attr);
         if entry.attr.covered_by_parent() {
-            if let Some(inode) = self.inodes.get_mut(&entry.id.ino) {
+            if let Some(inode) = self.store.inode_mut(entry.id.ino) {
                 inode.drop_own_attr();
             }
             self.note_listed_at(entry.id, home);
@@ -351,8 +353,9 @@ impl Cache {
         flight: &mut InflightCall,
         response: &Response,
     ) {
+        let key = self.store.key();
         if flight.detached_entries.is_none()
-            && let Some(directory) = self.dirs.get_mut(&dir)
+            && let Some(directory) = self.store.dir_mut(dir)
         {
             directory.rows.complete();
             if flight.resend.is_some() {
@@ -361,14 +364,14 @@ impl Cache {
             }
             directory.complete = directory.held.is_some();
             // Dentries that disagree are older.
-            let (rows, key) = (&directory.rows, self.key);
+            let rows = &directory.rows;
             directory.dentry_leases.retain(|name, (id, _)| {
                 let row = rows.find(key.cookie(name.as_bytes()), name.as_bytes());
                 row.and_then(|row| row.child).map(|child| child.id) == *id
             });
         }
         self.end_listing(call, dir);
-        self.recount(dir);
+        self.store.recount(dir);
         let (after, grants) = (response.after.clone(), std::mem::take(&mut flight.grants));
         let whole = Response { result: Ok(Reply::Done), after, grants, last: true };
         self.apply_attrs_after(now, flight, &whole);
@@ -376,7 +379,7 @@ impl Cache {
 
     pub(crate) fn end_listing(&mut self, call: CallId, dir: u64) {
         self.watches.note_listed();
-        if let Some(directory) = self.dirs.get_mut(&dir)
+        if let Some(directory) = self.store.dir_mut(dir)
             && directory.listing == Some(call)
         {
             directory.listing = None;
@@ -427,7 +430,7 @@ impl Cache {
             ReplyKind::Page { fh, offset, size, plus } => {
                 let page = match self.snapshot_page(fh, offset, size, plus) {
                     Some(page) => Some(page),
-                    None if flight.detached_entries.is_some() || self.suspended.has_names(dir) => None,
+                    None if flight.detached_entries.is_some() || self.store.suspended.has_names(dir) => None,
                     None => self.page(now, dir, fh, offset, size, plus),
                 };
                 match page {

@@ -36,7 +36,7 @@ impl Cache {
         }
         let Some(node) = self.node_ref(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         self.open.locks.begin_call(holder, fh, flock.then_some(kind));
-        if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| !flock) {
+        if let Some(inode) = self.store.inode_mut(ino).filter(|_| !flock) {
             inode.ext_mut().has_locks = true;
         }
         let range = if flock { (0, u64::MAX) } else { (start, end) };

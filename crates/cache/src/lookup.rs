@@ -2,10 +2,10 @@
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, ReplyKind};
-use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
 use crate::kernel::DeferredReply;
 use crate::op::{Caller, OpReply};
+use crate::store::CachedEntry;
 use nigh_types::{Attr, Call, Errno, Kind, Name, OpId, Reply, Response, Span, Time};
 
 impl Cache {
@@ -33,7 +33,7 @@ impl Cache {
     fn note_file_lookup(&mut self, caller: Caller, dir: u64, child: &CachedEntry) {
         if child.attr().mode & 0o170_000 != 0o040_000 {
             self.open.readers.looked_up(caller.pid);
-            let reader = self.dirs.get(&dir).map_or(0, |directory| directory.last_reader);
+            let reader = self.store.dir(dir).map_or(0, |directory| directory.last_reader);
             if reader != caller.pid {
                 self.open.readers.looked_up(reader);
             }
@@ -62,16 +62,16 @@ impl Cache {
         dir: u64,
         name: &Name,
     ) -> Option<(Option<CachedEntry>, LiveGrant)> {
-        if self.suspended.has_name(dir, name) {
+        if self.store.suspended.has_name(dir, name) {
             return None;
         }
-        let cookie = self.key.cookie(name.as_bytes());
+        let cookie = self.store.cookie(name);
         if let Some((directory, held)) = self.live_directory(now, dir)
             && let Some(child) = directory.find(cookie, name)
         {
             return Some((child.cloned(), held));
         }
-        let directory = self.dirs.get_mut(&dir)?;
+        let directory = self.store.dir_mut(dir)?;
         let (id, held) = directory.dentry_leases.get(now, name)?;
         directory.note_use(now);
         Some((id.map(|id| CachedEntry::bare(id, None)), held))
@@ -104,7 +104,7 @@ impl Cache {
     /// Lists a directory of which some names are known absent, so that it answers the next lookups itself.
     fn list_after_absent_names(&mut self, now: Time, dir: u64) {
         let least = u64::from(self.config.names_before_listing);
-        let missing = self.dirs.get(&dir).map_or(0, |d| d.rows.absent());
+        let missing = self.store.dir(dir).map_or(0, |d| d.rows.absent());
         if missing + 1 >= least {
             // The listing is for later requests: if the directory cannot be reached, these find out themselves.
             let _ = self.list(now, dir);
@@ -112,12 +112,12 @@ impl Cache {
     }
 
     pub(crate) fn attributes(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
-        let Some(id) = self.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
+        let Some(id) = self.store.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         if let Some((attr, held)) = self.cached_attr(now, id) {
             self.note_getattr_reply(ino, attr);
             return Some(OpReply::Attr(id, attr, self.attr_timeout(now, ino, &attr, Some(held))));
         }
-        if let Some(attr) = self.inodes.get(&ino).and_then(|i| i.unlinked_attr) {
+        if let Some(attr) = self.store.inode(ino).and_then(|i| i.unlinked_attr) {
             return Some(OpReply::Attr(id, attr, Span::ZERO));
         }
         match self.fetch_attr(now, ino) {
@@ -149,7 +149,7 @@ impl Cache {
     /// Looks up `.` by inode number, as an NFS server that re-exports the mount does after a cache drop.
     pub(crate) fn lookup_self(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
         self.restore_forgotten(ino);
-        let Some(id) = self.id_of(ino) else { return self.lookup_number(now, op, caller, ino) };
+        let Some(id) = self.store.id_of(ino) else { return self.lookup_number(now, op, caller, ino) };
         if let Some((attr, held)) = self.cached_attr(now, id) {
             if self.is_removed_unused(ino, &attr) {
                 return Some(OpReply::Failed(Errno::STALE));
@@ -163,9 +163,9 @@ impl Cache {
     }
 
     pub(crate) fn lookup_parent(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
-        let parent = match self.last_parent_entry(ino) {
+        let parent = match self.store.last_parent_entry(ino) {
             Some((dir, _)) => *dir,
-            None if ino == self.root => ino,
+            None if ino == self.store.root() => ino,
             None => return Some(OpReply::Failed(Errno::STALE)),
         };
         self.lookup_self(now, op, caller, parent)
@@ -193,7 +193,7 @@ impl Cache {
         response: Response,
     ) -> bool {
         let mut waiters = flight.waiters.clone();
-        let looked = match (response.result, self.id_of(dir)) {
+        let looked = match (response.result, self.store.id_of(dir)) {
             (Ok(Reply::Entry(entry)), Some(dir_id)) => Ok((entry, dir_id)),
             (Ok(Reply::Entry(_)), None) => Err(Errno::STALE),
             (Ok(_), _) => Err(Errno::PROTO),

@@ -16,15 +16,15 @@ impl Cache {
             return;
         };
         let spared = self.being_read();
-        let idle = |ino: &u64| {
-            let directory = self.dirs.get(ino).filter(|d| d.listing.is_none() && !spared.contains(ino))?;
+        let idle = |ino: u64| {
+            let directory = self.store.dir(ino).filter(|d| d.listing.is_none() && !spared.contains(&ino))?;
             (directory.used_at.after(limit) <= now).then_some(directory.id)
         };
-        let idle: Vec<_> = self.eviction_order.iter().filter_map(idle).collect();
+        let idle: Vec<_> = self.store.in_eviction_order().filter_map(idle).collect();
         idle.into_iter().for_each(|id| self.evict(now, id));
-        self.eviction_order.retain(|ino| self.dirs.contains_key(ino));
+        self.store.tidy_eviction_order();
         let next = Span(limit.0 / LOOKS).max(Span::from_millis(100));
-        self.idle_due = (!self.eviction_order.is_empty()).then(|| now.after(next));
+        self.idle_due = (self.store.evictable() > 0).then(|| now.after(next));
     }
 
     /// Halves the memory in use, except for directories that are being read, and the number of inodes that the kernel

@@ -72,7 +72,7 @@ impl Cache {
         if !self.kernel.can_notify() {
             return;
         }
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         let Some(held) = inode.data.held.filter(|h| h.is_live(now) && h.recallable && !h.stale) else {
             return;
         };
@@ -112,7 +112,7 @@ impl Cache {
         ino: u64,
         range: (u64, u64),
     ) -> Result<Option<WriteBackPrecondition>, Errno> {
-        let Some(inode) = self.inodes.get(&ino) else { return Ok(None) };
+        let Some(inode) = self.store.inode(ino) else { return Ok(None) };
         let ungranted: Vec<WriteBackPrecondition> = self.ungranted.versions_in(inode.id, range).collect();
         let kept = match (&inode.old, &inode.base) {
             (Some(old), _) if old.overwritten => return Err(Errno::IO),
@@ -136,7 +136,7 @@ impl Cache {
     /// grant ends before its time, with its session. A file that is not open for writing has no stores.
     pub(crate) fn mark_pages_stale(&mut self, ino: u64, unbroken: bool) {
         let after = self.kernel.last_invalidation();
-        let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()) else { return };
+        let Some(more) = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()) else { return };
         let base = more.base.take();
         if more.writers == 0 {
             return;
@@ -168,7 +168,7 @@ impl Cache {
     pub(crate) fn on_pages_dropped(&mut self, id: InvalidationId, ino: u64, all: bool) {
         self.ungranted.dropped(id, ino, all);
         let left_out = if all { self.requests_with_locked_pages(ino) } else { BTreeSet::new() };
-        let Some(more) = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()) else { return };
+        let Some(more) = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()) else { return };
         if let Some(old) = &mut more.old {
             if all && old.full_drop_after.is_some_and(|after| after < id) {
                 (old.full_drop_after, old.left_out) = (None, left_out);
@@ -219,7 +219,7 @@ impl Cache {
 
     /// Records the invalidation that drops the pages of answered requests.
     pub(crate) fn note_drop_after_reply(&mut self, ops: &[OpId], ino: u64, id: InvalidationId) {
-        let Some(old) = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()?.old.as_mut()) else {
+        let Some(old) = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()?.old.as_mut()) else {
             return;
         };
         let were_left_out = ops.iter().filter(|op| old.left_out.remove(op)).count() > 0;
@@ -231,7 +231,7 @@ impl Cache {
 
     /// Drops all stale pages: with an active session, write-back no longer blocks.
     pub(crate) fn drop_stale_pages(&mut self) {
-        let is_old = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.old.is_some());
+        let is_old = |ino: &u64| self.store.inode(*ino).is_some_and(|inode| inode.old.is_some());
         let open: BTreeSet<u64> = self.open.files.values().map(|file| file.ino).filter(is_old).collect();
         if self.kernel.can_notify() {
             for ino in open {
@@ -268,7 +268,7 @@ impl Cache {
     /// Queues write-backs of a lost session for the next one, with a precondition computed then.
     pub(crate) fn requeue_writebacks(&mut self) {
         // The server forgot with the session which versions are local writes.
-        let old = self.inodes.values_mut().filter_map(|inode| inode.ext_if_any()?.old.as_mut());
+        let old = self.store.inodes_mut().filter_map(|inode| inode.ext_if_any()?.old.as_mut());
         old.for_each(|old| old.stamp = old.tip);
         let flushes = self.calls.iter().filter(|(_, flight)| flight.purpose.is_writeback());
         let calls: Vec<CallId> = flushes.map(|(call, _)| call).collect();
@@ -287,7 +287,7 @@ impl Cache {
 
     /// Records the data version after a write-back.
     pub(crate) fn on_writeback_reply(&mut self, ino: u64, response: &Response) {
-        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
+        let old = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
         if let (Some(old), Some(attr)) = (old, attr_after(response, ino))
             && old.tip.mtime.pair() <= attr.mtime.pair()
         {
@@ -297,7 +297,7 @@ impl Cache {
 
     /// Fails write-back: the remote refused it because another client has changed the file.
     pub(crate) fn fail_writeback(&mut self, ino: u64) {
-        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
+        let old = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
         if !old.is_some_and(|old| std::mem::replace(&mut old.overwritten, true)) {
             let path = self.shown_path(ino);
             tracing::error!(

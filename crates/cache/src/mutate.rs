@@ -2,11 +2,11 @@
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, OpenParams};
-use crate::dir_entries::CachedEntry;
 use crate::grants::LiveGrant;
 use crate::kernel::NotifyLevel;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply};
-use crate::records::ChangeToken;
+use crate::store::CachedEntry;
+use crate::store::ChangeToken;
 use nigh_types::{
     Attr, Call, DataVersion, Entry, Errno, Grant, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, OpId,
     Reply, Response, SetAttr, Time,
@@ -53,7 +53,7 @@ impl Cache {
                 return OpReply::Failed(*errno);
             }
         };
-        let Some(dir_id) = self.id_of(dir) else { return OpReply::Failed(Errno::STALE) };
+        let Some(dir_id) = self.store.id_of(dir) else { return OpReply::Failed(Errno::STALE) };
         self.apply_attrs_after(now, flight, response);
         // A further link: the entry of its only name so far must not go on answering for the inode.
         self.drop_attr(entry.id.ino);
@@ -90,7 +90,7 @@ impl Cache {
     /// Keeps an inode's earlier name when it gets another. Holders of a dentry that look no name up (`O_PATH`,
     /// overlayfs) reach the inode by it once the later name is gone; the remote pins regular files.
     fn note_earlier_name(&mut self, entry: &Entry, at: (u64, &Name)) {
-        let inode = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id);
+        let inode = self.store.inode_of_mut(entry.id);
         let Some(inode) = inode.filter(|_| entry.attr.nlink > 1 && entry.attr.kind() != Kind::File) else {
             return;
         };
@@ -102,19 +102,19 @@ impl Cache {
 
     /// Forgets an earlier name that leads to the inode no more.
     fn forget_earlier_name(&mut self, node: NodeId, at: (u64, &Name)) {
-        let inode = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node);
+        let inode = self.store.inode_of_mut(node);
         let Some(more) = inode.and_then(|inode| inode.ext_if_any()) else { return };
         more.earlier_name.take_if(|from| (from.0, &from.1) == at);
     }
 
     /// Resets a new inode's record. Without birth times an inode that is gone may have had the same id.
     fn reset_reused_id(&mut self, id: NodeId) {
-        if self.dirs.contains_key(&id.ino) {
+        if self.store.has_dir(id.ino) {
             self.drop_dir_names(id.ino);
         }
         self.keep_old_nodeid(id);
         self.keep_removed_nodeid(id);
-        if let Some(inode) = self.inodes.get_mut(&id.ino) {
+        if let Some(inode) = self.store.inode_mut(id.ino) {
             if inode.opens > 0 {
                 // Files opened under this number are not of the new inode, whatever its id says.
                 self.open.files.detach(id.ino);
@@ -222,7 +222,7 @@ impl Cache {
 
     fn unbind(&mut self, now: Time, flight: &InflightCall, (dir, name): (u64, &Name), response: &Response) {
         self.note_local_dentry(flight, (dir, name), None);
-        if let Some(dir_id) = self.id_of(dir) {
+        if let Some(dir_id) = self.store.id_of(dir) {
             self.apply_dentry(now, flight, dir_id, name, None, &response.grants);
         }
     }
@@ -233,10 +233,10 @@ impl Cache {
         self.invalidate_if_unforeseen(node, (dir, name));
         self.forget_earlier_name(node, (dir, name));
         self.drop_dir_names(node.ino);
-        if self.id_of(node.ino) == Some(node) {
+        if self.store.id_of(node.ino) == Some(node) {
             self.drop_uncovered(node.ino, None);
         }
-        let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else {
+        let Some(inode) = self.store.inode_of_mut(node) else {
             if let Some(handle) = kept {
                 self.release_handle(handle);
             }
@@ -266,10 +266,9 @@ impl Cache {
     /// Invalidates an inode's attributes if the kernel does not know that a local change took its name: it knows if it
     /// had a dentry of that name for the inode.
     fn invalidate_if_unforeseen(&mut self, node: NodeId, (dir, name): (u64, &Name)) {
-        let cookie = self.key.cookie(name.as_bytes());
-        let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+        let row = self.store.row(dir, name);
         let foreseen = row.and_then(|r| r.child).is_some_and(|c| c.id == node);
-        let known = self.inodes.get(&node.ino).is_some_and(|i| i.id == node && i.nlookup > 0);
+        let known = self.store.inode(node.ino).is_some_and(|i| i.id == node && i.nlookup > 0);
         if known && !foreseen && self.kernel.can_notify() {
             self.invalidate(vec![KernelInvalidation::Attr { ino: node.ino }], None);
         }
@@ -277,12 +276,12 @@ impl Cache {
 
     /// Returns the last known attributes of an inode, granted or not.
     fn last_attr(&self, node: NodeId) -> Option<Attr> {
-        let inode = self.inodes.get(&node.ino).filter(|i| i.id == node)?;
+        let inode = self.store.inode_of(node)?;
         if let Some((attr, _)) = inode.own {
             return Some(attr);
         }
         let (dir, name) = inode.parent_entry.as_ref()?;
-        let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        let row = self.store.row(*dir, name)?;
         row.child.filter(|c| c.id == node).map(CachedEntry::attr)
     }
 
@@ -318,10 +317,9 @@ impl Cache {
 
     /// Returns the file that a rename replaces, for the remote to pin: an open by its name meanwhile must not fail.
     fn file_at(&self, dir: u64, name: &Name) -> Option<NodeId> {
-        let cookie = self.key.cookie(name.as_bytes());
-        let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+        let row = self.store.row(dir, name);
         let child = row.and_then(|r| r.child).filter(|c| c.attr().kind() == Kind::File);
-        let open = || self.open_without_handle_at(dir, name).and_then(|ino| self.id_of(ino));
+        let open = || self.open_without_handle_at(dir, name).and_then(|ino| self.store.id_of(ino));
         child.map(|c| c.id).or_else(open)
     }
 
@@ -357,7 +355,7 @@ impl Cache {
             self.on_name_removed(replaced, new, kept);
         }
         self.apply_namespace_change(now, flight, old, other_child, &response.grants);
-        if let Some(id) = self.id_of(*from).filter(|_| *whiteout && left.is_none()) {
+        if let Some(id) = self.store.id_of(*from).filter(|_| *whiteout && left.is_none()) {
             self.discard_uncertain_dir(id);
         }
         self.apply_namespace_change(now, flight, new, moved_child, &response.grants);
@@ -389,7 +387,7 @@ impl Cache {
 
     /// Returns whether the kernel's dentry of a name, if there is one, leads to this inode.
     fn kernel_dentry_leads_to(&self, id: NodeId, (dir, name): (u64, &Name)) -> bool {
-        let inode = self.inodes.get(&id.ino).filter(|inode| inode.id == id && inode.nlookup > 0);
+        let inode = self.store.inode(id.ino).filter(|inode| inode.id == id && inode.nlookup > 0);
         inode.is_some_and(|inode| inode.is_at(dir, name))
     }
 
@@ -397,22 +395,22 @@ impl Cache {
     /// dentry's timeouts, which hold under the new name only if one directory lease covers both names, no update of the
     /// new name is in progress, and the old dentry led to the moved inode. Otherwise no recall covers them.
     fn invalidate_moved(&mut self, now: Time, (old, id): ((u64, &Name), NodeId), (dir, name): (u64, &Name)) {
-        let cookie = self.key.cookie(name.as_bytes());
+        let cookie = self.store.cookie(name);
         let row = self.live_directory(now, dir).and_then(|(d, _)| d.rows.find(cookie, name.as_bytes()));
         let is_there = row.and_then(|row| row.child).is_some_and(|child| child.id == id);
-        if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
+        if let Some(inode) = self.store.inode_of_mut(id) {
             // The timeout is unknown if a further name was looked up since.
             inode.entry_valid_until = Time::FAR;
         }
         let (carried, goes) = (self.kernel_dentry_leads_to(id, old), self.kernel.is_flushing_dentries());
-        if is_there && carried && !goes && old.0 == dir && !self.suspended.has_name(dir, name) {
+        if is_there && carried && !goes && old.0 == dir && !self.store.suspended.has_name(dir, name) {
             return;
         }
         let mut stale = Vec::new();
         if self.kernel.level() == NotifyLevel::All || goes {
             stale.push(KernelInvalidation::Entry { dir, name: name.clone() });
         }
-        if self.kernel.can_notify() && self.inodes.get(&id.ino).is_some_and(|i| i.nlookup > 0) {
+        if self.kernel.can_notify() && self.store.inode(id.ino).is_some_and(|i| i.nlookup > 0) {
             stale.push(KernelInvalidation::Attr { ino: id.ino });
         }
         if !stale.is_empty() {
@@ -428,15 +426,14 @@ impl Cache {
         (dir, name): (u64, &Name),
         response: &Response,
     ) -> Option<CachedEntry> {
-        let cookie = self.key.cookie(name.as_bytes());
-        let row = self.dirs.get(&dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+        let row = self.store.row(dir, name);
         let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr);
         if let Some(child) = row.and_then(|r| r.child).filter(|c| c.id == id) {
             // An entry that was not the parent entry was not updated for new xattrs. For a name under update the commit
             // says what it leads to, and nothing of the old inode's xattrs.
-            let is_home = self.inodes.get(&id.ino).is_none_or(|inode| inode.is_at(dir, name));
+            let is_home = self.store.inode(id.ino).is_none_or(|inode| inode.is_at(dir, name));
             let is_held =
-                self.suspended.has_name(dir, name) || flight.race_log.is_remotely_changed(dir, name);
+                self.store.suspended.has_name(dir, name) || flight.race_log.is_remotely_changed(dir, name);
             let answered = child.is_covered() && is_home && !is_held;
             return Some(CachedEntry {
                 packed: attr.map_or(child.packed, Into::into),
@@ -465,29 +462,30 @@ impl Cache {
         self.note_local_dentry(flight, (dir, name), leads_to);
         let pushed = flight.race_log.is_remotely_changed(dir, name);
         let crossed = pushed || self.is_change_ambiguous(flight, dir, name, leads_to);
-        if let Some(id) = self.id_of(dir).filter(|id| crossed || flight.recalled(*id, LeaseScope::Directory))
+        if let Some(id) =
+            self.store.id_of(dir).filter(|id| crossed || flight.recalled(*id, LeaseScope::Directory))
         {
             return self.discard_uncertain_dir(id);
         }
-        if let Some(id) = self.id_of(dir) {
+        if let Some(id) = self.store.id_of(dir) {
             self.apply_leased_dentry(now, flight, id, (name, leads_to), grants);
             if flight.may_predate_lease(id, grants) {
                 return self.discard_if_contradicted(id, name, leads_to);
             }
         }
-        let cookie = self.key.cookie(name.as_bytes());
+        let cookie = self.store.cookie(name);
         let Some((directory, _)) = self.live_directory(now, dir) else { return };
         if child.is_none() && directory.complete {
             directory.rows.remove(cookie, name.as_bytes());
         } else {
             directory.rows.insert(cookie, name.as_bytes(), child);
         }
-        self.recount(dir);
+        self.store.recount(dir);
     }
 
     /// Makes a listed name the parent entry of an inode with one name.
     pub(crate) fn note_listed_at(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
-        let inode = self.inodes.get_mut(&id.ino).filter(|i| i.id == id);
+        let inode = self.store.inode_of_mut(id);
         if let Some(inode) = inode.filter(|i| !i.is_at(dir, name)) {
             inode.attr_valid_until = Time(0);
             if inode.nlookup > 0 {
@@ -499,7 +497,7 @@ impl Cache {
     }
 
     fn move_parent_entry(&mut self, id: NodeId, (dir, name): (u64, &Name)) {
-        let Some(inode) = self.inodes.get(&id.ino).filter(|i| i.id == id) else { return };
+        let Some(inode) = self.store.inode_of(id) else { return };
         if !inode.is_at(dir, name) {
             self.set_parent_entry(id, (dir, name));
         }

@@ -100,7 +100,8 @@ impl Cache {
             Ok(Reply::Dirents(names)) => Some(names),
             _ => None,
         };
-        let goes_on = self.open.names.take((fh, call), names, self.key, response.last) && !response.last;
+        let goes_on =
+            self.open.names.take((fh, call), names, self.store.key(), response.last) && !response.last;
         let waiters = std::mem::take(&mut flight.waiters);
         if goes_on {
             self.calls.insert(call, flight);
@@ -116,7 +117,7 @@ impl Cache {
         for op in waiters {
             let Some(want) = self.calls.waiter(op).map(|waiting| waiting.want.clone()) else { continue };
             let ReplyKind::Page { fh, offset, size, plus } = want else { continue };
-            let known = self.live_directory(now, dir).is_some() && !self.suspended.has_names(dir);
+            let known = self.live_directory(now, dir).is_some() && !self.store.suspended.has_names(dir);
             let facts = if known { self.page(now, dir, fh, offset, size, plus) } else { None };
             let told = facts.map_or_else(|| self.names_only_page(dir, &want), NamesOnlyPage::Page);
             match told {

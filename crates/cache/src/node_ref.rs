@@ -3,19 +3,13 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::op::{KernelInvalidation, Op};
-use crate::records::Inode;
+use crate::store::Inode;
 use nigh_types::{Call, Errno, Name, NodeId, NodeRef, OpId};
 
 /// Inode number of no inode.
 const NO_INODE: u64 = 0;
 
 impl Cache {
-    /// Returns the id of an inode number.
-    pub(crate) fn id_of(&self, ino: u64) -> Option<NodeId> {
-        let id = self.inodes.get(&ino).map(|i| i.id).or_else(|| self.dirs.get(&ino).map(|d| d.id));
-        id.filter(|id| id.generation != 0)
-    }
-
     /// Returns a request with the inode numbers that its node ids stand for. A request through an open file means the
     /// opened inode, whichever inode has the number now.
     ///
@@ -72,8 +66,9 @@ impl Cache {
 
     /// Keeps a node id for the inode that the kernel knows by it, when another inode has taken the inode number.
     pub(crate) fn keep_old_nodeid(&mut self, id: NodeId) {
-        let old = self.inodes.get_mut(&id.ino).filter(|old| old.id != id && old.nlookup > 0);
-        let Some(old) = old.filter(|_| id.ino != self.root) else { return };
+        let is_root = id.ino == self.store.root();
+        let old = self.store.inode_mut(id.ino).filter(|old| old.id != id && old.nlookup > 0);
+        let Some(old) = old.filter(|_| !is_root) else { return };
         let gone = old.ext_if_any().and_then(|more| more.unlinked_attr.take());
         let (old, lookups) = (old.id, std::mem::take(&mut old.nlookup));
         self.drop_reused_inode(old.ino);
@@ -81,7 +76,7 @@ impl Cache {
         // Requests that have yet to begin mean the old inode too.
         let means_it = |op: &Op| op.nodes_by_number().into_iter().flatten().any(|ino| ino == id.ino);
         let parked = self.calls.queued().filter(|(_, op)| means_it(op)).map(|(op, _)| op);
-        let waiting: Vec<OpId> = parked.chain(self.suspended.waiting_for(id.ino)).collect();
+        let waiting: Vec<OpId> = parked.chain(self.store.suspended.waiting_for(id.ino)).collect();
         waiting.into_iter().for_each(|op| self.abort(op, Errno::STALE));
     }
 
@@ -89,7 +84,7 @@ impl Cache {
     /// without birth times. The kernel keeps that directory dead (`S_DEAD` in `vfs_rmdir`), and would do so with the
     /// new inode.
     pub(crate) fn keep_removed_nodeid(&mut self, id: NodeId) {
-        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
+        let Some(inode) = self.store.inode_of_mut(id) else { return };
         let Some(gone) = inode.ext_if_any().and_then(|more| more.unlinked_attr.take()) else { return };
         match std::mem::take(&mut inode.nlookup) {
             0 => {}
@@ -114,7 +109,7 @@ impl Cache {
 
     /// Invalidates the old directory's names in the kernel.
     pub(crate) fn drop_reused_directory(&mut self, old: NodeId) {
-        if self.inodes.get(&old.ino).is_some_and(|inode| inode.id == old && inode.nlookup > 0) {
+        if self.store.inode(old.ino).is_some_and(|inode| inode.id == old && inode.nlookup > 0) {
             let stale = self.invalidations_under_lease(old);
             if !stale.is_empty() {
                 self.invalidate(stale, None);
@@ -125,7 +120,7 @@ impl Cache {
     /// Returns whether the kernel knows another inode by this number: one of the two is gone.
     pub(crate) fn kernel_knows_old_inode(&self, id: NodeId) -> bool {
         let known = |inode: &Inode| inode.id != id && (inode.nlookup > 0 || inode.opens > 0);
-        self.inodes.get(&id.ino).is_some_and(|inode| known(inode))
+        self.store.inode(id.ino).is_some_and(known)
     }
 
     /// Returns whether the call's inode has lost its number since: the reply is about no inode that is known now.
@@ -138,7 +133,8 @@ impl Cache {
             _ => return false,
         };
         let asked = flight.resend.as_ref().and_then(|call| nodes_to_resolve(call)[0]);
-        !flight.is_mutation() && asked.is_some_and(|asked| self.id_of(ino).is_some_and(|id| id != asked))
+        !flight.is_mutation()
+            && asked.is_some_and(|asked| self.store.id_of(ino).is_some_and(|id| id != asked))
     }
 
     /// Returns whether all node ids equal the inode numbers.
@@ -154,7 +150,7 @@ impl Cache {
             // The record of the inode that has its number now may have been kept for it alone.
             Err(former) => return self.drop_if_idle(former.id.ino),
         };
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         inode.nlookup = inode.nlookup.saturating_sub(count);
         if inode.nlookup == 0 {
             self.numbers.release(ino);
@@ -162,24 +158,12 @@ impl Cache {
         self.drop_if_idle(ino);
     }
 
-    /// Returns whether the inode is known to be a directory.
-    pub(crate) fn is_directory(&self, ino: u64) -> bool {
-        self.dirs.get(&ino).is_some_and(|directory| directory.is_directory)
-    }
-
-    /// Invalidates all ids: each inode number stands for another inode from now on.
-    pub(crate) fn invalidate_all_ids(&mut self) {
-        self.inodes.values_mut().for_each(|inode| inode.reset(NodeId { generation: 0, ..inode.id }));
-        self.dirs.values_mut().for_each(|directory| directory.id.generation = 0);
-        self.forgotten.clear();
-    }
-
     /// Returns the reference to an inode, with its hint; `None` if the kernel uses a number that no reply gave it, or
     /// that another server gave.
     pub(crate) fn node_ref(&self, ino: u64) -> Option<NodeRef> {
-        let node = self.id_of(ino)?;
-        let id_of = |dir: u64| self.id_of(dir).or_else(|| self.forgotten.id(dir));
-        let inode = self.inodes.get(&ino);
+        let node = self.store.id_of(ino)?;
+        let id_of = |dir: u64| self.store.id_of(dir).or_else(|| self.store.forgotten.id(dir));
+        let inode = self.store.inode(ino);
         let home = inode.and_then(|i| i.parent_entry.as_ref().or(i.earlier_name.as_deref()));
         let hint = home.and_then(|(dir, name)| Some((id_of(*dir)?, name.clone())));
         Some(NodeRef { node, path_hint: hint })
@@ -188,13 +172,13 @@ impl Cache {
     /// Returns the directory and name under which the kernel last looked an inode up, if it still knows the inode.
     #[must_use]
     pub fn parent_entry_of(&self, ino: u64) -> Option<(u64, Name)> {
-        self.inodes.get(&ino).filter(|i| i.nlookup > 0).and_then(|i| i.parent_entry.clone())
+        self.store.inode(ino).filter(|i| i.nlookup > 0).and_then(|i| i.parent_entry.clone())
     }
 
     /// Returns the known path from the root to `name` in a directory.
     #[must_use]
     pub fn path_of(&self, dir: u64, name: &Name) -> Option<Vec<Name>> {
-        let mut names = self.path_to(self.id_of(dir)?)?;
+        let mut names = self.path_to(self.store.id_of(dir)?)?;
         names.push(name.clone());
         Some(names)
     }
@@ -202,17 +186,17 @@ impl Cache {
     /// Returns the known path from the root to a directory.
     #[must_use]
     pub fn path_of_directory(&self, dir: u64) -> Option<Vec<Name>> {
-        self.path_to(self.id_of(dir)?)
+        self.path_to(self.store.id_of(dir)?)
     }
 
     /// Returns the known path from the root to an inode.
     pub(crate) fn path_to(&self, node: NodeId) -> Option<Vec<Name>> {
-        self.path_by(node, |cache, at| cache.last_parent_entry(at).cloned())
+        self.path_by(node, |cache, at| cache.store.last_parent_entry(at).cloned())
     }
 
     /// Returns an inode's parent entry after the renames in flight.
     pub(crate) fn parent_after_renames(&self, ino: u64) -> Option<(u64, Name)> {
-        let home = self.inodes.get(&ino)?.parent_entry.clone()?;
+        let home = self.store.inode(ino)?.parent_entry.clone()?;
         let moved = self.calls.name_after_renames((home.0, &home.1));
         moved.or(Some(home))
     }
@@ -225,7 +209,7 @@ impl Cache {
         let mut names = Vec::new();
         let mut at = node.ino;
         for _ in 0..=Call::MOST_NAMES {
-            if at == self.root {
+            if at == self.store.root() {
                 names.reverse();
                 return Some(names);
             }

@@ -18,10 +18,10 @@ use std::collections::BTreeSet;
 impl Cache {
     /// Pins a file at the remote, if it is open without a handle.
     pub(crate) fn pin_open(&mut self, ino: u64) {
-        let unpinned = |i: &crate::records::Inode| i.unpinned_opens > 0 && i.pin_handle.is_none();
+        let unpinned = |i: &crate::store::Inode| i.unpinned_opens > 0 && i.pin_handle.is_none();
         if !self.open.files.has_any_without_handle()
             || !self.session.is_attached()
-            || !self.inodes.get(&ino).is_some_and(|i| unpinned(i))
+            || !self.store.inode(ino).is_some_and(unpinned)
         {
             return;
         }
@@ -43,7 +43,7 @@ impl Cache {
     fn assign_pin(&mut self, ino: u64) -> Handle {
         self.calls.new_id();
         let handle = self.new_pin_handle();
-        if let Some(inode) = self.inodes.get_mut(&ino) {
+        if let Some(inode) = self.store.inode_mut(ino) {
             inode.ext_mut().pin_handle = Some(handle);
         }
         handle
@@ -57,10 +57,10 @@ impl Cache {
 
     /// Assigns pin handles to all open files without a handle; the caller sends the calls.
     pub(crate) fn assign_pins(&mut self) {
-        let known = |file: &&OpenFile| self.id_of(file.ino).is_some_and(|id| file.lacks_handle_for(id));
+        let known = |file: &&OpenFile| self.store.id_of(file.ino).is_some_and(|id| file.lacks_handle_for(id));
         let open: BTreeSet<u64> = self.open.files.values().filter(known).map(|file| file.ino).collect();
         for ino in open {
-            if self.inodes.get(&ino).is_some_and(|inode| inode.pin_handle.is_none()) {
+            if self.store.inode(ino).is_some_and(|inode| inode.pin_handle.is_none()) {
                 self.assign_pin(ino);
             }
         }
@@ -79,7 +79,7 @@ impl Cache {
             return None;
         }
         let stands_there = |file: &&OpenFile| {
-            self.inodes.get(&file.ino).is_some_and(|i| file.lacks_handle_for(i.id) && i.is_at(dir, name))
+            self.store.inode(file.ino).is_some_and(|i| file.lacks_handle_for(i.id) && i.is_at(dir, name))
         };
         self.open.files.values().find(stands_there).map(|file| file.ino)
     }
@@ -90,8 +90,8 @@ impl Cache {
             return;
         }
         let lies_there = |ino: &u64| {
-            self.inodes
-                .get(ino)
+            self.store
+                .inode(*ino)
                 .is_some_and(|i| i.parent_entry.as_ref().is_some_and(|(home, _)| *home == dir))
         };
         let unpinned = self.open.files.values().filter(|file| file.handle.is_none()).map(|file| file.ino);
@@ -109,7 +109,7 @@ impl Cache {
             CallKind::Rename { from, name, to, new_name, exchange, .. } => {
                 let moved = |dir: u64, name: &Name| {
                     let child = self.child_at(dir, name);
-                    child.filter(|ino| self.inodes.get(ino).is_some_and(|inode| inode.nlookup > 0))
+                    child.filter(|ino| self.store.inode(*ino).is_some_and(|inode| inode.nlookup > 0))
                 };
                 let other = if *exchange { moved(*to, new_name) } else { None };
                 [moved(*from, name), other.or_else(|| self.open_at(*to, new_name))]
@@ -126,14 +126,14 @@ impl Cache {
 
     /// Returns the file at a name, as far as is known, granted or not.
     fn child_at(&self, dir: u64, name: &Name) -> Option<u64> {
-        let row = self.dirs.get(&dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        let row = self.store.row(dir, name)?;
         row.child.filter(|child| !child.attr().is_dir()).map(|child| child.id.ino)
     }
 
     /// Returns the file at a name, if it is open.
     fn open_at(&self, dir: u64, name: &Name) -> Option<u64> {
-        let is_open = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.opens > 0);
-        let is_home = |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.is_at(dir, name));
+        let is_open = |ino: &u64| self.store.inode(*ino).is_some_and(|inode| inode.opens > 0);
+        let is_home = |ino: &u64| self.store.inode(*ino).is_some_and(|inode| inode.is_at(dir, name));
         let child = self.child_at(dir, name).filter(is_open);
         child.or_else(|| self.open.files.values().map(|file| file.ino).find(is_home))
     }
@@ -198,7 +198,7 @@ mod tests {
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
         cache.open.files.take_handles();
-        cache.inodes.get_mut(&7).unwrap().ext_mut().unpinned_opens = 1;
+        cache.store.inode_mut(7).unwrap().ext_mut().unpinned_opens = 1;
         let rename = |cache: &mut Cache| {
             let (new_name, from) = (name(b"f"), name(b"g"));
             let (id, call) = ask(
@@ -236,7 +236,7 @@ mod tests {
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
         cache.open.files.take_handles();
-        cache.inodes.get_mut(&7).unwrap().ext_mut().unpinned_opens = 1;
+        cache.store.inode_mut(7).unwrap().ext_mut().unpinned_opens = 1;
         cache.pin_open(7);
         let Some((_, Call::PinOpen { handle, .. })) = calls(&mut cache).pop() else { panic!("it is kept") };
         (cache, node, attr, handle)

@@ -59,7 +59,7 @@ impl Cache {
         self.calls.iter().filter_map(|(call, flight)| match flight.purpose {
             CallKind::List { dir } if !flight.abandoned => {
                 let kept =
-                    || self.dirs.get(&dir).filter(|d| d.listing == Some(call)).map_or(0, |d| d.rows.bytes());
+                    || self.store.dir(dir).filter(|d| d.listing == Some(call)).map_or(0, |d| d.rows.bytes());
                 Some((flight.detached_entries.as_ref().map_or_else(kept, |rows| rows.bytes()), call, dir))
             }
             _ => None,
@@ -84,7 +84,7 @@ impl Cache {
         flight.grants = Vec::new();
         let waiters = std::mem::take(&mut flight.waiters);
         self.oversized.insert(now, dir);
-        let current = self.dirs.get(&dir).filter(|d| d.listing == Some(call)).map(|d| d.id);
+        let current = self.store.dir(dir).filter(|d| d.listing == Some(call)).map(|d| d.id);
         self.end_listing(call, dir);
         if let Some(id) = current {
             self.evict(now, id);

@@ -43,14 +43,14 @@ impl Cache {
         if self.oversized.contains(self.clock, dir) {
             return false;
         }
-        let listing = self.dirs.get(&dir).and_then(|d| d.listing);
+        let listing = self.store.dir(dir).and_then(|d| d.listing);
         listing.is_none() && self.prefetch.expected_by(dir).is_none()
     }
 
     /// Returns the listing of a directory that a job will bring.
     pub(crate) fn join_expected(&mut self, now: Time, dir: u64) -> Option<CallId> {
         let job = self.prefetch.expected_by(dir)?;
-        let node = self.id_of(dir)?;
+        let node = self.store.id_of(dir)?;
         let call = self.begin_prefetched_listing(job, node)?;
         if self.prefetch.widen_if_out_of_credit(job, self.largest_window()) {
             self.request_directory(now, job, dir);
@@ -168,7 +168,7 @@ impl Cache {
         let PrefetchedDir { dir: node, listed, last } = step;
         let dir = node.ino;
         self.prefetch.no_longer_expect(dir);
-        let Some(listed) = listed.filter(|_| self.id_of(dir) == Some(node)) else {
+        let Some(listed) = listed.filter(|_| self.store.id_of(dir) == Some(node)) else {
             let names =
                 own.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
             self.return_unused_grants(&names.copied().collect::<Vec<_>>());
@@ -189,8 +189,8 @@ impl Cache {
         }
         self.after_listing_chunk(now, dir);
         for dir in below {
-            let known = self.dirs.get(&dir).is_some_and(|d| d.complete);
-            if !known && self.inodes.contains_key(&dir) && self.prefetch.is_running(walk_call) {
+            let known = self.store.dir(dir).is_some_and(|d| d.complete);
+            if !known && self.store.has_inode(dir) && self.prefetch.is_running(walk_call) {
                 self.prefetch.expect(dir, walk_call);
             }
         }
@@ -221,18 +221,18 @@ impl Cache {
         (waited, last): (bool, bool),
     ) {
         let cost = count + u64::from(last);
-        let is_read = waited || self.inodes.get(&dir).is_some_and(|inode| inode.opens > 0);
+        let is_read = waited || self.store.inode(dir).is_some_and(|inode| inode.opens > 0);
         if !self.prefetch.count_arrived(walk_call, dir, cost, last) {
             return;
         }
         self.counters.ahead_fetched += cost;
-        let Some(directory) = self.dirs.get_mut(&dir) else { return self.count_wasted(walk_call, cost) };
+        let Some(directory) = self.store.dir_mut(dir) else { return self.count_wasted(walk_call, cost) };
         let before = directory.prefetched_by.take().map_or(0, |(_, cost)| cost);
         directory.prefetched_by = Some((walk_call, before + cost));
         directory.used &= is_read;
         if last {
             self.prefetch.push_arrived(dir);
-            self.prefetch.tidy_arrived(self.dirs.len(), |dir| self.dirs.contains_key(&dir));
+            self.prefetch.tidy_arrived(self.store.dir_count(), |dir| self.store.has_dir(dir));
         }
         if is_read && last {
             self.use_prefetched(now, dir);
@@ -285,10 +285,10 @@ impl Cache {
     /// with it.
     fn return_unused_grants(&mut self, grants: &[Grant]) {
         let is_held = |grant: &&Grant| {
-            let (id, inode) = (grant.node, self.inodes.get(&grant.node.ino));
+            let (id, inode) = (grant.node, self.store.inode(grant.node.ino));
             match grant.covers {
                 LeaseScope::Directory => {
-                    self.dirs.get(&id.ino).is_some_and(|d| d.id == id && d.held.is_some())
+                    self.store.dir(id.ino).is_some_and(|d| d.id == id && d.held.is_some())
                 }
                 LeaseScope::Attributes => inode.is_some_and(|inode| inode.id == id && inode.own.is_some()),
                 _ => true,

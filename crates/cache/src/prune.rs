@@ -43,7 +43,7 @@ impl Cache {
 
     /// Returns whether a listing may give the kernel one more inode.
     pub(crate) fn may_reveal(&self) -> bool {
-        (self.inodes.len() as u64) < self.most_inodes()
+        (self.store.inode_count() as u64) < self.most_inodes()
     }
 
     /// Adds an inode that the kernel did not know.
@@ -51,18 +51,18 @@ impl Cache {
         if !self.config.prunes {
             return;
         }
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         self.told.count = self.told.count.wrapping_add(1);
         inode.queue_seq = self.told.count;
         self.told.order.push_back((inode.queue_seq, ino));
         self.told.added_since_prune += 1;
         // If more than a fifth are outdated, two of them are checked for each new one.
-        if self.told.order.len() > self.inodes.len() / 4 * 5 + BATCH {
+        if self.told.order.len() > self.store.inode_count() / 4 * 5 + BATCH {
             for _ in 0..2 {
                 self.next_known().into_iter().for_each(|one| self.told.order.push_back(one));
             }
         }
-        let (known, most) = (self.inodes.len() as u64, self.most_inodes());
+        let (known, most) = (self.store.inode_count() as u64, self.most_inodes());
         // Inodes that the kernel keeps in spite of a prune are not asked for again at once.
         if self.told.to_prune == 0 && known > most / 8 * ASKED_FROM && self.told.added_since_prune > most / 16
         {
@@ -74,14 +74,14 @@ impl Cache {
     /// Takes the oldest inode, if the kernel still knows it.
     fn next_known(&mut self) -> Option<(u32, u64)> {
         let (count, ino) = self.told.order.pop_front()?;
-        self.inodes.get(&ino).filter(|inode| inode.nlookup > 0 && inode.queue_seq == count)?;
+        self.store.inode(ino).filter(|inode| inode.nlookup > 0 && inode.queue_seq == count)?;
         Some((count, ino))
     }
 
     /// Prunes half of the inodes that the kernel knows: memory is short.
     pub(crate) fn prune_half(&mut self) {
-        if self.config.prunes && self.told.to_prune == 0 && !self.inodes.is_empty() {
-            self.told.to_prune = self.inodes.len() as u64 / 2;
+        if self.config.prunes && self.told.to_prune == 0 && !self.store.inode_count() == 0 {
+            self.told.to_prune = self.store.inode_count() as u64 / 2;
             self.out.push_back(Output::Prune);
         }
     }
@@ -95,8 +95,8 @@ impl Cache {
             turns -= 1;
             let Some((count, ino)) = self.next_known() else { continue };
             self.told.order.push_back((count, ino));
-            let is_open = self.inodes.get(&ino).is_some_and(|inode| inode.opens > 0);
-            if !is_open && ino != self.root {
+            let is_open = self.store.inode(ino).is_some_and(|inode| inode.opens > 0);
+            if !is_open && ino != self.store.root() {
                 self.told.to_prune -= 1;
                 chosen.push(self.nodeid_of(ino));
             }

@@ -3,12 +3,12 @@
 use crate::cache::Cache;
 use crate::calls::ReplyKind;
 use crate::cookies32::{self, Position, ShortCookie};
-use crate::dir_entries::{DirEntries, DirEntryRef};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened, Page, PageEntry};
 use crate::open::FilesWithAttrs;
 use crate::open::OpenDir;
-use crate::records::Directory;
+use crate::store::Directory;
+use crate::store::{DirEntries, DirEntryRef};
 use nigh_types::{Attr, Cookie, Errno, Name, NodeId, OpId, Time};
 
 const DIRECTORY: u32 = 0o040_000;
@@ -45,7 +45,7 @@ impl PageSpace {
 
 impl Cache {
     pub(crate) fn open_dir(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
-        if self.id_of(ino).is_none() {
+        if self.store.id_of(ino).is_none() {
             return Some(OpReply::Failed(Errno::STALE));
         }
         if self.is_removed_dir(ino) {
@@ -66,7 +66,7 @@ impl Cache {
 
     /// Returns whether a local change removed a directory that a process is still in.
     fn is_removed_dir(&self, ino: u64) -> bool {
-        self.inodes.get(&ino).is_some_and(|i| i.unlinked_attr.is_some())
+        self.store.inode(ino).is_some_and(|i| i.unlinked_attr.is_some())
     }
 
     pub(crate) fn opened_dir(&mut self, now: Time, ino: u64, reader: u32) -> Opened {
@@ -108,7 +108,7 @@ impl Cache {
             is_probed: false,
         };
         self.open.dirs.insert(opened.fh, open);
-        if let Some(id) = self.id_of(ino) {
+        if let Some(id) = self.store.id_of(ino) {
             self.inode(id).ext_mut().opens += 1;
         }
         opened
@@ -117,7 +117,7 @@ impl Cache {
     pub(crate) fn release_dir(&mut self, now: Time, fh: Fh) -> Option<OpReply> {
         self.close_name_stream(now, fh);
         if let Some(open) = self.open.dirs.remove(fh)
-            && let Some(inode) = self.inodes.get_mut(&open.ino)
+            && let Some(inode) = self.store.inode_mut(open.ino)
         {
             inode.ext_mut().opens -= 1;
             self.drop_if_idle(open.ino);
@@ -152,7 +152,7 @@ impl Cache {
             return Some(OpReply::Page(Page::default()));
         }
         let known = self.live_directory(now, ino).is_some();
-        if known && self.suspended.has_names(ino) {
+        if known && self.store.suspended.has_names(ino) {
             return self.wait_for_commit(now, op, caller, ino, Op::ReadDir { ino, fh, offset, size, plus });
         }
         if known && let Some(mut page) = self.page(now, ino, fh, offset, size, plus) {
@@ -183,7 +183,7 @@ impl Cache {
                 let before = directory.chunk_version.replace(directory.version);
                 before.is_none_or(|before| before == directory.version)
             };
-            let is_same = facts && self.dirs.get_mut(&ino).is_some_and(same);
+            let is_same = facts && self.store.dir_mut(ino).is_some_and(same);
             page.drops = (!is_same).then_some(ino);
             self.kernel_keeps_listing(now, ino, facts);
         }
@@ -215,7 +215,7 @@ impl Cache {
         let (from, files) = (self.position(fh, offset), self.files_for(fh));
         let (chosen, full, told) = {
             let held = self.live_directory(now, ino)?.1;
-            let directory = self.dirs.get(&ino)?;
+            let directory = self.store.dir(ino)?;
             let until = if directory.complete { None } else { Some(directory.progress?) };
             let shortens = self.config.short_cookies;
             let known = |row: &DirEntryRef| {
@@ -251,7 +251,7 @@ impl Cache {
             self.open.readers.probed(open.reader);
         }
         let (ino, reader, keeps) = (open.ino, open.reader, open.kernel_keeps);
-        if let Some(directory) = self.dirs.get_mut(&ino) {
+        if let Some(directory) = self.store.dir_mut(ino) {
             directory.last_reader = reader;
             directory.cached_without_attrs |= is_bare && keeps;
         }
@@ -374,7 +374,7 @@ impl Cache {
     ) -> Page {
         let mut page = Page::default();
         let mut room = self.room(Cookie(2), size, plus);
-        let parent = self.inodes.get(&ino).and_then(|i| i.parent_entry.as_ref()).map_or(ino, |(dir, _)| *dir);
+        let parent = self.store.inode(ino).and_then(|i| i.parent_entry.as_ref()).map_or(ino, |(dir, _)| *dir);
         for (at, name, target) in [(0, b".".as_slice(), ino), (1, b"..".as_slice(), parent)] {
             if offset.0 <= at && room.take(name.len()) {
                 let next = Cookie(at + 1);
@@ -383,7 +383,7 @@ impl Cache {
                 page.names.extend_from_slice(name);
             }
         }
-        let held = self.dirs.get(&ino).and_then(|d| d.held);
+        let held = self.store.dir(ino).and_then(|d| d.held);
         for Chosen { name, ino: child, mode, next, node, .. } in chosen {
             let node = node.map(|(id, attr, under)| {
                 self.entry_reply(now, Some((ino, &name)), id, attr, held, Some(under))

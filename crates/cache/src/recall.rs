@@ -8,7 +8,7 @@ use crate::grants::LiveGrant;
 use crate::kernel::{MAX_SINGLE_DENTRIES, NotifyLevel, OnInvalidated};
 use crate::op::{InvalidationId, KernelInvalidation, Output, Urgency};
 use crate::open::OpenFile;
-use crate::records::{CachedData, CachedPages, ChangeToken, Inode};
+use crate::store::{CachedData, CachedPages, ChangeToken, Inode};
 use nigh_types::{
     Attr, Bug, Call, DataVersion, Errno, Grant, LeaseScope, Name, NodeId, Recall, Reply, Response, Span,
     Time, planted,
@@ -72,7 +72,7 @@ impl Cache {
             self.complete(then);
         }
         for (ino, all) in dropped {
-            self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_drop_done(id));
+            self.store.inode_mut(ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_drop_done(id));
             self.on_pages_dropped(id, ino, all);
         }
         self.finish_reclaim(now);
@@ -93,21 +93,17 @@ impl Cache {
 
     /// Returns it without pages of files.
     fn invalidations_under_lease_without_pages(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
-        let Some(directory) = self.dirs.get_mut(&node.ino).filter(|d| d.id == node && d.held.is_some())
-        else {
-            return Vec::new();
-        };
+        let Some((directory, inodes)) = self.store.dir_and_inodes(node) else { return Vec::new() };
+        let Some(held) = directory.held else { return Vec::new() };
         let ino = node.ino;
         let mut stale = vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }];
         directory.kernel_version = None;
         let missing = std::mem::take(&mut directory.has_negative_dentries);
-        let drops = directory.held.is_some_and(|held| self.kernel.level().gives_dentries(&held));
+        let drops = self.kernel.level().gives_dentries(&held);
         let mut names: Vec<(u64, Name)> = Vec::new();
         for row in directory.rows.iter() {
             let Some(child) = row.child else { continue };
-            let Some(inode) = self.inodes.get_mut(&child.id.ino).filter(|i| i.id == child.id) else {
-                continue;
-            };
+            let Some(inode) = inodes.of_mut(child.id) else { continue };
             if child.attr().covered_by_parent() {
                 inode.drop_xattrs();
             }
@@ -146,13 +142,12 @@ impl Cache {
         }
         self.kernel.give_up_epochs();
         let mut names = self.kernel.take_all_negative_dentries();
-        let Cache { dirs, inodes, .. } = self;
-        let known = |ino: u64| inodes.get(&ino).is_some_and(|inode| inode.nlookup > 0);
-        dirs.iter_mut().for_each(|(dir, directory)| {
-            directory.has_negative_dentries = false;
+        let known = |ino: u64| self.store.inode(ino).is_some_and(|inode| inode.nlookup > 0);
+        for (dir, directory) in self.store.dirs() {
             let rows = directory.rows.iter().filter(|row| row.child.is_some_and(|c| known(c.id.ino)));
-            names.extend(rows.map(|row| (*dir, row.to_name())));
-        });
+            names.extend(rows.map(|row| (dir, row.to_name())));
+        }
+        self.store.dirs_mut().for_each(|directory| directory.has_negative_dentries = false);
         let id = self.kernel.begin_dentry_flush();
         Some((id, names.into_iter().collect()))
     }
@@ -171,7 +166,7 @@ impl Cache {
     /// Returns open files whose pages depend on this grant.
     pub(crate) fn open_files_under(&self, on: (NodeId, LeaseScope)) -> Vec<NodeId> {
         let under = |file: &OpenFile| {
-            let inode = self.inodes.get(&file.ino)?;
+            let inode = self.store.inode(file.ino)?;
             inode.data.held.is_some_and(|held| held.on == on).then_some(inode.id)
         };
         let found: BTreeSet<NodeId> = self.open.files.values().filter_map(under).collect();
@@ -181,7 +176,7 @@ impl Cache {
     /// Drops facts of an inode that depended on the directory lease: the inode is covered no more, or by another lease.
     /// `still`: the directory whose lease goes on covering it.
     pub(crate) fn drop_uncovered(&mut self, ino: u64, still: Option<u64>) {
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         inode.drop_xattrs();
         let id = inode.id;
         let names =
@@ -197,7 +192,7 @@ impl Cache {
 
     fn recall_inode(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         let mut stale = self.invalidations_of_pages((node, LeaseScope::Attributes));
-        let Some(inode) = self.inodes.get_mut(&node.ino).filter(|i| i.id == node) else { return Vec::new() };
+        let Some(inode) = self.store.inode_of_mut(node) else { return Vec::new() };
         inode.drop_own_attr();
         inode.drop_xattrs();
         let known = inode.nlookup > 0;
@@ -212,7 +207,7 @@ impl Cache {
     /// it: their pages may be older than the next grant.
     pub(crate) fn recall_data(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         let ino = node.ino;
-        let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == node) else { return Vec::new() };
+        let Some(inode) = self.store.inode_mut(ino).filter(|i| i.id == node) else { return Vec::new() };
         inode.drop_pages();
         if inode.nlookup == 0 {
             return Vec::new();
@@ -236,8 +231,8 @@ impl Cache {
         self.calls.drop_pages_of(ino, recalled);
         self.leave_out_ungranted(why, ino, (offset, length));
         if (offset, length) == (0, 0) && self.kernel.drops_all_pages(why, ino) {
-            self.inodes
-                .get_mut(&ino)
+            self.store
+                .inode_mut(ino)
                 .into_iter()
                 .for_each(|inode| inode.ext_mut().whole.note_drop_started(why));
         }
@@ -267,7 +262,7 @@ impl Cache {
     /// Returns whether the kernel may be reading or writing the file.
     #[must_use]
     pub fn is_open(&self, ino: u64) -> bool {
-        self.inodes.get(&ino).is_some_and(|inode| inode.opens > 0)
+        self.store.inode(ino).is_some_and(|inode| inode.opens > 0)
     }
 
     /// Sets timers for the end of a grant on something that the kernel holds open.
@@ -283,7 +278,7 @@ impl Cache {
 
     /// Sets timers for the end of a data grant. Replies move that end: it is checked again when it would have come.
     pub(crate) fn set_data_timers(&mut self, ino: u64) {
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         let Some(held) = inode.data.held else { return };
         inode.ext_mut().data.timer_at = held.deadline;
         self.set_timers(held.deadline, ino);
@@ -319,7 +314,7 @@ impl Cache {
     /// Handles the end of a grant on an open inode: renews what may still be true, drops the rest.
     fn on_grant_end(&mut self, now: Time, ino: u64) {
         self.pin_open(ino);
-        let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.opens > 0) else { return };
+        let Some(inode) = self.store.inode_mut(ino).filter(|i| i.opens > 0) else { return };
         if let Some(held) = inode.data.held {
             if held.is_live(now) {
                 if inode.data.timer_at <= now {
@@ -353,7 +348,7 @@ impl Cache {
         let Ok(Reply::Attr(id, attr)) = response.result else { return };
         self.apply_attr(now, flight, id, attr, &response.grants);
         let fresh = self.grant_in_reply(flight, id, &attr, &response.grants);
-        let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.id == id && i.opens > 0) else { return };
+        let Some(inode) = self.store.inode_mut(ino).filter(|i| i.id == id && i.opens > 0) else { return };
         let same = inode.data.pages == CachedPages::Of(ChangeToken::of(&attr));
         // A grant that ends no later than the present one gains nothing, and renewals would never end.
         let until = inode.data.held.map_or(now, |held| held.deadline);
@@ -383,8 +378,8 @@ impl Cache {
         attr: &Attr,
         grants: &[Grant],
     ) -> Option<LiveGrant> {
-        let home = self.inodes.get(&id.ino).and_then(|i| i.parent_entry.as_ref());
-        let dir = home.and_then(|(dir, _)| self.id_of(*dir)).filter(|_| attr.covered_by_parent());
+        let home = self.store.inode(id.ino).and_then(|i| i.parent_entry.as_ref());
+        let dir = home.and_then(|(dir, _)| self.store.id_of(*dir)).filter(|_| attr.covered_by_parent());
         let own = flight.granted(grants, id, LeaseScope::Attributes);
         let granted = own.or_else(|| flight.granted(grants, dir?, LeaseScope::Directory));
         granted.map(|grant| LiveGrant::begin(grant, flight.sent))
@@ -396,7 +391,7 @@ impl Cache {
     /// time, with a session that is forgotten.
     pub(crate) fn drop_everything(&mut self, unbroken: bool) -> Option<InvalidationId> {
         let mut names = Vec::new();
-        let mut directories: Vec<NodeId> = self.dirs.values().map(|d| d.id).collect();
+        let mut directories: Vec<NodeId> = self.store.dirs().map(|(_, d)| d.id).collect();
         directories.sort_unstable();
         for node in directories {
             for one in self.invalidations_under_lease_without_pages(node) {
@@ -409,25 +404,25 @@ impl Cache {
                     | KernelInvalidation::RemovedDentry { .. } => {}
                 }
             }
-            if let Some(directory) = self.dirs.get(&node.ino) {
+            if let Some(directory) = self.store.dir(node.ino) {
                 names.extend(directory.dentry_leases.names().map(|name| (node.ino, name.clone())));
             }
             self.drop_dir_names(node.ino);
-            if let Some(directory) = self.dirs.get_mut(&node.ino) {
+            if let Some(directory) = self.store.dir_mut(node.ino) {
                 directory.has_negative_dentries = false;
             }
         }
         self.calls.drop_pages_of_all();
         self.ungranted.end_grants();
         let in_use = |inode: &Inode| inode.opens > 0 || inode.pin_handle.is_some();
-        let mut inodes: Vec<(bool, u64)> = self.inodes.values().map(|i| (!in_use(i), i.id.ino)).collect();
+        let mut inodes: Vec<(bool, u64)> = self.store.inodes().map(|i| (!in_use(i), i.id.ino)).collect();
         inodes.sort_unstable();
         let mut told: Vec<(bool, bool, u64)> = Vec::new();
         for (idle, ino) in inodes {
             let lived = |held: LiveGrant| held.is_live(self.clock) && !held.stale;
-            let lived = self.inodes.get(&ino).is_some_and(|inode| inode.data.held.is_some_and(lived));
+            let lived = self.store.inode(ino).is_some_and(|inode| inode.data.held.is_some_and(lived));
             self.mark_pages_stale(ino, unbroken && lived);
-            let Some(inode) = self.inodes.get_mut(&ino) else { continue };
+            let Some(inode) = self.store.inode_mut(ino) else { continue };
             if let Some(more) = inode.ext_if_any() {
                 (more.own, more.xattrs, more.data) = (None, None, CachedData::none());
                 more.target = None;
@@ -455,11 +450,11 @@ impl Cache {
 
     /// Keeps serving facts after their grants have ended. The kernel gets them without a timeout.
     pub(crate) fn mark_facts_stale(&mut self) {
-        self.dirs.values_mut().for_each(|dir| {
+        self.store.dirs_mut().for_each(|dir| {
             dir.held = dir.held.map(LiveGrant::into_stale);
             dir.dentry_leases.keep_as_stale();
         });
-        self.inodes.values_mut().filter_map(|inode| inode.ext_if_any()).for_each(|more| {
+        self.store.inodes_mut().filter_map(|inode| inode.ext_if_any()).for_each(|more| {
             more.own = more.own.map(|(attr, held)| (attr, held.into_stale()));
             more.data.held = more.data.held.map(LiveGrant::into_stale);
             if let Some(xattrs) = &mut more.xattrs {

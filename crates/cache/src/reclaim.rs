@@ -5,8 +5,8 @@ use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, OpenParams};
 use crate::op::{Fh, Op, OpReply, Output};
 use crate::open::OpenFile;
-use crate::records::ChangeToken;
 use crate::session::SessionState;
+use crate::store::ChangeToken;
 use nigh_types::{Access, Call, CallId, Errno, Handle, NodeRef, OpId, Reply, Response, Time};
 
 /// Access mode of a handle that pins an inode: reading.
@@ -24,7 +24,7 @@ impl Cache {
                 file.handle.map(|handle| (file.ino, Some(fh), handle, file.access, Some(file.caller))),
             );
         }
-        let mut pins: Vec<_> = self.inodes.values().filter_map(|i| Some((i.id.ino, i.pin_handle?))).collect();
+        let mut pins: Vec<_> = self.store.inodes().filter_map(|i| Some((i.id.ino, i.pin_handle?))).collect();
         pins.sort_unstable();
         files.extend(pins.into_iter().map(|(ino, handle)| (ino, None, handle, PIN_ACCESS, None)));
         for (ino, fh, handle, access, caller) in files {
@@ -150,9 +150,9 @@ impl Cache {
         }
         let wanted = match fh {
             Some(fh) => self.open.files.get(fh).is_some_and(|file| file.handle == Some(handle)),
-            None => self.inodes.get(&ino).is_some_and(|inode| inode.pin_handle == Some(handle)),
+            None => self.store.inode(ino).is_some_and(|inode| inode.pin_handle == Some(handle)),
         };
-        match self.id_of(ino).filter(|_| wanted) {
+        match self.store.id_of(ino).filter(|_| wanted) {
             Some(id) => {
                 self.apply_attr(now, flight, id, attr, &response.grants);
                 self.begin_data_grant(now, flight, id, Some(ChangeToken::of(&attr)), response);
@@ -191,7 +191,7 @@ impl Cache {
         match fh {
             Some(fh) => lost.push(fh),
             None => {
-                let Some(inode) = self.inodes.get_mut(&ino).filter(|i| i.pin_handle == Some(handle)) else {
+                let Some(inode) = self.store.inode_mut(ino).filter(|i| i.pin_handle == Some(handle)) else {
                     return;
                 };
                 inode.ext_mut().pin_handle = None;
@@ -204,7 +204,7 @@ impl Cache {
         }
         for fh in &lost {
             let Some(had_handle) = self.open.files.lose(*fh) else { continue };
-            if had_handle && let Some(inode) = self.inodes.get_mut(&ino) {
+            if had_handle && let Some(inode) = self.store.inode_mut(ino) {
                 inode.ext_mut().unpinned_opens += 1;
             }
             let path = self.shown_path(ino);
@@ -224,10 +224,10 @@ impl Cache {
             "the server exports something else than what was mounted: what was open fails; unmount and mount again"
         );
         self.open.files.lose_all();
-        let all = self.inodes.values_mut().filter_map(|inode| inode.ext_if_any());
+        let all = self.store.inodes_mut().filter_map(|inode| inode.ext_if_any());
         all.for_each(|more| (more.unpinned_opens, more.pin_handle) = (0, None));
         for file in self.open.files.values() {
-            if let Some(inode) = self.inodes.get_mut(&file.ino) {
+            if let Some(inode) = self.store.inode_mut(file.ino) {
                 inode.ext_mut().unpinned_opens += 1;
             }
         }

@@ -24,12 +24,12 @@ impl Cache {
     /// Returns whether the kernel must drop an inode's attributes before the reply to a local change of it.
     #[must_use]
     pub fn is_set_id_gone(&self, ino: u64) -> bool {
-        self.inodes.get(&ino).is_some_and(|inode| inode.set_id_cleared)
+        self.store.inode(ino).is_some_and(|inode| inode.set_id_cleared)
     }
 
     /// Records that the kernel has dropped these attributes.
     pub fn handle_set_id_forgotten(&mut self, ino: u64) {
-        self.inodes.get_mut(&ino).into_iter().for_each(|inode| inode.set_id_cleared = false);
+        self.store.inode_mut(ino).into_iter().for_each(|inode| inode.set_id_cleared = false);
     }
 
     /// Handles the reply to a local change, before anything is learned from it.
@@ -39,7 +39,7 @@ impl Cache {
             CallKind::Open { ino, .. } if flight.is_mutation() => ino,
             _ => return,
         };
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         let after = match &response.result {
             // The kernel takes the attributes from the reply.
             Ok(Reply::Attr(..)) if matches!(flight.resend, Some(Call::SetAttr { .. })) => None,
@@ -72,7 +72,7 @@ impl Cache {
         caller: Caller,
         ino: u64,
     ) -> Option<OpReply> {
-        let more = self.inodes.get_mut(&ino).and_then(|inode| inode.ext_if_any());
+        let more = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any());
         let uncapped_by = more.and_then(|more| more.uncapped_by.take());
         if uncapped_by == Some(caller.pid) && self.is_written(ino) {
             return self.attributes(now, op, caller, ino);
@@ -105,7 +105,7 @@ impl Cache {
     }
 
     fn is_written(&self, ino: u64) -> bool {
-        self.inodes.get(&ino).is_some_and(|inode| inode.writers > 0)
+        self.store.inode(ino).is_some_and(|inode| inode.writers > 0)
     }
 }
 

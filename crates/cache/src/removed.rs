@@ -28,7 +28,7 @@ impl Cache {
             Op::SetAttr { ino, set, .. } => (*ino, Some(*set)),
             _ => return Err(op),
         };
-        let root = self.root;
+        let root = self.store.root();
         let Some((id, attr)) = self.removed_directory(number) else { return Err(op) };
         if let Some(set) = set {
             change(attr, &set, wall);
@@ -57,7 +57,7 @@ impl Cache {
             Ok(ino) => ino,
             Err(former) => return Some((former.id, self.numbers.removed_attr(number)?)),
         };
-        let inode = self.inodes.get_mut(&ino)?;
+        let inode = self.store.inode_mut(ino)?;
         let id = inode.id;
         Some((id, inode.ext_if_any()?.unlinked_attr.as_mut()?))
     }
@@ -222,7 +222,7 @@ mod tests {
         let gone = Attr { nlink: 0, ..entry(OLD).attr };
         answers_all(&mut cache, call, response(Reply::Removed { node: OLD, pinned: None }, 2, gone));
         cache.handle_forget(7, 1);
-        assert!(cache.inodes.get(&7).is_some_and(|inode| inode.unlinked_attr.is_some()), "its record stays");
+        assert!(cache.store.inode(7).is_some_and(|inode| inode.unlinked_attr.is_some()), "its record stays");
         let call = ask(&mut cache, Op::Lookup { dir: 1, name: name() });
         let number = answers(&mut cache, call, looked).expect("it is found");
         let list = Op::GetAttr { ino: number };

@@ -106,7 +106,7 @@ impl Cache {
         self.session.take_deferred();
         self.prefetch.forget();
         self.open.names.forget();
-        self.dirs.values_mut().for_each(|directory| directory.listing = None);
+        self.store.dirs_mut().for_each(|directory| directory.listing = None);
         self.open.locks.mark_all_lost();
         self.open.locks.forget_calls();
         self.forget_session();
@@ -132,7 +132,7 @@ impl Cache {
         self.watches.note_gap(self.clock);
         self.statfs_cache = None;
         self.calls.mark_all_grants_ended();
-        self.calls.queue_all(self.suspended.clear());
+        self.calls.queue_all(self.store.suspended.clear());
     }
 
     /// Drops all facts, here and in the kernel. `unbroken`: the grants end before their time, with a session that is
@@ -182,7 +182,9 @@ impl Cache {
             _ => {}
         }
         let first = self.session.state() == SessionState::Connecting;
-        let same = first || (self.key == session.cookie_key && self.id_of(self.root) == Some(session.root));
+        let same = first
+            || (self.store.key() == session.cookie_key
+                && self.store.id_of(self.store.root()) == Some(session.root));
         self.session.begin_reclaiming();
         if !kept {
             self.forget_session();
@@ -209,19 +211,18 @@ impl Cache {
         self.clock = now;
         if self.prefetch.is_possible() && self.config.prefetch != Prefetch::Off && self.session.is_attached()
         {
-            let _ = self.fetch_attr(now, self.root);
+            let _ = self.fetch_attr(now, self.store.root());
         }
     }
 
     fn apply_session_params(&mut self, session: SessionParams) {
-        if self.key != session.cookie_key {
+        if self.store.key() != session.cookie_key {
             // The server lost the secrets from which it makes ids, or is another one: it would take our ids for forged.
-            self.invalidate_all_ids();
+            self.store.invalidate_all_ids();
         }
-        self.key = session.cookie_key;
         self.session.apply(&session);
         self.prefetch.set_possible(session.supports_prefetch);
-        self.root = session.root.ino;
+        self.store.set_export(session.root.ino, session.cookie_key);
         let root = self.inode(session.root);
         root.nlookup = root.nlookup.max(1);
     }
@@ -234,7 +235,7 @@ impl Cache {
             self.reply(op, answer);
             return self.drop_after_reply(&[op], what.pages());
         }
-        if self.suspended.abort(op) {
+        if self.store.suspended.abort(op) {
             return self.reply(op, answer);
         }
         if self.deliver_now(op) {
@@ -296,7 +297,7 @@ impl Cache {
 
     /// Returns an inode's path below the mount point, for log lines.
     pub(crate) fn shown_path(&self, ino: u64) -> String {
-        let names = self.id_of(ino).and_then(|id| self.path_to(id));
+        let names = self.store.id_of(ino).and_then(|id| self.path_to(id));
         let Some(names) = names else { return format!("inode {ino} of {}", self.shown_root) };
         let names = names.iter().map(|name| String::from_utf8_lossy(name.as_bytes()));
         names.fold(self.shown_root.clone(), |path, name| format!("{path}/{name}"))

@@ -9,12 +9,12 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::op::{Caller, KernelInvalidation, OpReply};
-use crate::records::UntimedCopy;
+use crate::store::UntimedCopy;
 use nigh_types::{Attr, Call, Entry, Errno, Kind, NodeId, OpId, Reply, Response, Time};
 
 impl Cache {
     pub(crate) fn read_link(&mut self, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {
-        let Some(id) = self.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
+        let Some(id) = self.store.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         if let Some(target) = self.cached_target(now, id) {
             self.limit_target(now, id, true);
             return Some(OpReply::Target(target));
@@ -25,12 +25,12 @@ impl Cache {
 
     fn cached_target(&self, now: Time, id: NodeId) -> Option<Vec<u8>> {
         self.cached_attr(now, id)?;
-        let inode = self.inodes.get(&id.ino)?;
+        let inode = self.store.inode(id.ino)?;
         if let Some((target, _)) = inode.target.as_deref().filter(|(_, deadline)| now < *deadline) {
             return Some(target.to_vec());
         }
         let (dir, name) = inode.parent_entry.as_ref()?;
-        let row = self.dirs.get(dir)?.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes())?;
+        let row = self.store.row(*dir, name)?;
         let child = row.child.filter(|c| c.id == id)?;
         child.target.as_ref().map(|t| t.to_vec())
     }
@@ -47,7 +47,7 @@ impl Cache {
     pub(crate) fn keep_target(&mut self, now: Time, id: NodeId, target: Option<Box<[u8]>>) {
         let deadline = self.cached_attr(now, id).map(|(_, held)| held.deadline);
         let kept = target.filter(|_| self.config.keeps_targets).zip(deadline);
-        if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
+        if let Some(inode) = self.store.inode_of_mut(id) {
             inode.set_target(kept);
         }
     }
@@ -58,12 +58,12 @@ impl Cache {
         if id.distinguishes_reuse() || attr.kind() != Kind::Symlink {
             return;
         }
-        let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) else { return };
+        let Some(inode) = self.store.inode_of_mut(id) else { return };
         if inode.own.is_none_or(|(own, _)| own.ctime != attr.ctime) {
             inode.set_target(None);
         }
         if let Some(child) =
-            self.child_at_parent_entry(id.ino).filter(|child| child.attr().ctime != attr.ctime)
+            self.store.child_at_parent_entry(id.ino).filter(|child| child.attr().ctime != attr.ctime)
         {
             child.target = None;
         }
@@ -82,7 +82,7 @@ impl Cache {
             Err(errno) => return self.reply_all(&flight.waiters, &OpReply::Failed(errno)),
         };
         // A page that was to be dropped while it was locked for this reply is dropped after it.
-        let (sure, id) = (flight.race_log.is_empty() && !flight.drop_data, self.id_of(ino));
+        let (sure, id) = (flight.race_log.is_empty() && !flight.drop_data, self.store.id_of(ino));
         if let Some(id) = id.filter(|_| sure) {
             self.keep_target(now, id, Some(target.clone()));
         }
@@ -100,8 +100,8 @@ impl Cache {
         let held = self.cached_attr(now, id).map(|(_, held)| held);
         match held.filter(|held| sure && id.distinguishes_reuse() && !held.stale) {
             Some(held) => {
-                self.inodes
-                    .get_mut(&id.ino)
+                self.store
+                    .inode_mut(id.ino)
                     .into_iter()
                     .for_each(|inode| inode.note_copy(UntimedCopy::Target, true));
                 self.end_copies_at(held.deadline, id.ino);
@@ -114,8 +114,8 @@ impl Cache {
 
     /// Bounds the kernel's copy of an ACL in a reply. `sure`: nothing changed since the call was sent.
     pub(crate) fn limit_acl(&mut self, now: Time, ino: u64, sure: bool) {
-        let held = self.id_of(ino).and_then(|id| self.cached_attr(now, id)).map(|(_, held)| held);
-        let Some(inode) = self.inodes.get_mut(&ino).filter(|_| self.kernel.can_notify()) else {
+        let held = self.store.id_of(ino).and_then(|id| self.cached_attr(now, id)).map(|(_, held)| held);
+        let Some(inode) = self.store.inode_mut(ino).filter(|_| self.kernel.can_notify()) else {
             return;
         };
         inode.note_copy(UntimedCopy::Acls, true);
@@ -136,7 +136,7 @@ impl Cache {
 
     /// Returns the invalidation of a kernel copy whose grant has ended by its deadline.
     pub(crate) fn ended_copies(&self, ino: u64) -> Option<KernelInvalidation> {
-        let inode = self.inodes.get(&ino)?;
+        let inode = self.store.inode(ino)?;
         if inode.has_copy(UntimedCopy::Target) {
             return Some(KernelInvalidation::Data { ino, offset: 0, length: 0 });
         }
@@ -146,7 +146,7 @@ impl Cache {
     /// Adds the target's page to an attribute invalidation of a symlink, if the kernel has the target.
     pub(crate) fn with_targets(&self, stale: &mut Vec<KernelInvalidation>) {
         let has_target =
-            |ino: &u64| self.inodes.get(ino).is_some_and(|inode| inode.has_copy(UntimedCopy::Target));
+            |ino: &u64| self.store.inode(*ino).is_some_and(|inode| inode.has_copy(UntimedCopy::Target));
         let pages = stale.iter().filter_map(|one| match one {
             KernelInvalidation::Attr { ino } if has_target(ino) => {
                 Some(KernelInvalidation::Data { ino: *ino, offset: 0, length: 0 })

@@ -26,7 +26,7 @@ impl Cache {
         response: &Response,
     ) {
         let Some(attr) = attr_after(response, node.ino) else { return };
-        if !self.inodes.get(&node.ino).is_some_and(|inode| inode.id == node && inode.writers > 0) {
+        if !self.store.inode(node.ino).is_some_and(|inode| inode.id == node && inode.writers > 0) {
             return;
         }
         let grant =

@@ -6,164 +6,17 @@
 
 use crate::cache::Cache;
 use crate::calls::{CallKind, RaceLog};
-use crate::dir_entries::CachedEntry;
 use crate::inotify::RemoteUpdate;
 use crate::kernel::NotifyLevel;
 use crate::kernel::OnInvalidated;
 use crate::op::{Caller, KernelInvalidation, Op, OpReply};
-use crate::records::Directory;
+use crate::store::CachedEntry;
+use crate::store::Directory;
 use nigh_types::{
-    Attr, Call, Entry, LeaseScope, Name, NodeId, OpId, RecallId, Span, Time, UpdateCommit, UpdatePrepare,
-    UpdateScope, UpdatedFact,
+    Attr, Call, Entry, LeaseScope, Name, NodeId, OpId, Time, UpdateCommit, UpdatePrepare, UpdateScope,
+    UpdatedFact,
 };
-use std::collections::{BTreeMap, BTreeSet};
-
-/// Upper bound on a listing's wait for a commit. Then the directory is given back and listed anew, for which the remote
-/// waits for no client.
-const LISTINGS_WAIT: Span = Span::from_millis(1_000);
-
-/// Suspended facts. Several updates may suspend one fact; it is free when all of them are committed
-/// and no lookup of a name without a committed value is in flight.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SuspendedFacts {
-    open: BTreeMap<RecallId, Vec<UpdateScope>>,
-    names: BTreeMap<u64, BTreeMap<Name, u64>>,
-    inodes: BTreeMap<u64, u64>,
-    /// Requests for listings, by the directory that they wait for.
-    waiting: BTreeMap<OpId, (u64, Caller, Op)>,
-    /// Since when listings of a directory wait.
-    since: BTreeMap<u64, Time>,
-    /// Names without a value in the commit, which are being looked up.
-    being_looked_up: BTreeSet<(u64, Name)>,
-    /// Names whose dentries the notifier expires or invalidates: the kernel looks them up again.
-    expired: BTreeSet<(u64, Name)>,
-}
-
-impl SuspendedFacts {
-    pub fn has_name(&self, dir: u64, name: &Name) -> bool {
-        self.names.get(&dir).is_some_and(|names| names.contains_key(name))
-    }
-
-    /// Returns whether a name of the directory is suspended.
-    pub fn has_names(&self, dir: u64) -> bool {
-        self.names.contains_key(&dir)
-    }
-
-    pub fn has_inode(&self, ino: u64) -> bool {
-        self.inodes.contains_key(&ino)
-    }
-
-    /// Returns the requests that wait for commits.
-    pub fn waiting(&self) -> impl Iterator<Item = &Op> {
-        self.waiting.values().map(|(_, _, op)| op)
-    }
-
-    /// Returns the requests that wait for names of a directory.
-    pub fn waiting_for(&self, dir: u64) -> impl Iterator<Item = OpId> {
-        self.waiting.iter().filter(move |(_, (at, ..))| *at == dir).map(|(op, _)| *op)
-    }
-
-    /// Returns when a directory is given back because listings wait for its commits.
-    pub fn due(&self) -> Option<Time> {
-        self.since.values().min().map(|since| since.after(LISTINGS_WAIT))
-    }
-
-    /// Removes a waiting request that is answered otherwise. Returns whether it waited.
-    pub fn abort(&mut self, op: OpId) -> bool {
-        let Some((dir, ..)) = self.waiting.remove(&op) else { return false };
-        self.forget_if_idle(dir);
-        true
-    }
-
-    fn forget_if_idle(&mut self, dir: u64) {
-        if !self.waiting.values().any(|(at, ..)| *at == dir) {
-            self.since.remove(&dir);
-        }
-    }
-
-    fn begin(&mut self, hold: UpdatePrepare) {
-        for held in &hold.facts {
-            let ino = held.node.ino;
-            match held.covers {
-                LeaseScope::Directory => {
-                    let names = self.names.entry(ino).or_default();
-                    held.names.iter().for_each(|name| *names.entry(name.clone()).or_default() += 1);
-                }
-                LeaseScope::Attributes => *self.inodes.entry(ino).or_default() += 1,
-                LeaseScope::Data | LeaseScope::Dentry | LeaseScope::NegativeDentry => {}
-            }
-        }
-        self.open.insert(hold.id, hold.facts);
-    }
-
-    /// Ends an update. Returns the facts that it suspended; `None`: it is of an earlier session.
-    fn end(&mut self, id: RecallId) -> Option<Vec<UpdateScope>> {
-        let facts = self.open.remove(&id)?;
-        for held in &facts {
-            let ino = held.node.ino;
-            match held.covers {
-                LeaseScope::Directory => held.names.iter().for_each(|name| self.leave_name(ino, name)),
-                LeaseScope::Attributes => leave(&mut self.inodes, &ino),
-                LeaseScope::Data | LeaseScope::Dentry | LeaseScope::NegativeDentry => {}
-            }
-        }
-        Some(facts)
-    }
-
-    /// Returns a directory whose listings have waited for long enough.
-    fn overdue(&self, now: Time) -> Option<u64> {
-        let over = |since: &Time| since.after(LISTINGS_WAIT) <= now;
-        self.since.iter().find(|(_, since)| over(since)).map(|(dir, _)| *dir)
-    }
-
-    /// Suspends a name until the remote has replied to a lookup of it.
-    fn begin_lookup(&mut self, dir: u64, name: &Name) {
-        if self.being_looked_up.insert((dir, name.clone())) {
-            *self.names.entry(dir).or_default().entry(name.clone()).or_default() += 1;
-        }
-    }
-
-    /// Ends that suspension. Returns whether the name was asked for.
-    fn end_lookup(&mut self, dir: u64, name: &Name) -> bool {
-        let asked = self.being_looked_up.remove(&(dir, name.clone()));
-        if asked {
-            self.leave_name(dir, name);
-        }
-        asked
-    }
-
-    fn leave_name(&mut self, dir: u64, name: &Name) {
-        let Some(names) = self.names.get_mut(&dir) else { return };
-        leave(names, name);
-        if names.is_empty() {
-            self.names.remove(&dir);
-        }
-    }
-
-    /// Takes the waiting listings of a directory, to begin them again.
-    fn take_waiting(&mut self, of: u64) -> Vec<(OpId, Caller, Op)> {
-        let (taken, left) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|(_, (dir, ..))| *dir == of);
-        let taken: BTreeMap<OpId, (u64, Caller, Op)> = taken;
-        self.waiting = left;
-        taken.into_iter().map(|(id, (_, caller, op))| (id, caller, op)).collect()
-    }
-
-    /// Drops all updates, since all grants have ended. Returns the requests that waited.
-    pub fn clear(&mut self) -> BTreeMap<OpId, (Caller, Op)> {
-        let waiting = std::mem::take(self).waiting;
-        waiting.into_iter().map(|(id, (_, caller, op))| (id, (caller, op))).collect()
-    }
-}
-
-fn leave<K: Ord>(counts: &mut BTreeMap<K, u64>, key: &K) {
-    if let Some(count) = counts.get_mut(key) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(key);
-        }
-    }
-}
+use std::collections::BTreeSet;
 
 impl Cache {
     /// Handles the preparation of a remote change: suspends the facts, and acknowledges once the kernel has none of
@@ -187,7 +40,7 @@ impl Cache {
                 LeaseScope::Data | LeaseScope::Dentry | LeaseScope::NegativeDentry => {}
             }
         }
-        self.suspended.begin(hold);
+        self.store.suspended.begin(hold);
         self.invalidate_then(stale, OnInvalidated::Acknowledge(id));
     }
 
@@ -207,12 +60,12 @@ impl Cache {
     /// being moved may already be here.
     fn is_under_other_name(&self, now: Time, file: NodeId, dir: NodeId, name: &Name) -> bool {
         let lives = |d: &&Directory| d.id == dir && d.held.is_some_and(|held| held.is_live(now));
-        let Some(directory) = self.dirs.get(&dir.ino).filter(lives) else { return false };
+        let Some(directory) = self.store.dir(dir.ino).filter(lives) else { return false };
         let leads_there = |name: &Name| {
-            let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
+            let row = directory.rows.find(self.store.cookie(name), name.as_bytes());
             row.and_then(|row| row.child).is_some_and(|child| child.id == file)
         };
-        let home = self.inodes.get(&file.ino).and_then(|inode| inode.parent_entry.as_ref());
+        let home = self.store.inode(file.ino).and_then(|inode| inode.parent_entry.as_ref());
         let home = home.filter(|(at, home)| *at == dir.ino && home != name);
         let stays = |home: &Name| leads_there(home) && !self.calls.is_name_in_flight(dir.ino, home);
         home.is_some_and(|(_, home)| stays(home)) && !leads_there(name)
@@ -222,19 +75,20 @@ impl Cache {
     fn invalidations_for_entry(&mut self, now: Time, node: NodeId, name: &Name) -> Vec<KernelInvalidation> {
         let dir = node.ino;
         self.calls.mark_remote_name(dir, name, None);
-        let Some(directory) = self.dirs.get_mut(&dir).filter(|d| d.id == node) else { return Vec::new() };
+        let cookie = self.store.cookie(name);
+        let Some(directory) = self.store.dir_of_mut(node) else { return Vec::new() };
         directory.note_remote_change(now);
         let Some(held) = directory.held else { return Vec::new() };
         let mut stale = Vec::new();
         if directory.kernel_version.take().is_some() {
             stale.push(KernelInvalidation::Data { ino: dir, offset: 0, length: 0 });
         }
-        let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
+        let row = directory.rows.find(cookie, name.as_bytes());
         let child = row.and_then(|row| row.child).map(|child| (child.id, child.attr()));
         let mut known = self.kernel.take_negative_dentry(dir, name);
         if let Some((id, attr)) = child {
             self.calls.mark_remote_inode(id.ino);
-            if let Some(inode) = self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id) {
+            if let Some(inode) = self.store.inode_of_mut(id) {
                 // The kernel may have an old dentry under another name.
                 known |= inode.nlookup > 0 && (now < inode.entry_valid_until || !inode.is_at(dir, name));
                 if attr.covered_by_parent() {
@@ -246,7 +100,7 @@ impl Cache {
         tracing::trace!(target: "nigh::hold", dir, name = %name.as_bytes().escape_ascii(), known, there = child.is_some());
         if known && self.kernel.level().gives_dentries(&held) {
             stale.push(KernelInvalidation::Entry { dir, name: name.clone() });
-            self.suspended.expired.insert((dir, name.clone()));
+            self.store.suspended.note_expired(dir, name);
             self.name_dropped(dir, name, child.map(|(id, _)| id));
         }
         stale
@@ -254,7 +108,7 @@ impl Cache {
 
     /// Records that the kernel no longer trusts a dentry, until the next reply about it.
     fn name_dropped(&mut self, dir: u64, name: &Name, led_to: Option<NodeId>) {
-        let inode = led_to.and_then(|id| self.inodes.get_mut(&id.ino).filter(|inode| inode.id == id));
+        let inode = led_to.and_then(|id| self.store.inode_of_mut(id));
         if let Some(inode) = inode.filter(|inode| inode.is_at(dir, name)) {
             inode.entry_valid_until = Time(0);
         }
@@ -264,7 +118,7 @@ impl Cache {
     fn invalidations_for_inode(&mut self, node: NodeId) -> Vec<KernelInvalidation> {
         self.calls.mark_recalled((node, LeaseScope::Attributes), true);
         let mut stale = self.invalidations_of_pages((node, LeaseScope::Attributes));
-        if let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) {
+        if let Some(inode) = self.store.inode_of_mut(node) {
             inode.drop_xattrs();
             stale.extend((inode.nlookup > 0).then_some(KernelInvalidation::Attr { ino: node.ino }));
         }
@@ -273,7 +127,7 @@ impl Cache {
 
     /// Handles a commit: the suspended facts change to these.
     pub(crate) fn handle_update_commit(&mut self, now: Time, commit: UpdateCommit) {
-        let Some(held) = self.suspended.end(commit.id) else { return };
+        let Some(held) = self.store.suspended.end(commit.id) else { return };
         self.counters.updated_in_place += 1;
         let mut left: Vec<(NodeId, Option<Name>)> = facts_of(&held).collect();
         let mut pushed = RemoteUpdate::default();
@@ -302,22 +156,22 @@ impl Cache {
         self.note_remote_update(&pushed);
         let names = facts_of(&held).filter_map(|(node, name)| Some((node.ino, name?)));
         let expired: BTreeSet<(u64, Name)> =
-            names.filter(|name| self.suspended.expired.remove(name)).collect();
+            names.filter(|name| self.store.suspended.take_expired(name)).collect();
         replaced.retain(|(dir, name, _)| expired.contains(&(*dir, name.clone())));
         // A moved inode keeps its dentry: the kernel finds it under its old path until the next lookup.
         replaced.retain(|(_, _, old)| !found.contains(old));
         self.drop_replaced(replaced);
         for (node, name) in left {
             match name {
-                Some(name) if !self.suspended.has_name(node.ino, &name) => {
+                Some(name) if !self.store.suspended.has_name(node.ino, &name) => {
                     self.look_up_uncommitted(now, node, name)
                 }
-                None if !self.suspended.has_inode(node.ino) => self.discard_uncertain_attr(node),
+                None if !self.store.suspended.has_inode(node.ino) => self.discard_uncertain_attr(node),
                 _ => {}
             }
         }
         for directory in held.iter().filter(|held| held.covers == LeaseScope::Directory) {
-            if !self.suspended.has_names(directory.node.ino) {
+            if !self.store.suspended.has_names(directory.node.ino) {
                 self.resume_listings(now, directory.node.ino);
             }
         }
@@ -330,7 +184,7 @@ impl Cache {
             return;
         }
         let Some(place) = self.node_ref(dir.ino) else { return self.discard_uncertain_dir(dir) };
-        self.suspended.begin_lookup(dir.ino, &name);
+        self.store.suspended.begin_lookup(dir.ino, &name);
         let purpose = CallKind::Lookup { dir: dir.ino, name: name.clone() };
         let call = self.send(now, None, purpose.clone(), Call::Lookup { dir: place, name });
         self.calls.enter_joins(call, purpose);
@@ -338,7 +192,7 @@ impl Cache {
 
     /// Handles the reply to a lookup of a suspended name. `kept`: a fact was made of it.
     pub(crate) fn on_suspended_lookup(&mut self, now: Time, dir: u64, name: &Name, kept: bool) {
-        if !self.suspended.end_lookup(dir, name) {
+        if !self.store.suspended.end_lookup(dir, name) {
             return;
         }
         if kept {
@@ -348,12 +202,12 @@ impl Cache {
         }
         // If another update of the name is in progress, its commit gives the new state.
         if !kept
-            && !self.suspended.has_name(dir, name)
-            && let Some(id) = self.id_of(dir)
+            && !self.store.suspended.has_name(dir, name)
+            && let Some(id) = self.store.id_of(dir)
         {
             self.discard_uncertain_dir(id);
         }
-        if !self.suspended.has_names(dir) {
+        if !self.store.suspended.has_names(dir) {
             self.resume_listings(now, dir);
         }
     }
@@ -361,7 +215,7 @@ impl Cache {
     /// Invalidates dentries that lead to nothing or to another inode by now: open files of the old inode must not be
     /// found by that path.
     fn drop_replaced(&mut self, replaced: Vec<(u64, Name, NodeId)>) {
-        let is_known = |id: &NodeId| self.inodes.get(&id.ino).is_some_and(|inode| inode.nlookup > 0);
+        let is_known = |id: &NodeId| self.store.inode(id.ino).is_some_and(|inode| inode.nlookup > 0);
         let dropped = replaced.into_iter().filter(|(_, _, old)| is_known(old));
         let stale: Vec<KernelInvalidation> =
             dropped.map(|(dir, name, _)| KernelInvalidation::RemovedDentry { dir, name }).collect();
@@ -374,9 +228,8 @@ impl Cache {
     /// and no local change of the directory that may bind it is in flight.
     #[must_use]
     pub fn is_dentry_removed(&self, dir: u64, name: &Name) -> bool {
-        let cookie = self.key.cookie(name.as_bytes());
-        let row = self.dirs.get(&dir).and_then(|directory| directory.rows.find(cookie, name.as_bytes()));
-        let child = row.and_then(|row| row.child).and_then(|child| self.inodes.get(&child.id.ino));
+        let row = self.store.row(dir, name);
+        let child = row.and_then(|row| row.child).and_then(|child| self.store.inode(child.id.ino));
         let is_told = child.is_some_and(|inode| inode.nlookup > 0 && inode.is_at(dir, name));
         !is_told && !self.is_locked(dir)
     }
@@ -390,20 +243,20 @@ impl Cache {
             self.calls.mark_remote_inode(entry.id.ino);
             self.calls.mark_attr_learned(entry.id.ino);
         }
-        let cookie = self.key.cookie(name.as_bytes());
+        let cookie = self.store.cookie(name);
         let gaps = self
             .live_directory(now, dir.ino)
             .filter(|(d, _)| d.id == dir)
             .map(|(directory, _)| directory.lease_generation);
         self.calls.mark_remote_name(dir.ino, name, gaps);
-        let directory = self.dirs.get_mut(&dir.ino).filter(|_| gaps.is_some())?;
+        let directory = self.store.dir_mut(dir.ino).filter(|_| gaps.is_some())?;
         directory.version += 1;
         let old = if child.is_none() && directory.complete {
             directory.rows.remove(cookie, name.as_bytes())
         } else {
             directory.rows.insert(cookie, name.as_bytes(), child)
         };
-        self.recount(dir.ino);
+        self.store.recount(dir.ino);
         if let Some(entry) = entry {
             self.commit_child(now, (dir.ino, name), entry);
         }
@@ -414,7 +267,7 @@ impl Cache {
     /// have a fact of their own.)
     fn commit_child(&mut self, now: Time, home: (u64, &Name), entry: &Entry) {
         self.drop_other_version(now, entry.id, &entry.attr);
-        let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|inode| inode.id == entry.id) else {
+        let Some(inode) = self.store.inode_of_mut(entry.id) else {
             return;
         };
         inode.drop_xattrs();
@@ -429,7 +282,7 @@ impl Cache {
         self.calls.mark_remote_inode(node.ino);
         self.calls.mark_attr_learned(node.ino);
         self.drop_other_version(now, node, &attr);
-        let Some(inode) = self.inodes.get_mut(&node.ino).filter(|inode| inode.id == node) else { return };
+        let Some(inode) = self.store.inode_of_mut(node) else { return };
         inode.drop_xattrs();
         if let Some((own, held)) = inode.ext_if_any().and_then(|more| more.own.as_mut())
             && held.is_live(now)
@@ -446,14 +299,14 @@ impl Cache {
 
     /// Returns whether the directory has had no gap since.
     fn is_known(&self, dir: u64, since: Option<u64>) -> bool {
-        since.is_some() && since == self.dirs.get(&dir).map(|directory| directory.lease_generation)
+        since.is_some() && since == self.store.dir(dir).map(|directory| directory.lease_generation)
     }
 
     /// Returns whether other clients changed names whose state has been unknown since, so that a listing sent before
     /// may show their old or their new state.
     pub(crate) fn is_outdated(&self, seen: &RaceLog, dir: u64) -> bool {
         let mut names = seen.remote_names.get(&dir).into_iter().flatten();
-        names.any(|(name, known)| !self.suspended.has_name(dir, name) && !self.is_known(dir, *known))
+        names.any(|(name, known)| !self.store.suspended.has_name(dir, name) && !self.is_known(dir, *known))
     }
 
     /// Makes a listing wait for the commit of a suspended name.
@@ -466,33 +319,32 @@ impl Cache {
         op: Op,
     ) -> Option<OpReply> {
         self.counters.misses += 1;
-        self.suspended.since.entry(dir).or_insert(now);
-        self.suspended.waiting.insert(id, (dir, caller, op));
+        self.store.suspended.wait(now, id, caller, dir, op);
         None
     }
 
     fn resume_listings(&mut self, now: Time, dir: u64) {
-        for (id, caller, op) in self.suspended.take_waiting(dir) {
+        for (id, caller, op) in self.store.suspended.take_waiting(dir) {
             if let Some(answer) = self.start(now, id, caller, op) {
                 self.counters.waits += 1;
                 self.reply(id, answer);
             }
         }
         // A listing that waits again keeps its start time.
-        self.suspended.forget_if_idle(dir);
+        self.store.suspended.forget_if_idle(dir);
     }
 
     /// Gives back directories whose listings have waited for long enough, and lists them anew.
     pub(crate) fn give_back_unfinished(&mut self, now: Time) {
-        while let Some(dir) = self.suspended.overdue(now) {
-            if let Some((id, held)) = self.dirs.get(&dir).and_then(|d| Some((d.id, d.held?))) {
+        while let Some(dir) = self.store.suspended.overdue(now) {
+            if let Some((id, held)) = self.store.dir(dir).and_then(|d| Some((d.id, d.held?))) {
                 self.pin_open_below(dir);
                 self.note_grant_returned(id, held.id);
                 let stale = self.invalidations_under_lease(id);
                 self.drop_dir_names(dir);
                 self.invalidate_then(stale, OnInvalidated::Return(vec![held.id]));
             }
-            self.suspended.since.remove(&dir);
+            self.store.suspended.give_up(dir);
             self.resume_listings(now, dir);
         }
     }

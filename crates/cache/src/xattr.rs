@@ -37,7 +37,7 @@ impl Cache {
         if self.is_unsupported(&name) {
             return Some(OpReply::Failed(Errno::OPNOTSUPP));
         }
-        let Some(id) = self.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
+        let Some(id) = self.store.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         match self.known_xattr(now, id, &name) {
             Some(known) => {
                 self.limit_copy(now, ino, &name, true);
@@ -61,7 +61,7 @@ impl Cache {
         ino: u64,
         size: u32,
     ) -> Option<OpReply> {
-        let Some(id) = self.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
+        let Some(id) = self.store.id_of(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
         if self.has_no_xattrs(now, id) {
             return Some(sized_xattr(Vec::new(), size));
         }
@@ -95,16 +95,16 @@ impl Cache {
         if self.is_suspended(id.ino) {
             return false;
         }
-        let Some(inode) = self.inodes.get(&id.ino).filter(|i| i.id == id) else { return false };
+        let Some(inode) = self.store.inode_of(id) else { return false };
         let Some((dir, name)) =
-            inode.parent_entry.as_ref().filter(|(dir, name)| !self.suspended.has_name(*dir, name))
+            inode.parent_entry.as_ref().filter(|(dir, name)| !self.store.suspended.has_name(*dir, name))
         else {
             return false;
         };
-        let Some(directory) = self.dirs.get(dir).filter(|d| d.held.is_some_and(|h| h.is_live(now))) else {
+        let Some(directory) = self.store.dir(*dir).filter(|d| d.held.is_some_and(|h| h.is_live(now))) else {
             return false;
         };
-        let row = directory.rows.find(self.key.cookie(name.as_bytes()), name.as_bytes());
+        let row = directory.rows.find(self.store.cookie(name), name.as_bytes());
         let child = row.and_then(|r| r.child).filter(|c| c.id == id);
         // A hard link's entries may say so under several names, and only the parent entry is kept up to date.
         child.is_some_and(|c| c.no_xattrs && c.is_covered())
@@ -117,10 +117,10 @@ impl Cache {
         let changed = flight.race_log.local_inodes.contains(&ino)
             || flight.race_log.remote_inodes.contains(&ino)
             || flight.recalled(entry.id, LeaseScope::Attributes);
-        if changed || !entry.no_xattrs || self.suspended.has_inode(ino) {
+        if changed || !entry.no_xattrs || self.store.suspended.has_inode(ino) {
             return;
         }
-        let Some(inode) = self.inodes.get_mut(&entry.id.ino).filter(|i| i.id == entry.id) else { return };
+        let Some(inode) = self.store.inode_of_mut(entry.id) else { return };
         if let Some((_, held)) = inode.own.filter(|(_, held)| held.is_live(now)) {
             inode.ext_mut().xattrs = Some(Box::new((XattrSet::default(), held.deadline)));
         }
@@ -128,7 +128,7 @@ impl Cache {
 
     /// Returns all xattrs, if known: until their own deadline, and while the attributes beside them are known.
     fn xattr_set(&self, now: Time, id: NodeId) -> Option<&XattrSet> {
-        let inode = self.inodes.get(&id.ino).filter(|i| i.id == id)?;
+        let inode = self.store.inode_of(id)?;
         let (set, deadline) = inode.xattrs.as_deref()?;
         (now < *deadline && self.cached_attr(now, id).is_some()).then_some(set)
     }
@@ -158,7 +158,9 @@ impl Cache {
             Err(errno) => return self.reply_all(&flight.waiters, &OpReply::Failed(errno)),
         };
         let mut waiters = flight.waiters.clone();
-        if !flight.race_log.is_empty() || self.id_of(ino).and_then(|id| self.cached_attr(now, id)).is_none() {
+        if !flight.race_log.is_empty()
+            || self.store.id_of(ino).and_then(|id| self.cached_attr(now, id)).is_none()
+        {
             let late = self.calls.late_joiners(&waiters);
             waiters.retain(|op| !late.contains(op));
             if let Some(node) = self.node_ref(ino) {
@@ -188,9 +190,9 @@ impl Cache {
             self.reply_to(op, answer);
         }
         if flight.race_log.is_empty()
-            && let Some(id) = self.id_of(ino)
+            && let Some(id) = self.store.id_of(ino)
             && let Some((_, held)) = self.cached_attr(now, id)
-            && let Some(inode) = self.inodes.get_mut(&ino)
+            && let Some(inode) = self.store.inode_mut(ino)
         {
             // The attributes may be of a later call, and be valid for longer.
             let own = flight
@@ -251,9 +253,9 @@ impl Cache {
 
     /// Drops an inode's xattrs.
     pub(crate) fn drop_xattrs(&mut self, ino: u64) {
-        let Some(inode) = self.inodes.get_mut(&ino) else { return };
+        let Some(inode) = self.store.inode_mut(ino) else { return };
         inode.drop_xattrs();
-        if let Some(child) = self.child_at_parent_entry(ino) {
+        if let Some(child) = self.store.child_at_parent_entry(ino) {
             child.no_xattrs = false;
         }
     }

@@ -42,7 +42,7 @@ pub(crate) struct InflightCall {
     /// For a listing: the grants of its chunks.
     pub grants: Vec<Grant>,
     /// For a listing that no grant covers: its entries.
-    pub detached_entries: Option<Box<crate::dir_entries::DirEntries>>,
+    pub detached_entries: Option<Box<crate::store::DirEntries>>,
     /// For a listing over the memory bound: later chunks are dropped.
     pub abandoned: bool,
     /// The pages of this call are invalidated right after its reply, for example because a data recall has passed it.

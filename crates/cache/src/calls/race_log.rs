@@ -26,7 +26,7 @@ pub(crate) struct RaceLog {
     pub local_inodes: Vec<u64>,
     pub names: BTreeMap<u64, BTreeMap<Name, ConcurrentDentry>>,
     /// Names that other clients bound or unbound: in preparation (`None`), or known since, until
-    /// [`crate::records::Directory::lease_generation`] has grown.
+    /// [`crate::store::Directory::lease_generation`] has grown.
     pub remote_names: BTreeMap<u64, BTreeMap<Name, Option<u64>>>,
     /// Inodes that such names led to or lead to.
     pub remote_inodes: BTreeSet<u64>,

@@ -1,6 +1,6 @@
 use super::*;
-use crate::dir_entries::CachedEntry;
 use crate::op::{Caller, Fh, Op, OpReply, Opened, Page};
+use crate::store::CachedEntry;
 use crate::test_fixtures::{T0, answers, cache, calls, part};
 use crate::{Cache, Config};
 use nigh_types::{Attr, CookieKey, Entry, Event, NodeId, OpId, Response};

@@ -156,7 +156,7 @@ fn contradicting_error_drops_cached_names() {
 fn list(cache: &mut Cache, now: Time, names: &[(&str, NodeId)]) {
     let call = ask(cache, now, Op::OpenDir { ino: 1 }).unwrap_err();
     let mut names: Vec<_> = names.iter().map(|(text, id)| (name(text), *id, Some(Kind::File))).collect();
-    names.sort_by_key(|(name, ..)| cache.key.cookie(name.as_bytes()));
+    names.sort_by_key(|(name, ..)| cache.store.key().cookie(name.as_bytes()));
     answer(cache, now, call, Ok(Reply::Names(names)), &[LeaseScope::Directory]);
     calls(cache);
 }

@@ -38,7 +38,7 @@ impl Cache {
                 CallKind::Change { ino, .. } | CallKind::Write { ino, .. } | CallKind::Open { ino, .. },
                 Ok(_),
             ) => {
-                if let Some(id) = self.id_of(*ino) {
+                if let Some(id) = self.store.id_of(*ino) {
                     self.snapshot_attr(id, None);
                 }
             }
@@ -90,7 +90,7 @@ impl Cache {
         if attr.is_some_and(|attr| attr.nlink > 1 && !attr.is_dir()) {
             return self.watches.set_stat(id, stat);
         }
-        let Some((dir, name)) = self.inodes.get(&id.ino).and_then(|inode| inode.parent_entry.clone()) else {
+        let Some((dir, name)) = self.store.inode(id.ino).and_then(|inode| inode.parent_entry.clone()) else {
             return;
         };
         if let Some(seen) = self.watches.seen(dir, &name, id).copied() {
@@ -131,8 +131,7 @@ impl Cache {
         // The rename has changed its ctime.
         let seen = self.watches.seen(from, name, id).map(|seen| SnapshotEntry { stat: None, ..*seen });
         seen.or_else(|| {
-            let cookie = self.key.cookie(new_name.as_bytes());
-            let row = self.dirs.get(&to)?.rows.find(cookie, new_name.as_bytes())?;
+            let row = self.store.row(to, new_name)?;
             row.child.filter(|child| child.id == id).map(seen_child)
         })
     }

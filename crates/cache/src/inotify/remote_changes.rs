@@ -31,13 +31,12 @@ impl Cache {
         }
         let mut now = BTreeMap::<u64, Vec<(Name, Option<SnapshotEntry>)>>::new();
         for (dir, name) in &pushed.names {
-            let cookie = self.key.cookie(name.as_bytes());
-            let row = self.dirs.get(dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+            let row = self.store.row(*dir, name);
             now.entry(*dir).or_default().push((name.clone(), row.and_then(seen).map(|(_, seen)| seen)));
         }
         for (node, attr) in &pushed.attributes {
             let home =
-                self.inodes.get(&node.ino).filter(|i| i.id == *node).and_then(|i| i.parent_entry.clone());
+                self.store.inode(node.ino).filter(|i| i.id == *node).and_then(|i| i.parent_entry.clone());
             let Some((dir, name)) = home else { continue };
             let told = now.entry(dir).or_default();
             let known = self.watches.seen(dir, &name, *node).is_some();

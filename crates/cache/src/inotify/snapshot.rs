@@ -1,7 +1,7 @@
 //! Directory snapshots: state last reported to watchers, and its difference from the present state.
 
 use super::RemoteChange;
-use crate::dir_entries::{CachedEntry, DirEntryRef};
+use crate::store::{CachedEntry, DirEntryRef};
 use nigh_types::{Attr, Kind, Name, NodeId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -93,7 +93,7 @@ impl Stage {
         let lists = std::mem::take(&mut self.lists);
         let any = !lists.is_empty();
         for (call, dir) in lists {
-            let key = self.cache.key;
+            let key = self.cache.store.key();
             let entries = self.dirs.get(&dir).cloned().unwrap_or_default();
             let mut entries: Vec<(Name, Entry)> = entries
                 .into_iter()
@@ -163,7 +163,8 @@ impl Stage {
     }
 
     fn restore(&mut self) {
-        let session = nigh_types::SessionParams::plain(ROOT, directory(), self.cache.key, Term::Session);
+        let session =
+            nigh_types::SessionParams::plain(ROOT, directory(), self.cache.store.key(), Term::Session);
         self.cache.handle_event(self.now, Event::Restored { session, kept: true });
     }
 

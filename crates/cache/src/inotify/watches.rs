@@ -2,7 +2,7 @@
 
 use super::RemoteChange;
 use super::snapshot::{self, DirSnapshot, SnapshotDiff, SnapshotEntry, seen};
-use crate::records::Directory;
+use crate::store::Directory;
 use nigh_types::{Name, NodeId, Span, Time};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

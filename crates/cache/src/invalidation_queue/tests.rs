@@ -326,14 +326,17 @@ fn file_of_an_undelivered_create_reply_is_released() {
     let made = Reply::Created { entry, handle: Some(Handle(8)), existed: true };
     let said = answer(&mut cache, created, made);
     assert!(!said.iter().any(|output| matches!(output, Output::Answer { .. })), "{said:?}");
-    let (opens, lookups) = (cache.inodes[&7].opens, cache.inodes[&7].nlookup);
+    let (opens, lookups) = (cache.store.inode(7).unwrap().opens, cache.store.inode(7).unwrap().nlookup);
     cache.handle_event(T0, Event::Expired { why: "silence".into() });
     assert!(cache.waits_for_kernel());
     cache.handle_interrupt(OpId(4), true);
     let said = outputs(&mut cache);
     let failed = OpReply::Failed(nigh_types::Errno::INTR);
     assert!(said.contains(&Output::Answer { op: OpId(4), answer: failed }), "{said:?}");
-    assert_eq!((cache.inodes[&7].opens, cache.inodes[&7].nlookup), (opens - 1, lookups - 1));
+    assert_eq!(
+        (cache.store.inode(7).unwrap().opens, cache.store.inode(7).unwrap().nlookup),
+        (opens - 1, lookups - 1)
+    );
 }
 
 /// A GETATTR does not depend on names.
@@ -342,7 +345,7 @@ fn dentry_invalidation_does_not_wait_for_getattr() {
     let mut cache = opened();
     let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     let entry = |name: &[u8]| KernelInvalidation::Entry { dir: 1, name: Name::new(name).unwrap() };
-    cache.inodes.get_mut(&7).unwrap().kernel_has_attr = true;
+    cache.store.inode_mut(7).unwrap().kernel_has_attr = true;
     cache.invalidate(vec![entry(b"f"), KernelInvalidation::Attr { ino: 7 }], None);
     cache.invalidate(vec![entry(b"g")], None);
     let told =

@@ -47,7 +47,7 @@ impl Rig {
         let mut cache = cache(config);
         cache.session.set_features(None, Some(true));
         (0..8).for_each(|_| cache.open.readers.probed(QUIET));
-        let key = cache.key;
+        let key = cache.store.key();
         let cookie = |name: &Name| key.cookie(name.as_bytes());
         let all = (0..).map(|n: u32| Name::new(n.to_string().as_bytes()).unwrap());
         let early = i64::MAX.unsigned_abs() / (WORTH_ASKING / 2);
@@ -98,7 +98,7 @@ impl Rig {
     }
 
     fn cookie(&self, name: &Name) -> Cookie {
-        self.cache.key.cookie(name.as_bytes())
+        self.cache.store.key().cookie(name.as_bytes())
     }
 
     /// Reads the first page, and asks for names only after it.

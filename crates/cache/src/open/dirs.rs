@@ -1,7 +1,7 @@
 //! Open directories, and the listings that some of them read which no grant covers.
 
-use crate::dir_entries::DirEntries;
 use crate::op::Fh;
+use crate::store::DirEntries;
 use nigh_types::{CallId, Cookie};
 use std::collections::BTreeMap;
 

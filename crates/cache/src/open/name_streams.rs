@@ -1,8 +1,8 @@
 //! Names-only listings (docs/decisions/0023-names-before-attributes.md). They are no facts: each stream serves one open
 //! directory.
 
-use crate::dir_entries::{CachedEntry, DirEntries};
 use crate::op::Fh;
+use crate::store::{CachedEntry, DirEntries};
 use nigh_types::{CallId, Cookie, CookieKey, Dirent, Kind, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 

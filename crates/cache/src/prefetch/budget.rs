@@ -9,7 +9,7 @@ const PASSING: Span = Span::from_millis(2_000);
 impl Cache {
     /// Records the use of a directory: it is opened, or a name in it is looked up.
     pub(crate) fn use_prefetched(&mut self, now: Time, dir: u64) {
-        let Some(directory) = self.dirs.get_mut(&dir) else { return };
+        let Some(directory) = self.store.dir_mut(dir) else { return };
         if directory.first_used_at.is_some_and(|passed| now >= passed.after(PASSING)) {
             // A caller came back.
             directory.first_used_at = None;

@@ -32,14 +32,14 @@ impl Cache {
         if !self.prefetch.is_possible() {
             return None;
         }
-        let parent = self.inodes.get(&dir)?.parent_entry.as_ref().map(|(parent, _)| *parent)?;
-        let above = self.dirs.get_mut(&parent)?;
+        let parent = self.store.inode(dir)?.parent_entry.as_ref().map(|(parent, _)| *parent)?;
+        let above = self.store.dir_mut(parent)?;
         if !above.complete || !above.held.is_some_and(|held| held.is_live(now)) {
             return None;
         }
         let before = above.last_child.replace(dir);
         let via = above.opened_in_walk;
-        if let Some(id) = self.id_of(dir) {
+        if let Some(id) = self.store.id_of(dir) {
             self.directory(id).opened_in_walk = true;
         }
         Some((parent, before.filter(|before| *before != dir), via))
@@ -82,7 +82,7 @@ impl Cache {
         if !wanted || self.is_listed(now, dir) || !self.is_to_be_listed(dir) {
             return;
         }
-        let Some(id) = self.id_of(dir) else { return };
+        let Some(id) = self.store.id_of(dir) else { return };
         let directory = self.directory(id);
         directory.remote_lookups = directory.remote_lookups.saturating_add(1);
         match u32::from(directory.remote_lookups) {
@@ -124,10 +124,10 @@ impl Cache {
                 .iter()
                 .filter(|b| !self.is_listed(now, b.id.ino) && self.prefetch.expected_by(b.id.ino).is_none());
             roots.extend(open.take(room).filter_map(|b| self.node_ref(b.id.ino)));
-            let above = self.dirs.get(&parent).filter(|d| d.opened_in_walk);
+            let above = self.store.dir(parent).filter(|d| d.opened_in_walk);
             let above =
-                above.and_then(|_| self.inodes.get(&parent)?.parent_entry.as_ref().map(|(above, _)| *above));
-            match above.filter(|above| self.dirs.get(above).is_some_and(|d| d.complete)) {
+                above.and_then(|_| self.store.inode(parent)?.parent_entry.as_ref().map(|(above, _)| *above));
+            match above.filter(|above| self.store.dir(*above).is_some_and(|d| d.complete)) {
                 Some(above) if roots.len() < Call::MOST_ROOTS as usize => (dir, parent) = (parent, above),
                 _ => return roots,
             }
@@ -135,14 +135,14 @@ impl Cache {
     }
 
     fn is_listed(&self, now: Time, dir: u64) -> bool {
-        let directory = self.dirs.get(&dir);
+        let directory = self.store.dir(dir);
         directory.is_some_and(|d| {
             d.listing.is_some() || d.complete && d.held.is_some_and(|held| held.is_live(now))
         })
     }
 
     fn subdirs(&self, parent: u64) -> Vec<Subdir> {
-        let Some(directory) = self.dirs.get(&parent) else { return Vec::new() };
+        let Some(directory) = self.store.dir(parent) else { return Vec::new() };
         let rows = directory.rows.iter().take(LOOKED_AT);
         let dirs = rows.filter_map(|row| {
             let child = row.child.filter(|child| child.attr().is_dir())?;

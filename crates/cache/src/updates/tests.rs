@@ -5,6 +5,7 @@ use crate::op::Output;
 use crate::test_fixtures::{T0, cache, calls, name, outputs, session};
 use crate::{Config, Op};
 use nigh_types::{Event, Grant, GrantId, Reply, Response, Term};
+use nigh_types::{RecallId, Span};
 
 const FILE: NodeId = NodeId { ino: 7, generation: 1 };
 

@@ -3,7 +3,7 @@
 //! Entries are stored in chunks of at most [`CHUNK`], each with its names in one block. A seek is two binary searches,
 //! an insertion moves at most one chunk, and a listing that arrives in order fills chunks completely.
 
-use crate::packed_attr::PackedAttr;
+use crate::store::packed_attr::PackedAttr;
 use nigh_types::{Attr, Cookie, Entry, Kind, Name, NodeId};
 
 /// Entries of a chunk. So many of the longest names have at most `u16::MAX` bytes.
