@@ -62,11 +62,11 @@ impl Cache {
             }
         }
         self.keep_old_nodeid(id);
-        let numbers = &mut self.numbers;
+        let numbers = &mut self.kernel.nodeids;
         let inode = self.store.inode_or_insert(id, || numbers.restore(id));
         if inode.id != id {
             inode.reset(id);
-            inode.nlookup += self.numbers.restore(id);
+            inode.nlookup += self.kernel.nodeids.restore(id);
         }
         inode
     }
@@ -259,7 +259,7 @@ impl Cache {
             self.note_new_to_kernel(id.ino);
         }
         if let Some((dir, name)) = home {
-            self.recent_dir_lookups.put((dir, name), attr.is_dir().then_some((id, attr)));
+            self.kernel.recent_dirs.put((dir, name), attr.is_dir().then_some((id, attr)));
             let inode = self.inode(id);
             inode.attr_valid_until = now.after(node.entry_valid.min(node.attr_valid));
             // The kernel may apply two replies in the reverse order: the longer timeout lasts until the dentry is
@@ -279,7 +279,7 @@ impl Cache {
             && let Some(inode) = self.store.inode_mut(ino)
         {
             inode.kernel_has_attr = true;
-            inode.kernel_set_id |= crate::remove_privs::set_id(attr);
+            inode.kernel_set_id |= crate::store::set_id(attr);
         }
         valid
     }
@@ -317,7 +317,7 @@ impl Cache {
         name: &Name,
         held: Option<LiveGrant>,
     ) -> OpReply {
-        self.recent_dir_lookups.put((dir, name), None);
+        self.kernel.recent_dirs.put((dir, name), None);
         let held = held.filter(|_| !self.changes_frequently(now, dir));
         let held = held.filter(|_| !self.watches.is_reporting(dir));
         let valid = held.map_or(Span::ZERO, |h| self.kernel.level().negative_timeout(&h, now));

@@ -44,6 +44,21 @@ pub(crate) fn complement(mut busy: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     gaps
 }
 
+/// Returns whether a range covers a page from its beginning to its end.
+pub(crate) fn covers_full_page((offset, length): (u64, u64)) -> bool {
+    let end = offset.saturating_add(length);
+    offset.checked_next_multiple_of(PAGE).is_some_and(|at| at.saturating_add(PAGE) <= end)
+}
+
+/// Returns the pages that a range covers in part.
+pub(crate) fn partial_page_ranges((offset, length): (u64, u64)) -> Vec<(u64, u64)> {
+    let end = offset.saturating_add(length);
+    let mut ends = vec![offset / PAGE * PAGE, end / PAGE * PAGE];
+    ends.dedup();
+    let is_cut = |at: &u64| *at < offset || end < at.saturating_add(PAGE);
+    ends.into_iter().filter(|at| *at < end).filter(is_cut).map(|at| (at, PAGE)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,5 +77,21 @@ mod tests {
             clip(complement(vec![(PAGE, 10)]), 10, 3 * PAGE),
             [(10, PAGE - 10), (2 * PAGE, PAGE + 10)]
         );
+    }
+
+    #[test]
+    fn partial_page_ranges_are_pages_covered_in_part() {
+        assert!(
+            covers_full_page((0, PAGE))
+                && covers_full_page((7, 2 * PAGE))
+                && !covers_full_page((7, 2 * PAGE - 8))
+        );
+        assert!(!covers_full_page((u64::MAX - 7, 10)));
+        assert_eq!(partial_page_ranges((0, PAGE)), []);
+        assert_eq!(partial_page_ranges((PAGE, 3 * PAGE)), []);
+        assert_eq!(partial_page_ranges((PAGE, 10)), [(PAGE, PAGE)]);
+        assert_eq!(partial_page_ranges((PAGE + 7, 10)), [(PAGE, PAGE)]);
+        assert_eq!(partial_page_ranges((PAGE + 7, PAGE - 7)), [(PAGE, PAGE)]);
+        assert_eq!(partial_page_ranges((7, 2 * PAGE)), [(0, PAGE), (2 * PAGE, PAGE)]);
     }
 }

@@ -3,16 +3,12 @@
 use crate::calls::{CallKind, Calls, InflightCall, OpenParams};
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
-use crate::dead_dentries::RecentDirLookups;
 use crate::inotify::Watches;
-use crate::kernel::NodeIdMap;
 use crate::kernel::{DeferredReply, Kernel};
 use crate::op::{Caller, Op, OpReply, Output, Reason};
 use crate::open::Open;
-use crate::oversized::Oversized;
 use crate::pages::UngrantedPages;
 use crate::prefetch::PrefetchJobs;
-use crate::prune::KernelInodeQueue;
 use crate::session::Session;
 use crate::store::Store;
 use nigh_types::{Call, Errno, Event, OpId, Reply, Response, Time};
@@ -42,15 +38,11 @@ pub struct Cache {
     /// Latest `now` of an input.
     pub(crate) clock: Time,
     /// Queue of the inodes that the kernel knows, and the time of the next search for idle directories.
-    pub(crate) told: KernelInodeQueue,
     pub(crate) idle_due: Option<Time>,
     /// Mount point of the root for log lines; empty if there is none.
     pub(crate) shown_root: String,
-    pub(crate) oversized: Oversized,
     /// Eviction that could not keep to the budget waits until more bytes are in use.
     pub(crate) trim_above: u64,
-    pub(crate) numbers: NodeIdMap,
-    pub(crate) recent_dir_lookups: RecentDirLookups,
     pub(crate) prefetch: PrefetchJobs,
     pub(crate) ungranted: UngrantedPages,
     /// Cached statfs reply for an inode, and its end.
@@ -72,13 +64,9 @@ impl Cache {
             session: Session::default(),
             open: Open::default(),
             clock: Time(0),
-            told: KernelInodeQueue::default(),
             idle_due: None,
             shown_root: String::new(),
-            oversized: Oversized::default(),
             trim_above: 0,
-            numbers: NodeIdMap::default(),
-            recent_dir_lookups: RecentDirLookups::default(),
             prefetch: PrefetchJobs::default(),
             ungranted: UngrantedPages::default(),
             statfs_cache: None,

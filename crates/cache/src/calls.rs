@@ -6,12 +6,14 @@
 mod deadlines;
 mod inflight;
 mod joins;
+mod kernel_locks;
 mod kind;
 mod mutations;
 mod race_log;
 mod races;
 
 pub(crate) use inflight::{InflightCall, Waiter, attr_after};
+pub(crate) use kernel_locks::PageRange;
 pub(crate) use kind::{CallKind, OpenParams, ReplyKind};
 pub(crate) use race_log::{ConcurrentDentry, RaceLog};
 

@@ -1,7 +1,6 @@
 //! Settings of a mount.
 
 use crate::kernel::NotifyLevel;
-use crate::prefetch::Prefetch;
 use nigh_types::Span;
 
 /// Treatment of requests while the remote is away.
@@ -83,4 +82,15 @@ impl Default for Config {
             incarnation: 0,
         }
     }
+}
+
+/// Prefetch policy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Prefetch {
+    Off,
+    /// Prefetch while a caller walks a tree, as far ahead as the walk needs.
+    #[default]
+    Auto,
+    /// Prefetch everything below a directory that a caller opens, within the budget.
+    All,
 }

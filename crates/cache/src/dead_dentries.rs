@@ -7,39 +7,7 @@
 
 use crate::cache::Cache;
 use crate::calls::CallKind;
-use nigh_types::{Attr, Kind, Name, NodeId};
-use std::collections::VecDeque;
-
-/// Names of the directories in the latest replies. The directory entries have these only under a lease.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RecentDirLookups(VecDeque<(u64, Name, NodeId, Attr)>);
-
-impl RecentDirLookups {
-    /// The kernel looks a name up right before it removes what is there.
-    const MOST: usize = 16;
-
-    /// Records a reply. `directory`: `None` if the name leads to something else.
-    pub fn put(&mut self, (dir, name): (u64, &Name), directory: Option<(NodeId, Attr)>) {
-        if directory.is_none() && self.0.is_empty() {
-            return;
-        }
-        self.0.retain(|(d, n, ..)| (*d, n) != (dir, name));
-        let Some((id, attr)) = directory else { return };
-        self.0.push_back((dir, name.clone(), id, attr));
-        if self.0.len() > RecentDirLookups::MOST {
-            self.0.pop_front();
-        }
-    }
-
-    fn at(&self, (dir, name): (u64, &Name)) -> Option<NodeId> {
-        self.0.iter().find(|(d, n, ..)| (*d, n) == (dir, name)).map(|(_, _, id, _)| *id)
-    }
-
-    /// Returns the attributes of the directory in its last LOOKUP reply.
-    pub fn attr_of(&self, directory: NodeId) -> Option<Attr> {
-        self.0.iter().rev().find(|(_, _, id, _)| *id == directory).map(|(_, _, _, attr)| *attr)
-    }
-}
+use nigh_types::{Kind, NodeId};
 
 impl Cache {
     /// Returns the directory that the kernel will take for removed after this change.
@@ -53,7 +21,7 @@ impl Cache {
             let row = self.store.row(dir, name)?;
             row.child.filter(|child| child.attr().kind() == Kind::Directory).map(|child| child.id)
         };
-        let told = self.recent_dir_lookups.at((dir, name)).or_else(row)?;
+        let told = self.kernel.recent_dirs.at((dir, name)).or_else(row)?;
         let known = self.store.inode(told.ino).filter(|inode| inode.id == told && inode.nlookup > 0);
         known.filter(|inode| inode.is_at(dir, name)).map(|inode| inode.id)
     }
@@ -65,7 +33,7 @@ impl Cache {
         let Some(inode) = self.store.inode_of_mut(id) else { return };
         match std::mem::take(&mut inode.nlookup) {
             0 => {}
-            lookups => self.numbers.alias(id, lookups, None),
+            lookups => self.kernel.nodeids.alias(id, lookups, None),
         }
     }
 }

@@ -20,7 +20,7 @@ const DIRECTORY_BYTES: u64 = (size_of::<Directory>() + 24 + size_of::<InodeExt>(
 impl Cache {
     /// Returns the memory in use, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        let inodes = self.store.inode_count() as u64 * INODE_BYTES + self.told.bytes();
+        let inodes = self.store.inode_count() as u64 * INODE_BYTES + self.kernel.inodes.bytes();
         self.names_bytes() + inodes + self.open.dirs.snapshot_bytes() + self.open.names.bytes()
     }
 

@@ -1,16 +1,20 @@
 //! What the kernel holds beside inodes: invalidations that it has yet to do, timers for the ends of its timeouts, and its
 //! negative dentries.
 
+mod inode_queue;
 mod level;
 mod nodeid_map;
 mod queue;
+mod recent_dirs;
 
+pub(crate) use inode_queue::KernelInodeQueue;
 pub use level::NotifyLevel;
 pub(crate) use nodeid_map::NodeIdMap;
 #[cfg(test)]
 pub(crate) use queue::MAX_REPLY_WAIT;
 use queue::QueuedItem;
 pub(crate) use queue::{DeferredReply, QueuedKind};
+pub(crate) use recent_dirs::RecentDirLookups;
 
 use crate::op::InvalidationId;
 use nigh_types::{GrantId, Name, RecallId, Time};
@@ -43,6 +47,9 @@ pub(crate) struct Kernel {
     /// Negative dentries that the kernel may have, by directory.
     negative_dentries: BTreeSet<(u64, Name)>,
     most_negative_dentries: u64,
+    pub nodeids: NodeIdMap,
+    pub inodes: KernelInodeQueue,
+    pub recent_dirs: RecentDirLookups,
     /// Invalidations and replies that follow an outstanding GETATTR reply, in order.
     queue: VecDeque<QueuedItem>,
 }
@@ -59,6 +66,9 @@ impl Kernel {
             timers: BTreeSet::new(),
             negative_dentries: BTreeSet::new(),
             most_negative_dentries,
+            nodeids: NodeIdMap::default(),
+            inodes: KernelInodeQueue::default(),
+            recent_dirs: RecentDirLookups::default(),
             queue: VecDeque::new(),
         }
     }

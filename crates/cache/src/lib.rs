@@ -75,7 +75,7 @@ mod updates;
 mod xattr;
 
 pub use cache::Cache;
-pub use config::{Config, OnDisconnect};
+pub use config::{Config, OnDisconnect, Prefetch};
 pub use counters::{Counters, Gauges};
 pub use inotify::{RemoteChange, WatchStatus};
 pub use kernel::NotifyLevel;
@@ -83,5 +83,4 @@ pub use op::{
     Caller, Fh, InvalidationId, KernelInvalidation, LockSpan, Node, Op, OpReply, Opened, Output, Page,
     PageEntry, Reason, Urgency,
 };
-pub use prefetch::Prefetch;
 pub use xattr::{is_privileged, sized_xattr};

@@ -42,7 +42,7 @@ impl Cache {
             // Nothing is sent: see `wait`.
             return Ok((CallId(0), false));
         }
-        if self.oversized.contains(now, dir) {
+        if self.store.oversized.contains(now, dir) {
             return Err(Errno::NOMEM);
         }
         let listing = self.store.dir(dir).and_then(|d| d.listing);

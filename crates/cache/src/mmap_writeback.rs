@@ -22,43 +22,14 @@
 //! stale state would never end.
 
 use crate::cache::Cache;
-use crate::calls::{InflightCall, attr_after};
+use crate::calls::{InflightCall, PageRange, attr_after};
 use crate::grants::LiveGrant;
-use crate::kernel_locks::PageRange;
 use crate::op::{InvalidationId, KernelInvalidation, Output};
+use crate::pages::{PageBase, StalePages};
 use nigh_types::{
-    Attr, CallId, DataVersion, Errno, GrantId, LeaseScope, NodeId, OpId, Response, Time,
-    WriteBackPrecondition,
+    Attr, CallId, DataVersion, Errno, LeaseScope, NodeId, OpId, Response, Time, WriteBackPrecondition,
 };
 use std::collections::BTreeSet;
-
-/// Data version of the kernel's pages under a live grant.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PageBase {
-    pub stamp: DataVersion,
-    /// Grant of the pages.
-    pub under: (GrantId, LeaseScope),
-    /// The last invalidation of all pages that was sent since.
-    pub full_drop: Option<InvalidationId>,
-}
-
-/// Stale pages: the kernel may have pages under a grant that has ended.
-#[derive(Clone, Debug)]
-pub(crate) struct StalePages {
-    pub stamp: DataVersion,
-    /// Data version after write-backs of stale pages.
-    tip: DataVersion,
-    /// All pages are stale until the kernel has done an invalidation of all pages later than this one.
-    full_drop_after: Option<InvalidationId>,
-    /// Then the pages that it left out: those of these requests, until their replies,
-    left_out: BTreeSet<OpId>,
-    /// and until the kernel has done the last invalidation after such a reply.
-    last_drop: Option<InvalidationId>,
-    /// The grant lived when the server forgot its session.
-    ended_with_session: bool,
-    /// Another client has changed the file since.
-    overwritten: bool,
-}
 
 impl Cache {
     /// Records the data version of a file under a live grant, from the reply to that call or from the cache.
@@ -115,11 +86,8 @@ impl Cache {
         let Some(inode) = self.store.inode(ino) else { return Ok(None) };
         let ungranted: Vec<WriteBackPrecondition> = self.ungranted.versions_in(inode.id, range).collect();
         let kept = match (&inode.old, &inode.base) {
-            (Some(old), _) if old.overwritten => return Err(Errno::IO),
-            (Some(old), _) => Some(WriteBackPrecondition { stamp: old.stamp, under: None }),
-            (None, base) => {
-                base.as_ref().map(|base| WriteBackPrecondition { stamp: base.stamp, under: Some(base.under) })
-            }
+            (Some(old), _) => Some(old.precondition().ok_or(Errno::IO)?),
+            (None, base) => base.as_ref().map(PageBase::precondition),
         };
         // A file's times may be set back; grant ids on a file ascend.
         let grant = |since: &WriteBackPrecondition| since.under.map(|(grant, _)| grant);
@@ -142,24 +110,8 @@ impl Cache {
             return;
         }
         match (&mut more.old, base) {
-            (Some(old), base) => {
-                old.ended_with_session = false;
-                if base.is_some() {
-                    old.full_drop_after = Some(after);
-                }
-            }
-            (old, Some(PageBase { stamp, .. })) => {
-                let (all_until, left_out, behind) = (Some(after), BTreeSet::new(), None);
-                *old = Some(StalePages {
-                    stamp,
-                    tip: stamp,
-                    full_drop_after: all_until,
-                    left_out,
-                    last_drop: behind,
-                    ended_with_session: unbroken,
-                    overwritten: false,
-                });
-            }
+            (Some(old), base) => old.add(base.is_some().then_some(after)),
+            (old, Some(PageBase { stamp, .. })) => *old = Some(StalePages::new(stamp, after, unbroken)),
             (None, None) => {}
         }
     }
@@ -169,12 +121,9 @@ impl Cache {
         self.ungranted.dropped(id, ino, all);
         let left_out = if all { self.requests_with_locked_pages(ino) } else { BTreeSet::new() };
         let Some(more) = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()) else { return };
+        let kernel = &self.kernel;
         if let Some(old) = &mut more.old {
-            if all && old.full_drop_after.is_some_and(|after| after < id) {
-                (old.full_drop_after, old.left_out) = (None, left_out);
-            }
-            let is_untold = old.last_drop.is_some_and(|behind| self.kernel.is_pending(behind));
-            if old.full_drop_after.is_some() || !old.left_out.is_empty() || is_untold {
+            if !old.note_drop(id, all, left_out, |drop| kernel.is_pending(drop)) {
                 return;
             }
             more.old = None;
@@ -219,14 +168,8 @@ impl Cache {
 
     /// Records the invalidation that drops the pages of answered requests.
     pub(crate) fn note_drop_after_reply(&mut self, ops: &[OpId], ino: u64, id: InvalidationId) {
-        let Some(old) = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()?.old.as_mut()) else {
-            return;
-        };
-        let were_left_out = ops.iter().filter(|op| old.left_out.remove(op)).count() > 0;
-        // While an invalidation of all pages is queued it is unknown which pages it leaves out.
-        if old.full_drop_after.is_some() || were_left_out {
-            old.last_drop = Some(id);
-        }
+        let old = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
+        old.into_iter().for_each(|old| old.note_drop_after_reply(ops, id));
     }
 
     /// Drops all stale pages: with an active session, write-back no longer blocks.
@@ -255,10 +198,7 @@ impl Cache {
         };
         let stamp = DataVersion::of(attr);
         let inode = self.inode(id);
-        let is_own = |old: &StalePages| {
-            !old.overwritten && (old.ended_with_session || old.stamp == stamp || old.tip == stamp)
-        };
-        if inode.old.as_ref().is_some_and(is_own) {
+        if inode.old.as_ref().is_some_and(|old| old.is_own(stamp)) {
             inode.ext_mut().old = None;
             inode.ext_mut().base =
                 Some(PageBase { stamp, under: (grant.id, LeaseScope::Data), full_drop: None });
@@ -269,7 +209,7 @@ impl Cache {
     pub(crate) fn requeue_writebacks(&mut self) {
         // The server forgot with the session which versions are local writes.
         let old = self.store.inodes_mut().filter_map(|inode| inode.ext_if_any()?.old.as_mut());
-        old.for_each(|old| old.stamp = old.tip);
+        old.for_each(StalePages::forget_write_backs);
         let flushes = self.calls.iter().filter(|(_, flight)| flight.purpose.is_writeback());
         let calls: Vec<CallId> = flushes.map(|(call, _)| call).collect();
         for call in calls {
@@ -288,17 +228,15 @@ impl Cache {
     /// Records the data version after a write-back.
     pub(crate) fn on_writeback_reply(&mut self, ino: u64, response: &Response) {
         let old = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
-        if let (Some(old), Some(attr)) = (old, attr_after(response, ino))
-            && old.tip.mtime.pair() <= attr.mtime.pair()
-        {
-            old.tip = DataVersion::of(&attr);
+        if let (Some(old), Some(attr)) = (old, attr_after(response, ino)) {
+            old.note_write_back(DataVersion::of(&attr));
         }
     }
 
     /// Fails write-back: the remote refused it because another client has changed the file.
     pub(crate) fn fail_writeback(&mut self, ino: u64) {
         let old = self.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
-        if !old.is_some_and(|old| std::mem::replace(&mut old.overwritten, true)) {
+        if !old.is_some_and(StalePages::note_overwritten) {
             let path = self.shown_path(ino);
             tracing::error!(
                 target: "nigh::stores",

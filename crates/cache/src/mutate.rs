@@ -120,7 +120,7 @@ impl Cache {
                 self.open.files.detach(id.ino);
             }
             inode.reset(id);
-            inode.nlookup += self.numbers.restore(id);
+            inode.nlookup += self.kernel.nodeids.restore(id);
         }
     }
 
@@ -229,7 +229,7 @@ impl Cache {
 
     /// Handles an inode's loss of its name.
     fn on_name_removed(&mut self, node: NodeId, (dir, name): (u64, &Name), kept: Option<Handle>) {
-        let last = self.last_attr(node).or_else(|| self.recent_dir_lookups.attr_of(node));
+        let last = self.last_attr(node).or_else(|| self.kernel.recent_dirs.attr_of(node));
         self.invalidate_if_unforeseen(node, (dir, name));
         self.forget_earlier_name(node, (dir, name));
         self.drop_dir_names(node.ino);

@@ -61,7 +61,7 @@ impl Cache {
         if !possible || failed || keeps {
             return false;
         }
-        if self.config.names_first || self.oversized.contains(now, ino) {
+        if self.config.names_first || self.store.oversized.contains(now, ino) {
             return true;
         }
         let Some((directory, _)) = self.live_directory(now, ino) else { return false };
@@ -161,7 +161,7 @@ impl Cache {
     /// Makes the readers of a stream wait for the listing from now on.
     fn abort_name_stream(&mut self, now: Time, fh: Fh) {
         if let Some(dir) = self.open.names.dir_of(fh)
-            && self.oversized.contains(now, dir)
+            && self.store.oversized.contains(now, dir)
         {
             return self.restart_name_stream(now, dir, fh);
         }

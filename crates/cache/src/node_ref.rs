@@ -17,10 +17,10 @@ impl Cache {
     ///
     /// `ESTALE`: a node id stands for an inode that is gone. The kernel looks the name up again.
     pub fn resolve_nodeid(&self, mut op: Op) -> Result<Op, Errno> {
-        if self.numbers.is_identity() {
+        if self.kernel.nodeids.is_identity() {
             return Ok(op);
         }
-        let is_former = |number: u64| self.numbers.resolve(number).is_err();
+        let is_former = |number: u64| self.kernel.nodeids.resolve(number).is_err();
         if op.nodes_by_number().into_iter().flatten().any(is_former) {
             return Err(Errno::STALE);
         }
@@ -41,26 +41,26 @@ impl Cache {
     /// Returns the inode that a node id stands for, or stood for if it is gone.
     #[must_use]
     pub fn inode_of_nodeid(&self, number: u64) -> u64 {
-        self.numbers.resolve(number).unwrap_or_else(|former| former.id.ino)
+        self.kernel.nodeids.resolve(number).unwrap_or_else(|former| former.id.ino)
     }
 
     /// Returns the node id by which the kernel knows an inode. [`Cache::nodeids_of`] adds those of earlier inodes with
     /// the number that the kernel still remembers.
     #[must_use]
     pub fn nodeid_of(&self, ino: u64) -> u64 {
-        self.numbers.nodeid(ino)
+        self.kernel.nodeids.nodeid(ino)
     }
 
     #[must_use]
     pub fn nodeids_of(&self, ino: u64) -> Vec<u64> {
-        self.numbers.all_nodeids(ino)
+        self.kernel.nodeids.all_nodeids(ino)
     }
 
     /// Returns the node id for a reply about an inode.
     pub(crate) fn nodeid_for_reply(&mut self, id: NodeId) -> u64 {
         match self.inode(id).nlookup {
-            0 => self.numbers.assign_if_reused(id.ino),
-            _ => self.numbers.nodeid(id.ino),
+            0 => self.kernel.nodeids.assign_if_reused(id.ino),
+            _ => self.kernel.nodeids.nodeid(id.ino),
         }
     }
 
@@ -72,7 +72,7 @@ impl Cache {
         let gone = old.ext_if_any().and_then(|more| more.unlinked_attr.take());
         let (old, lookups) = (old.id, std::mem::take(&mut old.nlookup));
         self.drop_reused_inode(old.ino);
-        self.numbers.reuse(old, lookups, gone);
+        self.kernel.nodeids.reuse(old, lookups, gone);
         // Requests that have yet to begin mean the old inode too.
         let means_it = |op: &Op| op.nodes_by_number().into_iter().flatten().any(|ino| ino == id.ino);
         let parked = self.calls.queued().filter(|(_, op)| means_it(op)).map(|(op, _)| op);
@@ -88,7 +88,7 @@ impl Cache {
         let Some(gone) = inode.ext_if_any().and_then(|more| more.unlinked_attr.take()) else { return };
         match std::mem::take(&mut inode.nlookup) {
             0 => {}
-            lookups => self.numbers.alias(id, lookups, Some(gone)),
+            lookups => self.kernel.nodeids.alias(id, lookups, Some(gone)),
         }
     }
 
@@ -140,12 +140,12 @@ impl Cache {
     /// Returns whether all node ids equal the inode numbers.
     #[must_use]
     pub fn nodeids_are_inode_numbers(&self) -> bool {
-        self.numbers.is_identity()
+        self.kernel.nodeids.is_identity()
     }
 
     /// Handles a FORGET of `count` lookups of a node id.
     pub fn handle_forget(&mut self, number: u64, count: u64) {
-        let ino = match self.numbers.forget(number, count) {
+        let ino = match self.kernel.nodeids.forget(number, count) {
             Ok(ino) => ino,
             // The record of the inode that has its number now may have been kept for it alone.
             Err(former) => return self.drop_if_idle(former.id.ino),
@@ -153,7 +153,7 @@ impl Cache {
         let Some(inode) = self.store.inode_mut(ino) else { return };
         inode.nlookup = inode.nlookup.saturating_sub(count);
         if inode.nlookup == 0 {
-            self.numbers.release(ino);
+            self.kernel.nodeids.release(ino);
         }
         self.drop_if_idle(ino);
     }

@@ -8,35 +8,10 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, ReplyKind};
 use crate::op::{OpReply, Output};
-use nigh_types::{CallId, Errno, OpId, Span, Time};
-use std::collections::BTreeMap;
+use nigh_types::{CallId, Errno, OpId, Time};
 
 /// A listing of this size is kept however small the budget is, in bytes.
 pub(crate) const ALWAYS_KEPT: u64 = 4 << 20;
-/// Time for which a directory that did not fit is not listed whole again.
-const NOT_LISTED_FOR: Span = Span::from_millis(60_000);
-/// Most directories that are remembered as too large.
-const MOST_REMEMBERED: usize = 256;
-
-/// Directories that were too large, and until when they are not listed whole. At most [`MOST_REMEMBERED`].
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Oversized {
-    until: BTreeMap<u64, Time>,
-}
-
-impl Oversized {
-    fn insert(&mut self, now: Time, dir: u64) {
-        self.until.retain(|_, until| *until > now);
-        if self.until.len() < MOST_REMEMBERED {
-            self.until.insert(dir, now.after(NOT_LISTED_FOR));
-        }
-    }
-
-    /// Returns whether the directory is not to be listed whole.
-    pub fn contains(&self, now: Time, dir: u64) -> bool {
-        self.until.get(&dir).is_some_and(|until| *until > now)
-    }
-}
 
 impl Cache {
     /// Cancels listings in flight, the largest first, until all together keep to their bound. Runs after each chunk.
@@ -83,7 +58,7 @@ impl Cache {
         flight.detached_entries = None;
         flight.grants = Vec::new();
         let waiters = std::mem::take(&mut flight.waiters);
-        self.oversized.insert(now, dir);
+        self.store.oversized.insert(now, dir);
         let current = self.store.dir(dir).filter(|d| d.listing == Some(call)).map(|d| d.id);
         self.end_listing(call, dir);
         if let Some(id) = current {

@@ -20,17 +20,6 @@ use nigh_types::{
 };
 use rustc_hash::FxHashMap;
 
-/// Prefetch policy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Prefetch {
-    Off,
-    /// Prefetch while a caller walks a tree, as far ahead as the walk needs.
-    #[default]
-    Auto,
-    /// Prefetch everything below a directory that a caller opens, within the budget.
-    All,
-}
-
 /// Credit of a job's first request, in entries.
 const FIRST_WINDOW: u64 = 1_024;
 const LARGEST_WINDOW: u64 = 65_536;
@@ -40,7 +29,7 @@ const ENTRY_BYTES: u64 = 160;
 impl Cache {
     /// Returns whether a directory needs a listing call: no listing is in flight, and no job will bring it.
     pub(crate) fn is_to_be_listed(&self, dir: u64) -> bool {
-        if self.oversized.contains(self.clock, dir) {
+        if self.store.oversized.contains(self.clock, dir) {
             return false;
         }
         let listing = self.store.dir(dir).and_then(|d| d.listing);

@@ -11,14 +11,10 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall, attr_after};
 use crate::op::{Caller, Op, OpReply};
-use nigh_types::{Attr, Call, Errno, OpId, Reply, Response, SetAttr, Time};
+use crate::store::set_id;
+use nigh_types::{Call, Errno, OpId, Reply, Response, SetAttr, Time};
 
 const CAPABILITY: &[u8] = b"security.capability";
-
-/// Returns the set-user-ID and set-group-ID bits of a mode (`mode >> 9`).
-pub(crate) fn set_id(attr: &Attr) -> u8 {
-    u8::try_from(attr.mode >> 9 & 0o6).unwrap_or(0o6)
-}
 
 impl Cache {
     /// Returns whether the kernel must drop an inode's attributes before the reply to a local change of it.

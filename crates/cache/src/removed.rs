@@ -53,9 +53,9 @@ impl Cache {
     }
 
     fn removed_directory(&mut self, number: u64) -> Option<(NodeId, &mut Attr)> {
-        let ino = match self.numbers.resolve(number) {
+        let ino = match self.kernel.nodeids.resolve(number) {
             Ok(ino) => ino,
-            Err(former) => return Some((former.id, self.numbers.removed_attr(number)?)),
+            Err(former) => return Some((former.id, self.kernel.nodeids.removed_attr(number)?)),
         };
         let inode = self.store.inode_mut(ino)?;
         let id = inode.id;

@@ -4,8 +4,8 @@
 use crate::cache::Cache;
 use crate::calls::{CallKind, InflightCall};
 use crate::config::OnDisconnect;
+use crate::config::Prefetch;
 use crate::op::{Caller, Op, OpReply, Output};
-use crate::prefetch::Prefetch;
 use crate::session::SessionState;
 use nigh_types::{CallId, Errno, Name, OpId, SessionParams, Time};
 

@@ -5,6 +5,7 @@ mod dir_entries;
 mod directory;
 mod forgotten;
 mod inode;
+mod oversized;
 mod packed_attr;
 mod suspended;
 
@@ -12,7 +13,10 @@ pub(crate) use dentry_leases::DentryLeases;
 pub(crate) use dir_entries::{CachedEntry, DirEntries, DirEntryRef};
 pub(crate) use directory::Directory;
 pub(crate) use forgotten::Forgotten;
-pub(crate) use inode::{CachedData, CachedPages, ChangeToken, Inode, InodeExt, UntimedCopy};
+pub(crate) use inode::{CachedData, CachedPages, ChangeToken, Inode, InodeExt, UntimedCopy, set_id};
+#[cfg(test)]
+pub(crate) use oversized::NOT_LISTED_FOR;
+pub(crate) use oversized::Oversized;
 pub(crate) use suspended::SuspendedFacts;
 
 use nigh_types::{Cookie, CookieKey, GrantId, Name, NodeId, Time};
@@ -64,6 +68,7 @@ pub(crate) struct Store {
     returned_leases: BTreeMap<NodeId, GrantId>,
     pub forgotten: Forgotten,
     pub suspended: SuspendedFacts,
+    pub oversized: Oversized,
 }
 
 /// The export.

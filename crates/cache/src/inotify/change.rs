@@ -1,6 +1,6 @@
 //! Remote changes, as they are reported to watchers.
 
-use nigh_types::{Kind, Name, NodeId};
+use nigh_types::{Attr, Kind, Name, NodeId};
 
 /// Remote change in a watched directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,5 +77,22 @@ impl RemoteChange {
     pub(crate) fn target(&self) -> Option<(u64, Name)> {
         let RemoteChange::Moved { to, new_name, .. } = self else { return None };
         Some((*to, new_name.clone()))
+    }
+}
+
+/// Names and attributes of one update.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RemoteUpdate {
+    pub names: Vec<(u64, Name)>,
+    pub attributes: Vec<(NodeId, Attr)>,
+}
+
+impl RemoteUpdate {
+    pub fn name(&mut self, dir: u64, name: &Name) {
+        self.names.push((dir, name.clone()));
+    }
+
+    pub fn attr(&mut self, node: NodeId, attr: Attr) {
+        self.attributes.push((node, attr));
     }
 }

@@ -1,27 +1,11 @@
 //! Remote changes that came as updates in place (docs/decisions/0014-pushes.md). The directory's facts are up to date,
 //! so no listing is needed, and no short-lived name is missed.
 
+use super::RemoteUpdate;
 use super::{ComparedAttrs, SnapshotEntry, seen};
 use crate::cache::Cache;
-use nigh_types::{Attr, Name, NodeId};
+use nigh_types::Name;
 use std::collections::BTreeMap;
-
-/// Names and attributes of one update.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RemoteUpdate {
-    names: Vec<(u64, Name)>,
-    attributes: Vec<(NodeId, Attr)>,
-}
-
-impl RemoteUpdate {
-    pub fn name(&mut self, dir: u64, name: &Name) {
-        self.names.push((dir, name.clone()));
-    }
-
-    pub fn attr(&mut self, node: NodeId, attr: Attr) {
-        self.attributes.push((node, attr));
-    }
-}
 
 impl Cache {
     /// Reports an update, all of which is in the facts by now.

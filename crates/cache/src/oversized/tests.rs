@@ -1,8 +1,9 @@
 use super::*;
 use crate::Cache;
 use crate::Config;
+use crate::config::Prefetch;
 use crate::op::{Caller, Fh, Op, Opened};
-use crate::prefetch::Prefetch;
+use crate::store::NOT_LISTED_FOR;
 use crate::test_fixtures::{T0, cache, calls, outputs};
 use nigh_types::{
     Attr, Call, Cookie, CookieKey, Dirent, Entries, Entry, Event, Grant, GrantId, Kind, LeaseScope, Mode,

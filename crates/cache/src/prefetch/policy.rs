@@ -1,7 +1,7 @@
 //! Prefetch policy: when and where a job begins, and in which order it goes.
 
-use super::Prefetch;
 use crate::cache::Cache;
+use crate::config::Prefetch;
 use nigh_types::{Call, CallId, Cookie, Name, NodeId, NodeRef, PrefetchOrder, Time};
 use std::cmp::Ordering;
 

@@ -4,7 +4,9 @@ use super::*;
 use crate::Config;
 use crate::op::{Fh, Output};
 use crate::test_fixtures::{T0, cache, outputs, replied, session};
-use nigh_types::{Access, CallId, Grant, GrantId, Handle, LeaseScope, NodeId, Term, WriteFlags, XattrSet};
+use nigh_types::{
+    Access, Attr, CallId, Grant, GrantId, Handle, LeaseScope, NodeId, Term, WriteFlags, XattrSet,
+};
 
 const FILE: NodeId = NodeId { ino: 7, generation: 1 };
 const PROGRAM: u32 = 0o104_755;

@@ -1,9 +1,14 @@
 //! Records of inodes.
 
-use crate::full_pages::FullPageTracker;
 use crate::grants::LiveGrant;
-use crate::mmap_writeback::{PageBase, StalePages};
+use crate::pages::FullPageTracker;
+use crate::pages::{PageBase, StalePages};
 use nigh_types::{Attr, Handle, Name, NodeId, Time, Timestamp, XattrSet};
+
+/// Returns the set-user-ID and set-group-ID bits of a mode (`mode >> 9`).
+pub(crate) fn set_id(attr: &Attr) -> u8 {
+    u8::try_from(attr.mode >> 9 & 0o6).unwrap_or(0o6)
+}
 
 /// Inode that the kernel knows, or that has facts under a grant of its own.
 #[derive(Clone, Debug)]
@@ -19,7 +24,7 @@ pub(crate) struct Inode {
     pub parent_entry: Option<(u64, Name)>,
     /// Rarely used fields, read through `Deref`; `None`: all have their defaults.
     more: Option<Box<InodeExt>>,
-    /// Position in the kernel's inode queue, see [`crate::prune::KernelInodeQueue`].
+    /// Position in the kernel's inode queue, see [`crate::kernel::KernelInodeQueue`].
     pub queue_seq: u32,
     /// The kernel has attributes with a timeout, and no invalidation of them has followed.
     pub kernel_has_attr: bool,
