@@ -1,18 +1,20 @@
-//! The cache and its contract.
+//! The cache and its contract: the façade that hands inputs on to the modules for them.
 
-use crate::calls::{CallKind, Calls, InflightCall, OpenParams};
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
-use crate::inotify::Watches;
-use crate::kernel::{DeferredReply, Kernel};
-use crate::op::{Caller, Op, OpReply, Output, Reason};
-use crate::open::Open;
-use crate::pages::UngrantedPages;
-use crate::prefetch::PrefetchJobs;
-use crate::session::Session;
-use crate::store::Store;
-use nigh_types::{Call, Errno, Event, OpId, Reply, Response, Time};
-use std::collections::VecDeque;
+use crate::facts::{forgetting, locked, paths, view};
+use crate::inotify::{RemoteChange, WatchStatus};
+use crate::inputs::{recall, responses, session_events, timers, updates};
+use crate::kernel::NotifyLevel;
+use crate::memory::{pressure, prune};
+use crate::op::{Caller, InvalidationId, Op, OpReply, Output, Reason};
+use crate::ops::{aborting, begin, closing, locks, lookup, privs, readdir, removed, restart};
+use crate::out::queue;
+use crate::page_cache::{full_pages, ranges};
+use crate::state::State;
+use crate::watching::{local_changes, looks};
+use nigh_types::{Errno, Event, Kind, Name, NodeId, OpId, Time, Timestamp};
+use std::collections::BTreeSet;
 
 /// The metadata cache of one mount.
 ///
@@ -29,369 +31,92 @@ use std::collections::VecDeque;
 /// is invalidated before a recall is acknowledged.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    pub(crate) config: Config,
-    pub(crate) store: Store,
-    pub(crate) calls: Calls,
-    pub(crate) kernel: Kernel,
-    pub(crate) session: Session,
-    pub(crate) open: Open,
-    /// Latest `now` of an input.
-    pub(crate) clock: Time,
-    /// Queue of the inodes that the kernel knows, and the time of the next search for idle directories.
-    pub(crate) idle_due: Option<Time>,
-    /// Mount point of the root for log lines; empty if there is none.
-    pub(crate) shown_root: String,
-    /// Eviction that could not keep to the budget waits until more bytes are in use.
-    pub(crate) trim_above: u64,
-    pub(crate) prefetch: PrefetchJobs,
-    pub(crate) ungranted: UngrantedPages,
-    /// Cached statfs reply for an inode, and its end.
-    pub(crate) statfs_cache: Option<(u64, nigh_types::Space, Time)>,
-    pub(crate) counters: Counters,
-    /// Directories with inotify watchers.
-    pub(crate) watches: Watches,
-    pub(crate) out: VecDeque<Output>,
+    pub(crate) state: State,
 }
 
 impl Cache {
     #[must_use]
     pub fn new(config: Config) -> Cache {
-        Cache {
-            config,
-            store: Store::default(),
-            calls: Calls::new(config.client, config.incarnation),
-            kernel: Kernel::new(config.level, config.kernel_negative_most),
-            session: Session::default(),
-            open: Open::default(),
-            clock: Time(0),
-            idle_due: None,
-            shown_root: String::new(),
-            trim_above: 0,
-            prefetch: PrefetchJobs::default(),
-            ungranted: UngrantedPages::default(),
-            statfs_cache: None,
-            counters: Counters::default(),
-            watches: Watches::default(),
-            out: VecDeque::new(),
-        }
+        Cache { state: State::new(config) }
     }
 
     /// Handles a request of the kernel. `None`: the reply comes as an output.
     pub fn handle_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
-        self.clock = now;
-        let limit = match self.config.on_disconnect {
+        let state = &mut self.state;
+        state.clock = now;
+        let limit = match state.config.on_disconnect {
             OnDisconnect::Fail(span) => Some(now.after(span)),
             _ => None,
         };
-        self.note_write_started(&op);
+        full_pages::note_write_started(state, &op);
         let answer = match op {
-            Op::Release { fh, flock } => self.release(now, fh, flock),
-            Op::ReleaseDir { fh } => self.release_dir(now, fh),
-            Op::Flush { ino, owner } => self.flush(now, id, caller, ino, owner),
-            op if self.session.is_active() => self.start(now, id, caller, op),
-            op => self.start_disconnected(now, id, caller, op),
+            Op::Release { fh, flock } => closing::release(state, now, fh, flock),
+            Op::ReleaseDir { fh } => readdir::release_dir(state, now, fh),
+            Op::Flush { ino, owner } => locks::flush(state, now, id, caller, ino, owner),
+            op if state.session.is_active() => begin::start(state, now, id, caller, op),
+            op => restart::start_disconnected(state, now, id, caller, op),
         };
         if answer.is_some() {
-            self.counters.hits += 1;
+            state.counters.hits += 1;
             tracing::trace!(target: "nigh::hit", op = id.0);
         } else {
             if let Some(due) = limit {
-                self.calls.begin_deadline(id, due);
+                state.calls.begin_deadline(id, due);
             }
             tracing::trace!(target: "nigh::miss", op = id.0);
         }
         answer
     }
 
-    pub(crate) fn start(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
-        if self.is_lost(&op) {
-            return Some(OpReply::Failed(Errno::IO));
-        }
-        let through = op.open_files();
-        let answer = self.begin_op(now, id, caller, op);
-        if answer.is_none() {
-            self.calls.note_open_files(id, through);
-        }
-        answer
-    }
-
-    fn begin_op(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
-        match op {
-            Op::Lookup { dir, name } => self.lookup(now, id, caller, dir, name),
-            Op::LookupSelf { ino } => self.lookup_self(now, id, caller, ino),
-            Op::LookupParent { ino } => self.lookup_parent(now, id, caller, ino),
-            Op::GetAttr { ino } => self.attributes(now, id, caller, ino),
-            Op::ReadLink { ino } => self.read_link(now, id, caller, ino),
-            Op::OpenDir { ino } => self.open_dir(now, id, caller, ino),
-            Op::ReadDir { ino, fh, offset, size, plus } => {
-                self.read_dir(now, id, caller, ino, fh, offset, size, plus)
-            }
-            Op::Open { ino, access, append } => self.open(now, id, caller, ino, access, append),
-            Op::Read { ino, fh, offset, size } => self.read(now, id, caller, (ino, fh), offset, size),
-            Op::Write { ino, fh, offset, data, flags } => {
-                self.write(now, id, caller, (ino, fh), (offset, data), flags)
-            }
-            Op::GetXattr { ino, name, size } => self.xattr(now, id, caller, ino, name, size),
-            Op::ListXattr { ino, size } => self.list_xattr(now, id, caller, ino, size),
-            Op::SetLock { ino, fh, span, kind, pid, wait } => {
-                self.set_lock(now, id, caller, (ino, fh), span, kind, (pid, wait))
-            }
-            Op::Unlock { ino, span } => self.unlock(now, id, caller, ino, span),
-            Op::TestLock { ino, span, kind } => self.test_lock(now, id, caller, ino, span, kind),
-            Op::SetAttr { ino, fh, set } => self.set_attr(now, id, caller, (ino, fh), set),
-            op @ Op::Rename { .. } => self.rename(now, id, caller, op),
-            Op::Unlink { dir, name } => self.unlink(now, id, caller, dir, name),
-            Op::Rmdir { dir, name } => self.rmdir(now, id, caller, dir, name),
-            Op::StatFs { ino } => self.stat_fs(now, id, caller, ino),
-            op => self.start_create(now, id, caller, op),
-        }
-    }
-
-    fn start_create(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
-        match op {
-            Op::Symlink { dir, name, target } => {
-                self.create(now, id, caller, dir, name, None, |dir, name| Call::Symlink { dir, name, target })
-            }
-            Op::Mknod { dir, name, kind, mode, umask, rdev } => {
-                self.create(now, id, caller, dir, name, None, |dir, name| Call::Mknod {
-                    dir,
-                    name,
-                    kind,
-                    mode,
-                    umask,
-                    rdev,
-                })
-            }
-            Op::Mkdir { dir, name, mode, umask } => {
-                self.create(now, id, caller, dir, name, None, |dir, name| Call::Mkdir {
-                    dir,
-                    name,
-                    mode,
-                    umask,
-                })
-            }
-            Op::Link { ino, dir, name } => {
-                let Some(node) = self.node_ref(ino) else { return Some(OpReply::Failed(Errno::STALE)) };
-                // With another name its attributes stand under another grant.
-                self.pin_open(ino);
-                self.create(now, id, caller, dir, name, None, |dir, name| Call::Link { node, dir, name })
-            }
-            Op::Create { dir, name, mode, umask, exclusive, access, append } => {
-                let file = OpenParams { append, access, caller };
-                self.create(now, id, caller, dir, name, Some(file), |dir, name| Call::Create {
-                    dir,
-                    name,
-                    mode,
-                    umask,
-                    exclusive,
-                    access,
-                })
-            }
-            Op::Tmpfile { dir, mode, umask, access } => {
-                let Some(dir) = self.node_ref(dir) else { return Some(OpReply::Failed(Errno::STALE)) };
-                let file = OpenParams { append: false, access, caller };
-                let call = Call::Tmpfile { dir, mode, umask, access };
-                self.send_for(now, id, caller, CallKind::Tmpfile { file }, call)
-            }
-            op => self.start_on_inode(now, id, caller, op),
-        }
-    }
-
-    fn start_on_inode(&mut self, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
-        let (ino, fh) = match &op {
-            Op::SetXattr { ino, .. } | Op::RemoveXattr { ino, .. } => (*ino, None),
-            Op::GetFlags { ino } => (*ino, None),
-            Op::Fsync { ino, fh, .. } => (*ino, *fh),
-            Op::Fallocate { ino, fh, .. } | Op::Seek { ino, fh, .. } => (*ino, Some(*fh)),
-            Op::CopyRange { to_ino, to_fh, .. } => (*to_ino, Some(*to_fh)),
-            _ => return Some(OpReply::Failed(Errno::NOSYS)),
-        };
-        if let Op::SetXattr { name, .. } | Op::RemoveXattr { name, .. } = &op
-            && self.is_unsupported(name)
-        {
-            return Some(OpReply::Failed(Errno::OPNOTSUPP));
-        }
-        let Some((node, handle)) = self.handle_for(ino, fh) else {
-            return Some(OpReply::Failed(Errno::STALE));
-        };
-        let (purpose, call) = match op {
-            Op::SetXattr { name, value, flags, kill_sgid, .. } => (
-                CallKind::Change { ino, xattrs: true },
-                Call::SetXattr { node, name, value, flags, kill_sgid },
-            ),
-            Op::RemoveXattr { name, .. } => {
-                (CallKind::Change { ino, xattrs: true }, Call::RemoveXattr { node, name })
-            }
-            Op::GetFlags { .. } => (CallKind::Flags, Call::GetFlags { node }),
-            Op::Fsync { data_only, .. } => (CallKind::Fsync { ino }, Call::Fsync { node, handle, data_only }),
-            Op::Fallocate { mode, offset, length, .. } => (
-                CallKind::Change { ino, xattrs: false },
-                Call::Fallocate { node, handle, mode, offset, length },
-            ),
-            Op::Seek { offset, data, .. } => (CallKind::Seek, Call::Seek { node, handle, offset, data }),
-            Op::CopyRange { ino: from_ino, fh: from_fh, offset: from_offset, to_offset, length, .. } => {
-                let Some((from, from_handle)) = self.handle_for(from_ino, Some(from_fh)) else {
-                    return Some(OpReply::Failed(Errno::STALE));
-                };
-                (
-                    CallKind::Write {
-                        ino,
-                        offset: to_offset,
-                        size: length,
-                        writeback: false,
-                        append: false,
-                        direct: None,
-                    },
-                    Call::CopyRange {
-                        from,
-                        from_handle,
-                        from_offset,
-                        to: node,
-                        to_handle: handle,
-                        to_offset,
-                        length,
-                    },
-                )
-            }
-            _ => return Some(OpReply::Failed(Errno::NOSYS)),
-        };
-        self.send_for(now, id, caller, purpose, call)
-    }
-
     /// Handles an event from the remote.
     pub fn handle_event(&mut self, now: Time, event: Event) {
-        self.clock = now;
+        let state = &mut self.state;
+        state.clock = now;
         match event {
-            Event::Attached(session) => self.handle_session(now, session, false),
-            Event::Restored { session, kept } => self.handle_session(now, session, kept),
-            Event::Expired { why } => self.handle_lapsed(now, &why),
-            Event::Response { call, response } if self.is_deferred(call) => {
-                self.session.defer(call, response)
+            Event::Attached(session) => session_events::handle_session(state, now, session, false),
+            Event::Restored { session, kept } => session_events::handle_session(state, now, session, kept),
+            Event::Expired { why } => session_events::handle_lapsed(state, now, &why),
+            Event::Response { call, response } if state.is_deferred(call) => {
+                state.session.defer(call, response)
             }
-            Event::Response { call, response } => self.handle_response(now, call, response),
-            Event::Recall(recall) => self.handle_recall(recall),
-            Event::UpdatePrepare(hold) => self.handle_update_prepare(now, hold),
-            Event::UpdateCommit(commit) => self.handle_update_commit(now, commit),
-            Event::Lost { why } => self.handle_lost(now, &why),
-        }
-    }
-
-    pub(crate) fn handle_reply(&mut self, now: Time, flight: InflightCall, response: Response) {
-        if self.is_for_old_inode(&flight) {
-            if let Ok(Reply::Opened { handle, .. }) = response.result {
-                self.release_handle(handle);
-            }
-            return self.reply_all(&flight.waiters, &OpReply::Failed(Errno::STALE));
-        }
-        if self.may_precede_write(&flight, &response) {
-            return self.answer_unchanged(now, &flight);
-        }
-        let files = self.changed_files_awaited(&flight.purpose, &response);
-        self.note_set_id_after(&flight, &response);
-        let answer = match &flight.purpose {
-            CallKind::Lookup { dir, name } => {
-                let (dir, name) = (*dir, name.clone());
-                return self.on_lookup_reply(now, flight, dir, &name, response);
-            }
-            CallKind::Attr { .. } => return self.on_getattr_reply(now, flight, response),
-            CallKind::ReadLink { ino } => return self.on_readlink_reply(now, &flight, *ino, response),
-            CallKind::Xattrs { ino } => return self.on_xattrs_reply(now, &flight, *ino, response),
-            CallKind::Xattr { ino } => return self.on_xattr_value_reply(now, &flight, *ino, &response),
-            CallKind::Read { ino, fh, offset, size } => {
-                return self.on_read_reply(now, &flight, (*ino, *fh), (*offset, *size), response);
-            }
-            CallKind::Reopen { .. } | CallKind::ReclaimLock { .. } => {
-                return self.on_reclaim_reply(now, &flight, &response);
-            }
-            CallKind::Revalidate { ino } => return self.on_revalidate_reply(now, &flight, *ino, &response),
-            CallKind::ResolvePath { then } => {
-                return self.on_resolved(now, *then, response.result.map(drop));
-            }
-            CallKind::List { .. } | CallKind::ListNames { .. } | CallKind::Prefetch => return,
-            CallKind::Open { ino, file } => self.on_open_reply(now, &flight, *ino, *file, &response),
-            CallKind::Create { dir, name, file } => {
-                self.on_create_reply(now, &flight, (*dir, name), *file, &response)
-            }
-            CallKind::Tmpfile { file } => self.on_tmpfile_reply(now, &flight, *file, &response),
-            CallKind::Remove { dir, name } => self.on_remove_reply(now, &flight, (*dir, name), &response),
-            CallKind::Rename { .. } => self.on_rename_reply(now, &flight, &response),
-            CallKind::Change { ino, xattrs } => {
-                self.on_change_reply(now, &flight, (*ino, *xattrs), &response)
-            }
-            CallKind::Write { ino, offset, .. } => self.on_written(now, &flight, *ino, *offset, &response),
-            CallKind::StatFs { ino } => self.on_statfs_reply(&flight, *ino, &response),
-            CallKind::Lock { .. } => self.on_lock_reply(now, &flight, &response),
-            CallKind::Unlock { .. } => self.on_unlock_reply(&flight, &response),
-            CallKind::Flags | CallKind::Seek | CallKind::Fsync { .. } | CallKind::TestLock => {
-                plain(&response)
-            }
-        };
-        let sent = Cache::may_predate_replies(&flight).then_some(flight.sent);
-        let name = match &flight.purpose {
-            CallKind::Create { dir, name, .. } => Some((*dir, name.clone())),
-            _ => None,
-        };
-        self.enqueue_reply(&files, &flight.waiters, DeferredReply { answer, sent, name });
-        self.note_local_change(&flight, &response);
-        if flight.is_mutation() && flight.waiters.is_empty() {
-            self.invalidate_abandoned(&flight, &response);
-        }
-        self.drop_pages_after_write(now, &flight, &response);
-        if let CallKind::Write { ino, writeback: false, .. } = flight.purpose {
-            self.start_queued_reads(now, ino);
+            Event::Response { call, response } => responses::handle_response(state, now, call, response),
+            Event::Recall(recall) => recall::handle_recall(state, recall),
+            Event::UpdatePrepare(hold) => updates::handle_update_prepare(state, now, hold),
+            Event::UpdateCommit(commit) => updates::handle_update_commit(state, now, commit),
+            Event::Lost { why } => session_events::handle_lost(state, now, &why),
         }
     }
 
     /// Handles a signal for an application's thread. Only a fatal one ends a wait, except a wait for a lock (S8).
     pub fn handle_interrupt(&mut self, op: OpId, fatal: bool) {
+        let state = &mut self.state;
         if !fatal {
-            return self.interrupt_lock(op);
+            return locks::interrupt_lock(state, op);
         }
-        self.abort(op, Errno::INTR);
-    }
-
-    /// Replies to a request that waited: the only place that does.
-    pub(crate) fn reply(&mut self, op: OpId, answer: OpReply) {
-        self.calls.end_deadline(op);
-        self.out.push_back(Output::Answer { op, answer });
-    }
-
-    #[must_use]
-    pub fn is_waiting(&self, op: OpId) -> bool {
-        self.calls.is_waiting(op)
-    }
-
-    #[must_use]
-    pub fn is_attached(&self) -> bool {
-        self.session.is_attached()
-    }
-
-    /// Returns the inode number of the export's root.
-    #[must_use]
-    pub fn root(&self) -> u64 {
-        self.store.root()
+        aborting::abort(state, op, Errno::INTR);
     }
 
     /// Returns the next action.
     pub fn poll_output(&mut self) -> Output {
-        if self.out.is_empty() && !self.watches.is_empty() {
-            self.compare_watched();
+        let state = &mut self.state;
+        if state.out.is_empty() && !state.watches.is_empty() {
+            looks::compare_watched(state);
         }
-        if let Some(output) = self.out.pop_front() {
+        if let Some(output) = state.out.pop_front() {
             return output;
         }
-        self.flush_due();
-        if let Some(output) = self.out.pop_front() {
+        queue::flush_due(state);
+        if let Some(output) = state.out.pop_front() {
             return output;
         }
         let dues = [
-            (self.kernel.next_timer(), Reason::GrantEnd),
-            (self.calls.next_deadline(), Reason::RequestDeadline),
-            (self.session.flush_due(), Reason::SlowKernel),
-            (self.store.suspended.due(), Reason::Commit),
-            (self.queue_due(), Reason::InvalidationQueue),
-            (self.idle_due, Reason::IdleDirectories),
-            (self.watches.due().filter(|_| self.session.is_active()), Reason::Watch),
+            (state.kernel.next_timer(), Reason::GrantEnd),
+            (state.calls.next_deadline(), Reason::RequestDeadline),
+            (state.session.flush_due(), Reason::SlowKernel),
+            (state.store.suspended.due(), Reason::Commit),
+            (queue::queue_due(state), Reason::InvalidationQueue),
+            (state.idle_due, Reason::IdleDirectories),
+            (state.watches.due().filter(|_| state.session.is_active()), Reason::Watch),
         ];
         let first =
             dues.into_iter().filter_map(|(due, reason)| Some((due?, reason))).min_by_key(|(due, _)| *due);
@@ -399,43 +124,325 @@ impl Cache {
         Output::Timeout(due, reason)
     }
 
-    #[must_use]
-    pub fn counters(&self) -> Counters {
-        self.counters
-    }
-
     /// Returns the gauges; visits all directories.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
+        let state = &self.state;
         let mut gauges = Gauges {
-            bytes: self.bytes(),
-            pending_operations: self.calls.pending_mutations(),
-            inodes: self.store.inode_count() as u64,
-            open_files: self.open.files.count(),
+            bytes: state.bytes(),
+            pending_operations: state.calls.pending_mutations(),
+            inodes: state.store.inode_count() as u64,
+            open_files: state.open.files.count(),
             ..Gauges::default()
         };
-        self.store.dirs().for_each(|(_, directory)| {
+        state.store.dirs().for_each(|(_, directory)| {
             let (there, missing) = directory.dentry_leases.count();
             gauges.entries += directory.rows.existing().max(there);
             gauges.negative += directory.rows.absent() + missing;
             gauges.complete_directories += u64::from(directory.complete);
-            gauges.count_grant(self.clock, directory.held.as_ref());
+            gauges.count_grant(state.clock, directory.held.as_ref());
         });
-        self.store.inodes().for_each(|inode| {
-            gauges.count_grant(self.clock, inode.own.as_ref().map(|(_, held)| held));
-            gauges.count_grant(self.clock, inode.data.held.as_ref());
+        state.store.inodes().for_each(|inode| {
+            gauges.count_grant(state.clock, inode.own.as_ref().map(|(_, held)| held));
+            gauges.count_grant(state.clock, inode.data.held.as_ref());
         });
         gauges
     }
-}
 
-fn plain(response: &Response) -> OpReply {
-    match &response.result {
-        Ok(Reply::Flags(flags)) => OpReply::Flags(*flags),
-        Ok(Reply::Offset(offset)) => OpReply::Offset(*offset),
-        Ok(Reply::LockConflict(info)) => OpReply::Locked(*info),
-        Ok(Reply::Done) => OpReply::Done,
-        Ok(_) => OpReply::Failed(Errno::PROTO),
-        Err(errno) => OpReply::Failed(*errno),
+    #[must_use]
+    pub fn is_waiting(&self, op: OpId) -> bool {
+        self.state.is_waiting(op)
+    }
+
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.state.is_attached()
+    }
+
+    /// Returns the inode number of the export's root.
+    #[must_use]
+    pub fn root(&self) -> u64 {
+        self.state.root()
+    }
+
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.state.counters()
+    }
+
+    /// Records that a page could not be tried: the kernel may keep it in full.
+    pub fn note_not_dropped(&mut self, ino: u64) {
+        ranges::note_not_dropped(&mut self.state, ino);
+    }
+
+    /// Returns whether write-backs overlap a part of a file (offset, length) that is to be dropped for a recall, and
+    /// must be done first: whether any is in progress, and whether there may be stores that the kernel has not sent
+    /// yet.
+    #[must_use]
+    pub fn writeback_overlaps(&self, why: InvalidationId, ino: u64, part: (u64, u64)) -> (bool, bool) {
+        ranges::writeback_overlaps(&self.state, why, ino, part)
+    }
+
+    /// Returns pages that [`Cache::droppable_ranges`] leaves out (offset, length) and the kernel may have in full: those of
+    /// which local writes bring a part, or all at an offset that the remote chooses. They are to be dropped one by one.
+    /// A locked page waits for the reply to its write, and need not be waited for.
+    #[must_use]
+    pub fn partial_pages(&self, ino: u64, range: (u64, u64)) -> Vec<(u64, u64)> {
+        ranges::partial_pages(&self.state, ino, range)
+    }
+
+    /// Sets the watched inodes: directories, and files in their directories. `all`: also every directory with a
+    /// complete listing in memory.
+    pub fn handle_watch(&mut self, now: Time, inos: &BTreeSet<u64>, all: bool) {
+        looks::handle_watch(&mut self.state, now, inos, all);
+    }
+
+    /// Returns the next change for watchers, and its sequence number; the caller answers with
+    /// [`Cache::handle_reported`].
+    pub fn poll_change(&mut self) -> Option<(u64, RemoteChange)> {
+        looks::poll_change(&mut self.state)
+    }
+
+    /// Records that a change was reported to watchers, or cannot be.
+    pub fn handle_reported(&mut self, change: &RemoteChange) {
+        looks::handle_reported(&mut self.state, change);
+    }
+
+    /// Reports a gap: the changes in a directory could not be reported to watchers.
+    pub fn handle_unreportable(&mut self, dir: u64) {
+        looks::handle_unreportable(&mut self.state, dir);
+    }
+
+    /// Invalidates a dentry, so that the kernel looks the name up.
+    pub fn invalidate_name(&mut self, dir: u64, name: &Name) {
+        looks::invalidate_name(&mut self.state, dir, name);
+    }
+
+    /// Returns an inode's cached attributes, without a timeout; if there are none, they are fetched so that the cache
+    /// soon has them.
+    pub fn attributes_without_timeout(&mut self, now: Time, ino: u64) -> Option<OpReply> {
+        looks::attributes_without_timeout(&mut self.state, now, ino)
+    }
+
+    #[must_use]
+    pub fn watching(&self) -> WatchStatus {
+        looks::watching(&self.state)
+    }
+
+    /// Returns whether the kernel knows the inode.
+    #[must_use]
+    pub fn knows(&self, node: NodeId) -> bool {
+        view::knows(&self.state, node)
+    }
+
+    /// Returns whether a local change of the name has a reply since the change with that number was put out: the kernel
+    /// has reported what came later.
+    #[must_use]
+    pub fn is_superseded(&self, number: u64, dir: u64, name: &Name) -> bool {
+        local_changes::is_superseded(&self.state, number, dir, name)
+    }
+
+    /// Returns the part of a change that is still to be reported; `None`: local changes have overtaken it.
+    #[must_use]
+    pub fn unreported_part(&self, number: u64, change: &RemoteChange) -> Option<RemoteChange> {
+        local_changes::unreported_part(&self.state, number, change)
+    }
+
+    /// Returns whether a caller waits for attributes and will read up to the size in the reply.
+    #[must_use]
+    pub fn has_size_waiter(&self, ino: u64) -> bool {
+        queue::has_size_waiter(&self.state, ino)
+    }
+
+    /// Returns whether a caller may read up to the size in a GETATTR reply for this inode.
+    #[must_use]
+    pub fn reads_by_size(&self, ino: u64) -> bool {
+        view::reads_by_size(&self.state, ino)
+    }
+
+    /// Returns whether an invalidation or a reply is queued.
+    #[must_use]
+    pub fn has_queued(&self) -> bool {
+        queue::has_queued(&self.state)
+    }
+
+    /// Returns whether the kernel may have a directory locked for a waiting request: invalidating a dentry in it waits
+    /// for the lock.
+    #[must_use]
+    pub fn is_locked(&self, dir: u64) -> bool {
+        locked::is_locked(&self.state, dir)
+    }
+
+    /// Returns whether a LOOKUP waits. If it is part of rename(2), the kernel has another directory locked too
+    /// (`do_renameat2`), which the request does not name.
+    #[must_use]
+    pub fn has_waiting_lookup(&self) -> bool {
+        locked::has_waiting_lookup(&self.state)
+    }
+
+    /// Returns the cached inode of a name, if it is of that kind; counts as a lookup.
+    pub fn cached_lookup(&mut self, now: Time, dir: u64, name: &Name, kind: Kind) -> Option<OpReply> {
+        lookup::cached_lookup(&mut self.state, now, dir, name, kind)
+    }
+
+    /// Halves the memory in use, except for directories that are being read, and the number of inodes that the kernel
+    /// knows.
+    pub fn handle_pressure(&mut self, now: Time) {
+        pressure::handle_pressure(&mut self.state, now);
+    }
+
+    /// Returns a request with the inode numbers that its node ids stand for. A request through an open file means the
+    /// opened inode, whichever inode has the number now.
+    ///
+    /// # Errors
+    ///
+    /// `ESTALE`: a node id stands for an inode that is gone. The kernel looks the name up again.
+    pub fn resolve_nodeid(&self, op: Op) -> Result<Op, Errno> {
+        paths::resolve_nodeid(&self.state, op)
+    }
+
+    /// Returns the inode that a node id stands for, or stood for if it is gone.
+    #[must_use]
+    pub fn inode_of_nodeid(&self, number: u64) -> u64 {
+        paths::inode_of_nodeid(&self.state, number)
+    }
+
+    /// Returns the node id by which the kernel knows an inode. [`Cache::nodeids_of`] adds those of earlier inodes with
+    /// the number that the kernel still remembers.
+    #[must_use]
+    pub fn nodeid_of(&self, ino: u64) -> u64 {
+        paths::nodeid_of(&self.state, ino)
+    }
+
+    #[must_use]
+    pub fn nodeids_of(&self, ino: u64) -> Vec<u64> {
+        paths::nodeids_of(&self.state, ino)
+    }
+
+    /// Returns whether all node ids equal the inode numbers.
+    #[must_use]
+    pub fn nodeids_are_inode_numbers(&self) -> bool {
+        paths::nodeids_are_inode_numbers(&self.state)
+    }
+
+    /// Handles a FORGET of `count` lookups of a node id.
+    pub fn handle_forget(&mut self, number: u64, count: u64) {
+        forgetting::handle_forget(&mut self.state, number, count);
+    }
+
+    /// Returns the directory and name under which the kernel last looked an inode up, if it still knows the inode.
+    #[must_use]
+    pub fn parent_entry_of(&self, ino: u64) -> Option<(u64, Name)> {
+        paths::parent_entry_of(&self.state, ino)
+    }
+
+    /// Returns the known path from the root to `name` in a directory.
+    #[must_use]
+    pub fn path_of(&self, dir: u64, name: &Name) -> Option<Vec<Name>> {
+        paths::path_of(&self.state, dir, name)
+    }
+
+    /// Returns the known path from the root to a directory.
+    #[must_use]
+    pub fn path_of_directory(&self, dir: u64) -> Option<Vec<Name>> {
+        paths::path_of_directory(&self.state, dir)
+    }
+
+    /// Returns node ids of some of the oldest inodes, for the kernel to forget; after [`Output::Prune`] until there are
+    /// none. The kernel sends a FORGET for each that it drops.
+    pub fn poll_prune(&mut self) -> Vec<u64> {
+        prune::poll_prune(&mut self.state)
+    }
+
+    /// Handles a done invalidation.
+    pub fn handle_invalidated(&mut self, now: Time, id: InvalidationId) {
+        timers::handle_invalidated(&mut self.state, now, id);
+    }
+
+    /// Handles a mount below. An epoch would detach that mount, so from now on the kernel gets no dentry under a grant
+    /// that can be recalled ([`NotifyLevel::NoEpoch`]). Returns the dentries that the kernel holds: the caller drops them
+    /// before all queued invalidations, then calls `handle_invalidated`. `None`: there was a mount below already.
+    pub fn handle_mounted_below(&mut self) -> Option<(InvalidationId, Vec<(u64, Name)>)> {
+        recall::handle_mounted_below(&mut self.state)
+    }
+
+    /// Returns which invalidations the kernel supports.
+    #[must_use]
+    pub fn level(&self) -> NotifyLevel {
+        self.state.level()
+    }
+
+    /// Returns the parts (offset, length) of a range of a file (length 0: to the end) that the kernel can drop now.
+    /// Pages of local reads and writes in flight are left out, since dropping them would deadlock; they are dropped
+    /// right after the replies. Write-back of mmap stores is waited for if a recall is to be acknowledged: the stores
+    /// must reach the remote before any other client's change.
+    pub fn droppable_ranges(&mut self, why: InvalidationId, ino: u64, range: (u64, u64)) -> Vec<(u64, u64)> {
+        ranges::droppable_ranges(&mut self.state, why, ino, range)
+    }
+
+    /// Returns whether reads and writes that came after [`Cache::droppable_ranges`] have pages in these ranges locked:
+    /// dropping them waits for these.
+    #[must_use]
+    pub fn blocks_drop(&self, why: InvalidationId, ino: u64, dropping: &[(u64, u64)]) -> bool {
+        ranges::blocks_drop(&self.state, why, ino, dropping)
+    }
+
+    /// Returns whether the kernel may be reading or writing the file.
+    #[must_use]
+    pub fn is_open(&self, ino: u64) -> bool {
+        view::is_open(&self.state, ino)
+    }
+
+    pub fn handle_timeout(&mut self, now: Time) {
+        timers::handle_timeout(&mut self.state, now);
+    }
+
+    /// Returns whether the kernel must drop an inode's attributes before the reply to a local change of it.
+    #[must_use]
+    pub fn is_set_id_gone(&self, ino: u64) -> bool {
+        privs::is_set_id_gone(&self.state, ino)
+    }
+
+    /// Records that the kernel has dropped these attributes.
+    pub fn handle_set_id_forgotten(&mut self, ino: u64) {
+        privs::handle_set_id_forgotten(&mut self.state, ino);
+    }
+
+    /// Answers a request about such a directory, before [`Cache::resolve_nodeid`]. `wall`: the time of day.
+    ///
+    /// # Errors
+    ///
+    /// The request, if it is to be handled as any other.
+    pub fn answer_if_removed(&mut self, wall: Timestamp, op: Op) -> Result<OpReply, Op> {
+        removed::answer_if_removed(&mut self.state, wall, op)
+    }
+
+    /// Returns whether replies, or the kernel's facts, may be stale.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.state.is_stale()
+    }
+
+    /// Returns whether the kernel may still hold facts of ended grants.
+    #[must_use]
+    pub fn is_flushing_all(&self) -> bool {
+        self.state.is_flushing_all()
+    }
+
+    /// Prefetches the root's attributes, which callers ask for first, if prefetch is on.
+    pub fn prefetch_root(&mut self, now: Time) {
+        session_events::prefetch_root(&mut self.state, now);
+    }
+
+    /// Sets the mount point, with which paths in the log begin.
+    pub fn show_paths_below(&mut self, mountpoint: &str) {
+        paths::show_paths_below(&mut self.state, mountpoint);
+    }
+
+    /// Returns whether a dentry that other clients removed or replaced may be dropped: no later reply bound the name,
+    /// and no local change of the directory that may bind it is in flight.
+    #[must_use]
+    pub fn is_dentry_removed(&self, dir: u64, name: &Name) -> bool {
+        updates::is_dentry_removed(&self.state, dir, name)
     }
 }

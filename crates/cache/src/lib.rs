@@ -21,58 +21,31 @@
 //! | `mmap_writeback`, `ungranted`, `full_pages`, `read_after_write`, `kernel_locks` | the kernel's pages, write-back of mmap stores |
 //! | `evict`, `memory_pressure`, `prune` | memory budget, memory pressure, the kernel's inodes |
 
-mod attributes;
 mod byte_ranges;
 mod cache;
 mod calls;
-mod change_order;
 mod config;
 mod cookies32;
 mod counters;
-mod dead_dentries;
-mod directory_lease;
-mod directory_merge;
-mod evict;
-mod files;
-mod forgotten;
-mod full_pages;
+mod facts;
 mod grants;
 mod inotify;
-mod invalidation_queue;
+mod inputs;
 mod kernel;
-mod kernel_locks;
-mod listing;
-mod locks;
-mod lookup;
-mod memory_pressure;
-mod mmap_writeback;
-mod mutate;
-mod names_only_listing;
-mod node_ref;
+mod memory;
 mod op;
 mod open;
-mod open_pins;
-mod oversized;
+mod ops;
+mod out;
+mod page_cache;
 mod pages;
 mod prefetch;
-mod prune;
-mod read_after_write;
-mod readdir;
-mod recall;
-mod reclaim;
-mod remove_privs;
-mod removed;
-mod sending;
 mod session;
-mod session_events;
-mod statfs;
+mod state;
 mod store;
-mod targets;
 #[cfg(test)]
 mod test_fixtures;
-mod ungranted;
-mod updates;
-mod xattr;
+mod watching;
 
 pub use cache::Cache;
 pub use config::{Config, OnDisconnect, Prefetch};
@@ -83,4 +56,4 @@ pub use op::{
     Caller, Fh, InvalidationId, KernelInvalidation, LockSpan, Node, Op, OpReply, Opened, Output, Page,
     PageEntry, Reason, Urgency,
 };
-pub use xattr::{is_privileged, sized_xattr};
+pub use ops::xattr::{is_privileged, sized_xattr};

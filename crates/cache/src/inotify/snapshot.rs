@@ -44,6 +44,10 @@ impl SnapshotEntry {
     pub fn new(id: NodeId, kind: Kind, stat: Option<ComparedAttrs>) -> SnapshotEntry {
         SnapshotEntry { id, kind, stat, round: 0 }
     }
+
+    pub fn with_stat(self, stat: Option<ComparedAttrs>) -> SnapshotEntry {
+        SnapshotEntry { stat, ..self }
+    }
 }
 
 /// Snapshot of a directory.
@@ -248,12 +252,12 @@ fn in_order(mut moves: Vec<RemoteChange>) -> Vec<RemoteChange> {
 }
 
 /// Returns the snapshot entry of a directory entry, if the name exists.
-pub(super) fn seen(row: DirEntryRef<'_>) -> Option<(Name, SnapshotEntry)> {
+pub(crate) fn seen(row: DirEntryRef<'_>) -> Option<(Name, SnapshotEntry)> {
     let child = row.child?;
     Some((row.to_name(), seen_child(child)))
 }
 
-pub(super) fn seen_child(child: &CachedEntry) -> SnapshotEntry {
+pub(crate) fn seen_child(child: &CachedEntry) -> SnapshotEntry {
     let attr = child.attr();
     SnapshotEntry::new(child.id, attr.kind(), child.attr_known.then(|| ComparedAttrs::of(&attr)))
 }

@@ -1,7 +1,7 @@
 //! Watched directories: what is yet to be compared and when, and what has been reported.
 
-use super::RemoteChange;
-use super::snapshot::{self, DirSnapshot, SnapshotDiff, SnapshotEntry, seen};
+use super::snapshot::{DirSnapshot, SnapshotDiff, SnapshotEntry, seen};
+use super::{RemoteChange, snapshot};
 use crate::store::Directory;
 use nigh_types::{Name, NodeId, Span, Time};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -10,21 +10,21 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const MOST_NAMES: u64 = 100_000;
 const MOST_NAMES_OF_ALL: u64 = 500_000;
 /// Most listings in flight for snapshots.
-pub(super) const MOST_LISTINGS: usize = 16;
+pub(crate) const MOST_LISTINGS: usize = 16;
 /// Shortest delay before the listing of recalled names: they are about to be changed, and not granted until then. Each
 /// further delay is four times as long, up to `CONTENDED`.
-pub(super) const FIRST_LOOK: Span = Span::from_millis(2);
+pub(crate) const FIRST_LOOK: Span = Span::from_millis(2);
 /// A client that is granted names twice within a second, and loses them within `SETTLED`, gets no grant for a while
 /// (0008, rule 5).
 const SETTLED: Span = Span::from_millis(200);
-pub(super) const CONTENDED: Span = Span::from_millis(1_100);
+pub(crate) const CONTENDED: Span = Span::from_millis(1_100);
 /// Number of listings without a grant after which the directory is compared anyway.
 const UNGRANTED: u32 = 3;
 /// Delay after a failed listing; each further delay is twice as long, up to 64 times.
-pub(super) const FAILED: Span = Span::from_secs(15);
+pub(crate) const FAILED: Span = Span::from_secs(15);
 /// Time that a directory ready for comparison waits for others to be compared with it; those are listed up to three
 /// times meanwhile.
-pub(super) const TOGETHER: Span = Span::from_millis(200);
+pub(crate) const TOGETHER: Span = Span::from_millis(200);
 
 /// State of the watches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

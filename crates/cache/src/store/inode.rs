@@ -1,8 +1,7 @@
 //! Records of inodes.
 
 use crate::grants::LiveGrant;
-use crate::pages::FullPageTracker;
-use crate::pages::{PageBase, StalePages};
+use crate::pages::{FullPageTracker, PageBase, StalePages};
 use nigh_types::{Attr, Handle, Name, NodeId, Time, Timestamp, XattrSet};
 
 /// Returns the set-user-ID and set-group-ID bits of a mode (`mode >> 9`).

@@ -1,0 +1,222 @@
+//! Records of inodes: made for a reply, given a name, or kept for an inode whose number another one has taken.
+
+use crate::facts::leases;
+use crate::grants::LiveGrant;
+use crate::memory::prune;
+use crate::op::{KernelInvalidation, Node, Op, OpReply};
+use crate::ops::aborting;
+use crate::out::{invalidate, queue};
+use crate::state::State;
+use crate::store::Inode;
+use nigh_types::{Attr, Entry, Errno, Kind, Name, NodeId, OpId, Span, Time};
+
+/// Returns the record of an inode, created if absent. If another inode had its number, all facts about that one are
+/// dropped.
+pub(crate) fn record(state: &mut State, id: NodeId) -> &mut Inode {
+    if let Some(old) = state.store.dir(id.ino).map(|d| d.id).filter(|old| *old != id) {
+        drop_reused_directory(state, old);
+        leases::drop_dir_names(state, id.ino);
+        if let Some(directory) = state.store.dir_mut(id.ino) {
+            directory.reassign(id);
+        }
+    }
+    keep_old_nodeid(state, id);
+    let numbers = &mut state.kernel.nodeids;
+    let inode = state.store.inode_or_insert(id, || numbers.restore(id));
+    if inode.id != id {
+        inode.reset(id);
+        inode.nlookup += state.kernel.nodeids.restore(id);
+    }
+    inode
+}
+
+/// Returns the reply about an inode that a name led to, and counts the lookup.
+pub(crate) fn entry_reply(
+    state: &mut State,
+    now: Time,
+    home: Option<(u64, &Name)>,
+    id: NodeId,
+    attr: Attr,
+    name_held: Option<LiveGrant>,
+    attr_held: Option<LiveGrant>,
+) -> Node {
+    let level = state.kernel.level();
+    let changes =
+        home.is_some_and(|(dir, _)| state.changes_frequently(now, dir) || state.watches.is_reporting(dir));
+    let held_back = home.is_some_and(|(dir, name)| state.store.suspended.has_name(dir, name));
+    let name_held = name_held.filter(|_| !changes && !held_back);
+    let entry_valid = name_held.map_or(Span::ZERO, |h| level.entry_timeout(&h, now));
+    keep_removed_nodeid(state, id);
+    let number = nodeid_for_reply(state, id);
+    let attr_valid = queue::attr_timeout(state, now, id.ino, &attr, attr_held);
+    let known = record(state, id).nlookup > 0;
+    let node = Node { id, number, known, attr, entry_valid, attr_valid };
+    let inode = record(state, id);
+    inode.nlookup += 1;
+    if inode.nlookup == 1 {
+        prune::note_new_to_kernel(state, id.ino);
+    }
+    if let Some((dir, name)) = home {
+        state.kernel.recent_dirs.put((dir, name), attr.is_dir().then_some((id, attr)));
+        let inode = record(state, id);
+        inode.attr_valid_until = now.after(node.entry_valid.min(node.attr_valid));
+        // The kernel may apply two replies in the reverse order: the longer timeout lasts until the dentry is
+        // dropped.
+        inode.entry_valid_until = inode.entry_valid_until.max(now.after(node.entry_valid));
+        if !inode.is_at(dir, name) {
+            set_parent_entry(state, id, (dir, name));
+        }
+    }
+    node
+}
+
+/// Moves an inode's parent entry. An old entry that said that the inode has no other name loses its attributes:
+/// later changes would not reach it.
+pub(crate) fn set_parent_entry(state: &mut State, id: NodeId, (dir, name): (u64, &Name)) {
+    if let Some(child) =
+        state.store.child_at_parent_entry(id.ino).filter(|child| child.attr().covered_by_parent())
+    {
+        child.attr_known = false;
+    }
+    record(state, id).parent_entry = Some((dir, name.clone()));
+}
+
+/// Returns the reply about a name that does not exist. A suspended name has a grant here only in the reply to the
+/// lookup that ends its suspension: while an update is in progress the server grants nothing on the key, and a reply
+/// that a later prepare overtook is not kept.
+pub(crate) fn negative_reply(
+    state: &mut State,
+    now: Time,
+    dir: u64,
+    name: &Name,
+    held: Option<LiveGrant>,
+) -> OpReply {
+    state.kernel.recent_dirs.put((dir, name), None);
+    let held = held.filter(|_| !state.changes_frequently(now, dir));
+    let held = held.filter(|_| !state.watches.is_reporting(dir));
+    let valid = held.map_or(Span::ZERO, |h| state.kernel.level().negative_timeout(&h, now));
+    if valid == Span::ZERO || !state.kernel.add_negative_dentry(dir, name) {
+        return OpReply::Missing(Span::ZERO);
+    }
+    if let Some(directory) = state.store.dir_mut(dir) {
+        directory.has_negative_dentries = true;
+    }
+    OpReply::Missing(valid)
+}
+
+/// Keeps an inode's earlier name when it gets another. Holders of a dentry that look no name up (`O_PATH`,
+/// overlayfs) reach the inode by it once the later name is gone; the remote pins regular files.
+pub(crate) fn note_earlier_name(state: &mut State, entry: &Entry, at: (u64, &Name)) {
+    let inode = state.store.inode_of_mut(entry.id);
+    let Some(inode) = inode.filter(|_| entry.attr.nlink > 1 && entry.attr.kind() != Kind::File) else {
+        return;
+    };
+    if let Some(home) = inode.parent_entry.clone().filter(|(dir, name)| (*dir, name) != at) {
+        // The first name stays longest where names come and go, like the whiteout that overlayfs links.
+        inode.ext_mut().earlier_name.get_or_insert_with(|| Box::new(home));
+    }
+}
+
+/// Forgets an earlier name that leads to the inode no more.
+pub(crate) fn forget_earlier_name(state: &mut State, node: NodeId, at: (u64, &Name)) {
+    let inode = state.store.inode_of_mut(node);
+    let Some(more) = inode.and_then(|inode| inode.ext_if_any()) else { return };
+    more.earlier_name.take_if(|from| (from.0, &from.1) == at);
+}
+
+/// Resets a new inode's record. Without birth times an inode that is gone may have had the same id.
+pub(crate) fn reset_reused_id(state: &mut State, id: NodeId) {
+    if state.store.has_dir(id.ino) {
+        leases::drop_dir_names(state, id.ino);
+    }
+    keep_old_nodeid(state, id);
+    keep_removed_nodeid(state, id);
+    if let Some(inode) = state.store.inode_mut(id.ino) {
+        if inode.opens > 0 {
+            // Files opened under this number are not of the new inode, whatever its id says.
+            state.open.files.detach(id.ino);
+        }
+        inode.reset(id);
+        inode.nlookup += state.kernel.nodeids.restore(id);
+    }
+}
+
+/// Makes a listed name the parent entry of an inode with one name.
+pub(crate) fn note_listed_at(state: &mut State, id: NodeId, (dir, name): (u64, &Name)) {
+    let inode = state.store.inode_of_mut(id);
+    if let Some(inode) = inode.filter(|i| !i.is_at(dir, name)) {
+        inode.attr_valid_until = Time(0);
+        if inode.nlookup > 0 {
+            // The kernel may have an old dentry under this name, whose entry timeout is not known any more.
+            inode.entry_valid_until = Time::FAR;
+        }
+        move_parent_entry(state, id, (dir, name));
+    }
+}
+
+pub(crate) fn move_parent_entry(state: &mut State, id: NodeId, (dir, name): (u64, &Name)) {
+    let Some(inode) = state.store.inode_of(id) else { return };
+    if !inode.is_at(dir, name) {
+        set_parent_entry(state, id, (dir, name));
+    }
+    leases::drop_uncovered(state, id.ino, Some(dir));
+}
+
+/// Returns the node id for a reply about an inode.
+fn nodeid_for_reply(state: &mut State, id: NodeId) -> u64 {
+    match record(state, id).nlookup {
+        0 => state.kernel.nodeids.assign_if_reused(id.ino),
+        _ => state.kernel.nodeids.nodeid(id.ino),
+    }
+}
+
+/// Keeps a node id for the inode that the kernel knows by it, when another inode has taken the inode number.
+fn keep_old_nodeid(state: &mut State, id: NodeId) {
+    let is_root = id.ino == state.store.root();
+    let old = state.store.inode_mut(id.ino).filter(|old| old.id != id && old.nlookup > 0);
+    let Some(old) = old.filter(|_| !is_root) else { return };
+    let gone = old.ext_if_any().and_then(|more| more.unlinked_attr.take());
+    let (old, lookups) = (old.id, std::mem::take(&mut old.nlookup));
+    drop_reused_inode(state, old.ino);
+    state.kernel.nodeids.reuse(old, lookups, gone);
+    // Requests that have yet to begin mean the old inode too.
+    let means_it = |op: &Op| op.nodes_by_number().into_iter().flatten().any(|ino| ino == id.ino);
+    let parked = state.calls.queued().filter(|(_, op)| means_it(op)).map(|(op, _)| op);
+    let waiting: Vec<OpId> = parked.chain(state.store.suspended.waiting_for(id.ino)).collect();
+    waiting.into_iter().for_each(|op| aborting::abort(state, op, Errno::STALE));
+}
+
+/// Gives an inode a new node id if it has the id of a directory that a local change removed, on a filesystem
+/// without birth times. The kernel keeps that directory dead (`S_DEAD` in `vfs_rmdir`), and would do so with the
+/// new inode.
+fn keep_removed_nodeid(state: &mut State, id: NodeId) {
+    let Some(inode) = state.store.inode_of_mut(id) else { return };
+    let Some(gone) = inode.ext_if_any().and_then(|more| more.unlinked_attr.take()) else { return };
+    match std::mem::take(&mut inode.nlookup) {
+        0 => {}
+        lookups => state.kernel.nodeids.alias(id, lookups, Some(gone)),
+    }
+}
+
+/// Drops an inode whose number was reused, according to a reply. Invalidates the old inode in the kernel, because
+/// no recall will cover it and the reply may be late. New requests must not join calls for the old inode.
+fn drop_reused_inode(state: &mut State, ino: u64) {
+    state.calls.leave_joins_of_inode(ino);
+    if state.kernel.can_notify() {
+        invalidate::invalidate(
+            state,
+            vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }, KernelInvalidation::Attr { ino }],
+            None,
+        );
+    }
+}
+
+/// Invalidates the old directory's names in the kernel.
+fn drop_reused_directory(state: &mut State, old: NodeId) {
+    if state.store.inode(old.ino).is_some_and(|inode| inode.id == old && inode.nlookup > 0) {
+        let stale = leases::invalidations_under_lease(state, old);
+        if !stale.is_empty() {
+            invalidate::invalidate(state, stale, None);
+        }
+    }
+}

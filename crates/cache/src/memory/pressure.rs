@@ -1,0 +1,19 @@
+//! Memory that other programs need. See docs/decisions/0021-memory.md.
+
+use crate::facts::view;
+use crate::memory::{evict, prune};
+use crate::ops::names_only;
+use crate::state::State;
+use nigh_types::Time;
+
+/// Halves the memory in use, except for directories that are being read, and the number of inodes that the kernel
+/// knows.
+pub(crate) fn handle_pressure(state: &mut State, now: Time) {
+    state.clock = now;
+    state.counters.squeezed += 1;
+    let (half, spared) = (state.bytes() / 2, view::being_read(state));
+    evict::evict_while(state, now, &spared, |cache| cache.bytes() > half);
+    state.open.dirs.drop_snapshots();
+    names_only::drop_name_streams(state, now);
+    prune::prune_half(state);
+}

@@ -1,0 +1,110 @@
+//! Requests that begin later or once more.
+
+use crate::calls::{CallKind, InflightCall};
+use crate::op::{Caller, Fh, Op, OpReply};
+use crate::ops::begin;
+use crate::out::replies;
+use crate::page_cache::drops;
+use crate::state::State;
+use nigh_types::{Errno, OpId, Time};
+
+/// Returns the errno of requests that stale facts cannot answer.
+fn refused_while_stale(op: &Op) -> Option<Errno> {
+    match op {
+        Op::SetAttr { .. }
+        | Op::Symlink { .. }
+        | Op::Mknod { .. }
+        | Op::Mkdir { .. }
+        | Op::Unlink { .. }
+        | Op::Rmdir { .. }
+        | Op::Rename { .. }
+        | Op::Link { .. }
+        | Op::Create { .. }
+        | Op::Tmpfile { .. }
+        | Op::Write { .. }
+        | Op::SetXattr { .. }
+        | Op::RemoveXattr { .. }
+        | Op::Fallocate { .. }
+        | Op::CopyRange { .. } => Some(Errno::ROFS),
+        Op::Open { access, .. } if access.write || access.truncate => Some(Errno::ROFS),
+        Op::SetLock { .. } | Op::Unlock { .. } | Op::TestLock { .. } | Op::Fsync { .. } => Some(Errno::IO),
+        _ => None,
+    }
+}
+
+/// Starts the reads that waited for the reply to a write.
+pub(crate) fn start_queued_reads(state: &mut State, now: Time, ino: u64) {
+    for (op, (caller, what)) in state.calls.take_queued_reads(ino) {
+        restart_request(state, now, op, caller, what);
+    }
+}
+
+/// Restarts reads whose reply was composed before a write that is done or in flight.
+pub(crate) fn resend_reads(
+    state: &mut State,
+    now: Time,
+    ops: &[OpId],
+    fh: Fh,
+    (ino, offset, size): (u64, u64, u32),
+) {
+    for op in ops {
+        if let Some(waiting) = state.calls.remove_waiter(*op) {
+            restart_request(state, now, *op, waiting.caller, Op::Read { ino, fh, offset, size });
+        }
+    }
+}
+
+fn restart_request(state: &mut State, now: Time, op: OpId, caller: Caller, what: Op) {
+    let pages = what.pages();
+    if let Some(answer) = begin::start(state, now, op, caller, what) {
+        replies::reply(state, op, answer);
+        return drops::drop_after_reply(state, &[op], pages);
+    }
+    // An invalidation may have left out its pages meanwhile.
+    if let Some(waiting) = state.calls.waiter(op)
+        && let Some(flight) = state.calls.get_mut(waiting.call)
+    {
+        flight.drop_data = true;
+    }
+}
+
+/// Answers the waiting requests with the present attributes.
+pub(crate) fn answer_unchanged(state: &mut State, now: Time, flight: &InflightCall) {
+    let CallKind::Change { ino, .. } = flight.purpose else { return };
+    for op in &flight.waiters {
+        if let Some(waiting) = state.calls.remove_waiter(*op)
+            && let Some(answer) = begin::start(state, now, *op, waiting.caller, Op::GetAttr { ino })
+        {
+            replies::reply(state, *op, answer);
+        }
+    }
+}
+
+/// Handles a request without a session.
+pub(crate) fn start_disconnected(
+    state: &mut State,
+    now: Time,
+    id: OpId,
+    caller: Caller,
+    op: Op,
+) -> Option<OpReply> {
+    if !state.answers_stale() {
+        state.calls.queue(id, caller, op);
+        return None;
+    }
+    match refused_while_stale(&op) {
+        Some(errno) => Some(OpReply::Failed(errno)),
+        None => begin::start(state, now, id, caller, op),
+    }
+}
+
+pub(crate) fn resume_listings(state: &mut State, now: Time, dir: u64) {
+    for (id, caller, op) in state.store.suspended.take_waiting(dir) {
+        if let Some(answer) = begin::start(state, now, id, caller, op) {
+            state.counters.waits += 1;
+            replies::reply(state, id, answer);
+        }
+    }
+    // A listing that waits again keeps its start time.
+    state.store.suspended.forget_if_idle(dir);
+}

@@ -1,0 +1,7 @@
+//! What goes out: replies, calls, invalidations.
+
+pub(crate) mod invalidate;
+pub(crate) mod pins;
+pub(crate) mod queue;
+pub(crate) mod replies;
+pub(crate) mod sending;
