@@ -36,7 +36,11 @@ enum Chore {
     /// Format, lints, tidy, licences, advisories, unit tests: what a commit must pass.
     Check(check::Options),
     /// Only the house rules that this program checks itself.
-    Tidy,
+    Tidy {
+        /// Print the structure of each crate instead: circles of imports, spread of types.
+        #[arg(long)]
+        report: bool,
+    },
     /// Every group of tests that this machine can run.
     Test(test::Options),
     /// Removes what tests left behind: mounts, loop devices, their user, their directories.
@@ -104,7 +108,7 @@ fn main() -> ExitCode {
     }
     let result = match chore {
         Chore::Check(options) => check::run(&options),
-        Chore::Tidy => tidy::run(),
+        Chore::Tidy { report } => tidy::run(report),
         Chore::Test(options) => test::run(&options),
         Chore::Clean => test::clean::run(),
         Chore::Bench(options) => bench::run(&options),

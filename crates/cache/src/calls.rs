@@ -68,11 +68,11 @@ impl Calls {
         self.inflight.remove(&id)
     }
 
-    pub fn get(&self, id: CallId) -> Option<&InflightCall> {
+    pub fn inflight(&self, id: CallId) -> Option<&InflightCall> {
         self.inflight.get(&id)
     }
 
-    pub fn get_mut(&mut self, id: CallId) -> Option<&mut InflightCall> {
+    pub fn inflight_mut(&mut self, id: CallId) -> Option<&mut InflightCall> {
         self.inflight.get_mut(&id)
     }
 

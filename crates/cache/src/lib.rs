@@ -4,22 +4,23 @@
 //! and calls the remote for what it does not know. It uses no clock, no socket and no randomness; [`Cache`] documents
 //! its calling contract.
 //!
+//! Modules in layers, the lowest first; each imports its own layer and lower ones
+//! (docs/decisions/0038-owners-of-the-cache.md):
+//!
 //! | module | contents |
 //! | --- | --- |
-//! | `cache` | the type, its inputs and outputs |
-//! | `op`, `config`, `counters` | types of its interface |
-//! | `records`, `dir_entries`, `dentry_leases`, `grants` | records |
-//! | `attributes`, `directory_lease`, `directory_merge` | finding, applying, replacing and dropping facts |
-//! | `node_ref`, `nodeid_map`, `dead_dentries`, `forgotten` | node references and FUSE node ids |
-//! | `calls`, `pending_mutations` | calls in flight, mutations among them |
-//! | `lookup`, `files`, `mutate`, `removed`, `targets`, `xattr`, `statfs`, `locks` | one module per kind of request |
-//! | `readdir`, `listing`, `listing_snapshots`, `names_only_listing`, `oversized`, `readdirplus_heuristic`, `cookies32` | reading directories |
-//! | `prefetch` | prefetch of directories |
-//! | `session_state`, `reclaim`, `open_pins`, `request_deadlines` | session state, reclaim, pins of open files, request deadlines |
-//! | `updates`, `inotify` | updates in place, remote changes for inotify watchers |
-//! | `recall`, `invalidation_queue`, `kernel`, `remove_privs` | end of grants, invalidation queue, kernel timeouts |
-//! | `mmap_writeback`, `ungranted`, `full_pages`, `read_after_write`, `kernel_locks` | the kernel's pages, write-back of mmap stores |
-//! | `evict`, `memory_pressure`, `prune` | memory budget, memory pressure, the kernel's inodes |
+//! | `op`, `config`, `counters`, `grants`, `byte_ranges`, `cookies32` | types of the interface, live grants, ranges, short offsets |
+//! | `store` | owner of the facts: inodes, directories, entries, suspended facts |
+//! | `calls` | owner of calls in flight, waiting and queued requests, race logs, mutations |
+//! | `kernel` | owner of pending invalidations, timers, negative dentries, node ids |
+//! | `session`, `open`, `pages`, `prefetch`, `inotify` | owners of session state, open files and locks, page records, prefetch jobs, watches |
+//! | `state` | all owners |
+//! | `facts` | what the facts say; how they are learned and dropped |
+//! | `out` | replies, calls, pins, invalidations |
+//! | `ops` | one module per kind of request, and the replies to its calls |
+//! | `page_cache`, `memory`, `watching` | the kernel's pages and mmap write-back; budget and pressure; inotify watchers |
+//! | `inputs` | replies by the kind of call, session events, reclaim, recalls, updates, timeouts |
+//! | `cache` | the façade |
 
 mod byte_ranges;
 mod cache;

@@ -5,21 +5,17 @@ use crate::config::{Config, OnDisconnect};
 use crate::counters::Counters;
 use crate::inotify::Watches;
 use crate::kernel::{Kernel, NotifyLevel};
-use crate::memory::INODE_BYTES;
 use crate::op::Output;
 use crate::open::Open;
 use crate::pages::UngrantedPages;
 use crate::prefetch::PrefetchJobs;
 use crate::session::{Session, SessionState};
-use crate::store::{Directory, InodeExt, Store};
+use crate::store::{DIRECTORY_BYTES, INODE_BYTES, Store};
 use nigh_types::{CallId, OpId, Time};
 use std::collections::VecDeque;
 
 /// Share of the budget that names keep at least.
 const LEFT_FOR_NAMES: u64 = 4;
-
-/// Bytes of a directory record, with its own attributes.
-const DIRECTORY_BYTES: u64 = (size_of::<Directory>() + 24 + size_of::<InodeExt>()) as u64;
 
 /// Credit of a job's first request, in entries.
 const FIRST_WINDOW: u64 = 1_024;
@@ -180,6 +176,6 @@ impl State {
         let waits = |flight: &InflightCall| {
             !(flight.purpose.is_reclaim() || matches!(flight.purpose, CallKind::ResolvePath { .. }))
         };
-        self.session.state() == SessionState::Reclaiming && self.calls.get(call).is_some_and(waits)
+        self.session.state() == SessionState::Reclaiming && self.calls.inflight(call).is_some_and(waits)
     }
 }

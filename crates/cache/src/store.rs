@@ -23,6 +23,10 @@ use nigh_types::{Cookie, CookieKey, GrantId, Name, NodeId, Time};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 
+/// Bytes of an inode record with its slot in the hash table, which is half full to full.
+pub(crate) const INODE_BYTES: u64 = (size_of::<Inode>() + 8 + 17 * 3 / 2) as u64;
+/// Bytes of a directory record, with its own attributes.
+pub(crate) const DIRECTORY_BYTES: u64 = (size_of::<Directory>() + 24 + size_of::<InodeExt>()) as u64;
 /// Most directories with a record of a returned grant.
 const MOST_RETURNED: usize = 1 << 16;
 
@@ -34,21 +38,21 @@ pub(crate) struct Inodes {
 }
 
 impl Inodes {
-    pub fn get(&self, ino: u64) -> Option<&Inode> {
+    fn record(&self, ino: u64) -> Option<&Inode> {
         self.records.get(&ino).map(|inode| &**inode)
     }
 
-    pub fn get_mut(&mut self, ino: u64) -> Option<&mut Inode> {
+    fn record_mut(&mut self, ino: u64) -> Option<&mut Inode> {
         self.records.get_mut(&ino).map(|inode| &mut **inode)
     }
 
     /// Returns the record of that inode, not of another one with its number.
     pub fn of(&self, id: NodeId) -> Option<&Inode> {
-        self.get(id.ino).filter(|inode| inode.id == id)
+        self.record(id.ino).filter(|inode| inode.id == id)
     }
 
     pub fn of_mut(&mut self, id: NodeId) -> Option<&mut Inode> {
-        self.get_mut(id.ino).filter(|inode| inode.id == id)
+        self.record_mut(id.ino).filter(|inode| inode.id == id)
     }
 }
 
@@ -101,11 +105,11 @@ impl Store {
 /// Inodes.
 impl Store {
     pub fn inode(&self, ino: u64) -> Option<&Inode> {
-        self.inodes.get(ino)
+        self.inodes.record(ino)
     }
 
     pub fn inode_mut(&mut self, ino: u64) -> Option<&mut Inode> {
-        self.inodes.get_mut(ino)
+        self.inodes.record_mut(ino)
     }
 
     /// Returns the record of that inode, not of another one with its number.
@@ -249,14 +253,14 @@ impl Store {
 
     /// Returns the directory of an inode's parent entry, with the name there and its cookie.
     pub fn parent_dir_mut(&mut self, ino: u64) -> Option<(&mut Directory, &Name, Cookie)> {
-        let (dir, name) = self.inodes.get(ino)?.parent_entry.as_ref()?;
+        let (dir, name) = self.inodes.record(ino)?.parent_entry.as_ref()?;
         let cookie = self.key.cookie(name.as_bytes());
         Some((self.dirs.get_mut(dir)?, name, cookie))
     }
 
     /// Returns the child in an inode's parent entry.
     pub fn child_at_parent_entry(&mut self, ino: u64) -> Option<&mut CachedEntry> {
-        let inode = self.inodes.get(ino)?;
+        let inode = self.inodes.record(ino)?;
         let (dir, name) = inode.parent_entry.as_ref()?;
         let cookie = self.key.cookie(name.as_bytes());
         let directory = self.dirs.get_mut(dir)?;

@@ -5,6 +5,7 @@ mod imports;
 mod numbers;
 mod planted;
 mod semantics;
+mod structure;
 mod vocabulary;
 mod words;
 
@@ -53,7 +54,11 @@ impl Problem {
     }
 }
 
-pub fn run() -> Result<bool> {
+pub fn run(report: bool) -> Result<bool> {
+    if report {
+        structure::report(&sources(&root::checkout())?);
+        return Ok(true);
+    }
     let problems = problems()?;
     for line in &problems {
         println!("{line}");
@@ -82,6 +87,7 @@ pub fn problems() -> Result<Vec<String>> {
     }
     found.extend(imports::check()?);
     found.extend(semantics::check(&sources));
+    found.extend(structure::check(&sources));
     Ok(found.iter().map(|p| format!("{}:{}: {}: {}", p.path, p.line, p.rule, p.what)).collect())
 }
 

@@ -5,10 +5,10 @@ use super::{Problem, Source, line_of};
 
 /// Each bug (`crates/types/src/fault_injection.rs`), and the one file that may ask for it.
 const PLACES: &[(&str, &str)] = &[
-    ("KeepsUngranted", "crates/cache/src/directory_lease.rs"),
-    ("OutlivesGrant", "crates/cache/src/kernel.rs"),
-    ("AcknowledgesFirst", "crates/cache/src/recall.rs"),
-    ("ForgetsRecalls", "crates/cache/src/calls.rs"),
+    ("KeepsUngranted", "crates/cache/src/facts/learn.rs"),
+    ("OutlivesGrant", "crates/cache/src/kernel/level.rs"),
+    ("AcknowledgesFirst", "crates/cache/src/inputs/recall.rs"),
+    ("ForgetsRecalls", "crates/cache/src/calls/inflight.rs"),
     ("CarriesWhatEnded", "crates/native/src/lease/sequencer.rs"),
     ("WaitsForName", "crates/client/src/notifier/thread.rs"),
     ("WaitsForItself", "crates/native/src/lease/write_queue.rs"),
@@ -66,10 +66,13 @@ mod tests {
     #[test]
     fn bugs_are_planted_in_their_places_alone() {
         let text = "fn f() { if planted(Bug::OutlivesGrant) { g(); } }";
-        assert_eq!(in_code("crates/cache/src/kernel.rs", text), 0);
-        assert_eq!(in_code("crates/cache/src/directory_lease.rs", text), 1);
-        assert_eq!(in_code("crates/cache/src/kernel.rs", "fn f() { planted(Bug::New) || planted(any) }"), 2);
-        assert_eq!(in_code("crates/cache/src/kernel.rs", "fn f() { un_planted(Bug::New) }"), 0);
+        assert_eq!(in_code("crates/cache/src/kernel/level.rs", text), 0);
+        assert_eq!(in_code("crates/cache/src/facts/learn.rs", text), 1);
+        assert_eq!(
+            in_code("crates/cache/src/kernel/level.rs", "fn f() { planted(Bug::New) || planted(any) }"),
+            2
+        );
+        assert_eq!(in_code("crates/cache/src/kernel/level.rs", "fn f() { un_planted(Bug::New) }"), 0);
     }
 
     #[test]

@@ -150,7 +150,7 @@ pub(crate) fn end_directory_lease(state: &mut State, dir: u64) {
 fn detach_listings(state: &mut State, dir: u64) {
     state.watches.mark_unsettled(state.clock, dir);
     let Some(directory) = state.store.dir_mut(dir) else { return };
-    let flight = directory.listing.and_then(|call| state.calls.get_mut(call));
+    let flight = directory.listing.and_then(|call| state.calls.inflight_mut(call));
     if let Some(flight) = flight.filter(|f| f.has_chunk && f.detached_entries.is_none()) {
         let listed = directory.progress.unwrap_or_default();
         flight.detached_entries = Some(Box::new(directory.rows.up_to(listed)));

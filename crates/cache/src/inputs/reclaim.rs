@@ -94,12 +94,12 @@ fn reclaim_locks(state: &mut State, now: Time) {
 fn reclaim_deferred(state: &mut State, now: Time) {
     let mut left = Vec::new();
     for (call, mut response) in state.session.take_deferred() {
-        let Some(flight) = state.calls.get(call) else { continue };
+        let Some(flight) = state.calls.inflight(call) else { continue };
         let is_lock = matches!(flight.purpose, CallKind::Lock { .. }) && response.result.is_ok();
         if is_lock && sending::resend_call(state, now, call) {
             continue;
         }
-        let opened = state.calls.get(call).and_then(|flight| opened_file_of_reply(flight, &response));
+        let opened = state.calls.inflight(call).and_then(|flight| opened_file_of_reply(flight, &response));
         match (&mut response.result, opened) {
             (result, _) if is_lock => *result = Err(Errno::INTR),
             // A holder that has the removed file open reclaims it under a handle that the client assigned.
@@ -246,7 +246,7 @@ pub(crate) fn on_export_replaced(state: &mut State) {
     state.open.locks.mark_all_lost();
     state.session.deferred_mut().for_each(|response| response.result = Err(Errno::IO));
     for call in state.calls.ids() {
-        let Some(flight) = state.calls.get_mut(call) else { continue };
+        let Some(flight) = state.calls.inflight_mut(call) else { continue };
         let waiters = std::mem::take(&mut flight.waiters);
         let pages = flight.purpose.pages().filter(|_| flight.drop_data);
         replies::reply_all(state, &waiters, &OpReply::Failed(Errno::IO));

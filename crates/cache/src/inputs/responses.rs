@@ -171,7 +171,7 @@ fn on_lookup_reply(
 
 /// Handles a call's response, or a chunk of it.
 pub(crate) fn handle_response(state: &mut State, now: Time, id: CallId, response: Response) {
-    if let Some(&CallKind::List { dir }) = state.calls.get(id).map(|flight| &flight.purpose) {
+    if let Some(&CallKind::List { dir }) = state.calls.inflight(id).map(|flight| &flight.purpose) {
         // A deadline that passed in mid-listing detaches the entries so far, before more come.
         leases::live_directory(state, now, dir);
     }
@@ -225,7 +225,7 @@ fn resolve_again(state: &mut State, now: Time, id: CallId, flight: &mut Inflight
 
 /// Handles the reply to a `ResolvePath`: resends the call that waited for it, or fails it for good.
 fn on_resolved(state: &mut State, now: Time, then: CallId, result: Result<(), Errno>) {
-    let Some(flight) = state.calls.get_mut(then) else { return };
+    let Some(flight) = state.calls.inflight_mut(then) else { return };
     if flight.is_abandoned() {
         // The call was not sent yet, so the change is not made (S8).
         flight.resend = None;

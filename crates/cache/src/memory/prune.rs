@@ -1,9 +1,9 @@
 //! Bound on the inodes that the kernel knows. See docs/decisions/0021-memory.md.
 
 use crate::facts::paths;
-use crate::memory::INODE_BYTES;
 use crate::op::Output;
 use crate::state::State;
+use crate::store::INODE_BYTES;
 use crate::store::Store;
 
 /// Inodes that the kernel may know in any case.

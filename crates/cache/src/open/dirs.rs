@@ -54,12 +54,12 @@ impl OpenDirs {
         self.dirs.remove(&fh)
     }
 
-    pub fn get(&self, fh: Fh) -> Option<&OpenDir> {
+    pub fn dir(&self, fh: Fh) -> Option<&OpenDir> {
         self.dirs.get(&fh)
     }
 
     /// Returns an open directory for a change of its state of reading; its snapshot is changed by other methods.
-    pub fn get_mut(&mut self, fh: Fh) -> Option<&mut OpenDir> {
+    pub fn dir_mut(&mut self, fh: Fh) -> Option<&mut OpenDir> {
         self.dirs.get_mut(&fh)
     }
 

@@ -54,7 +54,9 @@ pub(crate) fn abort(state: &mut State, op: OpId, errno: Errno) {
     }
     let Some(waiting) = state.calls.remove_waiter(op) else { return };
     let away = !state.session.is_attached();
-    let Some(flight) = state.calls.get_mut(waiting.call) else { return replies::reply(state, op, answer) };
+    let Some(flight) = state.calls.inflight_mut(waiting.call) else {
+        return replies::reply(state, op, answer);
+    };
     flight.waiters.retain(|&waiter| waiter != op);
     let ends_locks = flight.purpose.releases_locks();
     if ends_locks && errno == Errno::IO {
@@ -84,7 +86,7 @@ pub(crate) fn abort(state: &mut State, op: OpId, errno: Errno) {
 
 /// Logs a change that was sent, whose caller does not learn the outcome.
 pub(crate) fn log_unknown_outcome(state: &State, call: CallId) {
-    let Some(flight) = state.calls.get(call).filter(|flight| flight.is_mutation()) else { return };
+    let Some(flight) = state.calls.inflight(call).filter(|flight| flight.is_mutation()) else { return };
     let names = flight.purpose.names().into_iter();
     let mut paths: Vec<String> = names.map(|(dir, name)| paths::shown_name(state, dir, name)).collect();
     match flight.purpose {

@@ -158,12 +158,12 @@ pub(crate) fn page(
 
 /// Returns which files get attributes in replies to this reader.
 pub(crate) fn files_for(state: &mut State, fh: Fh) -> FilesWithAttrs {
-    let Some(open) = state.open.dirs.get(fh) else { return FilesWithAttrs::None };
+    let Some(open) = state.open.dirs.dir(fh) else { return FilesWithAttrs::None };
     state.open.readers.files(open.reader, open.files_with_attrs, open.is_probed)
 }
 
 pub(crate) fn note_page_content(state: &mut State, fh: Fh, chosen: &[Chosen], is_bare: bool) {
-    let Some(open) = state.open.dirs.get_mut(fh) else { return };
+    let Some(open) = state.open.dirs.dir_mut(fh) else { return };
     let files = chosen.iter().filter(|c| c.node.is_some() && c.mode != DIRECTORY).count();
     open.files_with_attrs += files as u64;
     if chosen.iter().any(|c| c.is_probe) {
@@ -185,7 +185,7 @@ pub(crate) fn snapshot_page(
     size: u32,
     plus: bool,
 ) -> Option<Page> {
-    let ino = state.open.dirs.get(fh)?.ino;
+    let ino = state.open.dirs.dir(fh)?.ino;
     let (snapshot, from) = (state.open.dirs.snapshot(fh)?, position(state, fh, offset));
     let rows = from.rows(snapshot).filter(|row| row.child.is_some());
     let (mut chosen, _) = choose(state, Time(0), ino, rows, offset, size, plus, None);
@@ -197,7 +197,7 @@ pub(crate) fn snapshot_page(
 /// Returns the position that an offset stands for.
 fn position(state: &State, fh: Fh, offset: Cookie) -> Position {
     if state.config.short_cookies {
-        Position::of(offset, state.open.dirs.get(fh).and_then(|open| open.inexact_cookie))
+        Position::of(offset, state.open.dirs.dir(fh).and_then(|open| open.inexact_cookie))
     } else {
         Position::behind(offset)
     }
@@ -228,7 +228,7 @@ fn shorten_cookies(
 }
 
 fn note_inexact_cookie(state: &mut State, fh: Fh, told: Option<(Cookie, Cookie)>) {
-    if let Some(open) = state.open.dirs.get_mut(fh).filter(|_| told.is_some()) {
+    if let Some(open) = state.open.dirs.dir_mut(fh).filter(|_| told.is_some()) {
         open.inexact_cookie = told;
     }
 }

@@ -195,7 +195,7 @@ pub(crate) fn write(
     if !is_flush {
         state.calls.mark_reads_before_write(ino, (offset, size));
     }
-    if let Some(flight) = state.calls.get_mut(id) {
+    if let Some(flight) = state.calls.inflight_mut(id) {
         flight.writeback_op = flush;
     }
     if direct.is_some() {

@@ -409,10 +409,9 @@ fn serve_waiter(state: &mut State, now: Time, dir: u64, flight: &InflightCall, o
 }
 
 #[cfg(test)]
-mod races;
-
-#[cfg(test)]
 mod tests {
+    mod races;
+
     use super::*;
     use crate::Config;
     use crate::op::{Caller, Op, Output};

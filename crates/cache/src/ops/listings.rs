@@ -18,7 +18,7 @@ pub(crate) fn list(state: &mut State, now: Time, dir: u64) -> Result<(CallId, bo
     }
     let listing = state.store.dir(dir).and_then(|d| d.listing);
     if let Some(call) = listing
-        && state.calls.get(call).is_some_and(|f| {
+        && state.calls.inflight(call).is_some_and(|f| {
             f.detached_entries.is_none() && !f.race_log.all_grants_ended && f.race_log.recalled.is_empty()
         })
     {
@@ -38,7 +38,7 @@ pub(crate) fn list(state: &mut State, now: Time, dir: u64) -> Result<(CallId, bo
 fn replace_listing(state: &mut State, node: NodeId, call: CallId) {
     leases::dir_record(state, node);
     let Some(directory) = state.store.dir_mut(node.ino) else { return };
-    let old = directory.listing.replace(call).and_then(|old| state.calls.get_mut(old));
+    let old = directory.listing.replace(call).and_then(|old| state.calls.inflight_mut(old));
     if let Some(old) = old.filter(|f| f.has_chunk && f.detached_entries.is_none()) {
         old.detached_entries = Some(Box::new(directory.rows.up_to(directory.progress.unwrap_or_default())));
     }
@@ -114,7 +114,7 @@ pub(crate) fn begin_prefetched_listing(state: &mut State, walk_call: CallId, nod
     if let Some(call) = state.prefetch.listing(walk_call, node.ino)? {
         return Some(call);
     }
-    let walk = state.calls.get(walk_call)?;
+    let walk = state.calls.inflight(walk_call)?;
     let told = InflightCall {
         race_log: walk.race_log.clone(),
         ..InflightCall::new(CallKind::List { dir: node.ino }, "list", walk.sent)

@@ -152,7 +152,7 @@ pub(crate) fn interrupt_lock(state: &mut State, op: OpId) {
         return replies::reply(state, op, OpReply::Failed(Errno::INTR));
     }
     let Some(call) = state.calls.waiter(op).map(|waiting| waiting.call) else { return };
-    let Some(flight) = state.calls.get_mut(call) else { return };
+    let Some(flight) = state.calls.inflight_mut(call) else { return };
     if let CallKind::Lock { wait: true, cancelled, .. } = &mut flight.purpose
         && !std::mem::replace(cancelled, true)
     {
@@ -166,7 +166,7 @@ pub(crate) fn interrupt_lock(state: &mut State, op: OpId) {
 
 /// Returns whether a request waits for a lock of another owner, at a remote that replies.
 pub(crate) fn waits_for_lock(state: &State, op: OpId) -> bool {
-    let flight = state.calls.waiter(op).and_then(|waiting| state.calls.get(waiting.call));
+    let flight = state.calls.waiter(op).and_then(|waiting| state.calls.inflight(waiting.call));
     let waits = |flight: &InflightCall| matches!(flight.purpose, CallKind::Lock { wait: true, .. });
     state.session.is_active() && flight.is_some_and(waits)
 }

@@ -64,7 +64,7 @@ pub(crate) fn read_names_only(
 fn is_worth_names_only(state: &mut State, now: Time, ino: u64, fh: Fh) -> bool {
     let possible = state.session.lists_names() && !state.config.short_cookies && !state.answers_stale();
     let failed = state.open.names.has_failed(fh);
-    let keeps = state.open.dirs.get(fh).is_none_or(|open| open.kernel_keeps || open.snapshot.is_some());
+    let keeps = state.open.dirs.dir(fh).is_none_or(|open| open.kernel_keeps || open.snapshot.is_some());
     if !possible || failed || keeps {
         return false;
     }
@@ -162,7 +162,7 @@ fn restart_name_stream(state: &mut State, now: Time, dir: u64, fh: Fh) {
     if comes {
         state.out.push_back(Output::Cancel(call));
     }
-    let waiters = state.calls.get_mut(call).map(|flight| std::mem::take(&mut flight.waiters));
+    let waiters = state.calls.inflight_mut(call).map(|flight| std::mem::take(&mut flight.waiters));
     waiters.into_iter().flatten().for_each(|op| answer_beside_listing(state, now, dir, op));
 }
 
@@ -181,7 +181,7 @@ pub(crate) fn drop_name_streams(state: &mut State, now: Time) {
 }
 
 pub(crate) fn serve_waiting(state: &mut State, now: Time, call: CallId, dir: u64) {
-    let waiters = state.calls.get_mut(call).map(|flight| std::mem::take(&mut flight.waiters));
+    let waiters = state.calls.inflight_mut(call).map(|flight| std::mem::take(&mut flight.waiters));
     serve_names_only(state, now, dir, waiters.unwrap_or_default());
 }
 

@@ -42,12 +42,12 @@ fn listing_sizes(state: &State) -> impl Iterator<Item = (u64, CallId, u64)> {
 
 /// Returns whether a request waits for the listing, or an open directory is being read.
 fn is_wanted(state: &State, call: CallId, dir: u64) -> bool {
-    state.calls.get(call).is_some_and(|flight| !flight.waiters.is_empty())
+    state.calls.inflight(call).is_some_and(|flight| !flight.waiters.is_empty())
         || state.open.dirs.is_being_read(dir)
 }
 
 fn abandon_listing(state: &mut State, now: Time, call: CallId, dir: u64) {
-    let Some(flight) = state.calls.get_mut(call) else { return };
+    let Some(flight) = state.calls.inflight_mut(call) else { return };
     tracing::warn!(
         target: "nigh::evict",
         ino = dir,

@@ -37,7 +37,7 @@ pub(crate) fn start_job(
     let credit = u32::try_from(window).unwrap_or(u32::MAX);
     let dirs: Vec<u64> = roots.iter().map(|place| place.node.ino).collect();
     let call = sending::send(state, now, None, CallKind::Prefetch, Call::Prefetch { roots, order, credit });
-    state.calls.get(call)?;
+    state.calls.inflight(call)?;
     state.counters.ahead_walks += 1;
     state.prefetch.begin(now, call, window, dirs.into_iter());
     Some(call)
@@ -90,7 +90,7 @@ pub(crate) fn on_prefetch_reply(
         state.calls.remove(call);
         return end_job(state, now, call);
     }
-    state.calls.get_mut(call).into_iter().for_each(|walk| walk.race_log = RaceLog::default());
+    state.calls.inflight_mut(call).into_iter().for_each(|walk| walk.race_log = RaceLog::default());
     request_awaited(state, now, call);
 }
 
@@ -211,7 +211,7 @@ pub(crate) fn cancel_all_jobs(state: &mut State, now: Time) {
 fn request_awaited(state: &mut State, now: Time, walk_call: CallId) {
     let mut listings = state.prefetch.unrequested_listings(walk_call);
     let is_awaited = |call: CallId| {
-        state.calls.get(call).is_some_and(|flight| !flight.has_chunk && !flight.waiters.is_empty())
+        state.calls.inflight(call).is_some_and(|flight| !flight.has_chunk && !flight.waiters.is_empty())
     };
     listings.retain(|(_, call)| is_awaited(*call));
     for (dir, _) in listings {

@@ -54,7 +54,7 @@ pub(crate) fn read_dir(
     size: u32,
     plus: bool,
 ) -> Option<OpReply> {
-    let Some(open) = state.open.dirs.get_mut(fh) else { return Some(OpReply::Failed(Errno::BADF)) };
+    let Some(open) = state.open.dirs.dir_mut(fh) else { return Some(OpReply::Failed(Errno::BADF)) };
     open.reader = caller.pid;
     if offset == Cookie(0) {
         state.open.readers.began(caller.pid);

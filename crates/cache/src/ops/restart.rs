@@ -62,7 +62,7 @@ fn restart_request(state: &mut State, now: Time, op: OpId, caller: Caller, what:
     }
     // An invalidation may have left out its pages meanwhile.
     if let Some(waiting) = state.calls.waiter(op)
-        && let Some(flight) = state.calls.get_mut(waiting.call)
+        && let Some(flight) = state.calls.inflight_mut(waiting.call)
     {
         flight.drop_data = true;
     }

@@ -167,7 +167,7 @@ fn attr_waiters(state: &State, stale: &[KernelInvalidation]) -> Vec<OpId> {
         }
         _ => None,
     });
-    let flights = files.filter_map(|ino| state.calls.get(state.calls.attr_call(*ino)?));
+    let flights = files.filter_map(|ino| state.calls.inflight(state.calls.attr_call(*ino)?));
     flights.flat_map(|flight| flight.waiters.iter().copied()).collect()
 }
 

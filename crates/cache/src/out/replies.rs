@@ -16,7 +16,7 @@ pub(crate) fn wait_for_newer(state: &mut State, older: CallId, newer: CallId) {
     if older == newer || !state.calls.contains(newer) {
         return;
     }
-    let Some(flight) = state.calls.get_mut(older) else { return };
+    let Some(flight) = state.calls.inflight_mut(older) else { return };
     let waiters = std::mem::take(&mut flight.waiters);
     state.calls.move_waiters(waiters, newer);
 }

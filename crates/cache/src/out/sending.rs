@@ -52,7 +52,7 @@ pub(crate) fn fetch_attr(
     let by_number = |flight: &InflightCall| matches!(flight.resend, Some(Call::LookupNumber { .. }));
     if let Some(call) = state.calls.attr_call(ino)
         && state.calls.is_joinable(call)
-        && !state.calls.get(call).is_some_and(by_number)
+        && !state.calls.inflight(call).is_some_and(by_number)
     {
         return Ok((call, true));
     }
@@ -75,7 +75,7 @@ pub(crate) fn send_credit(state: &mut State, walk: CallId, credit: u64, want: Op
 
 /// Sends a call again. Returns false if no request waits for it.
 pub(crate) fn resend_call(state: &mut State, now: Time, id: CallId) -> bool {
-    let Some(flight) = state.calls.get_mut(id).filter(|flight| !flight.is_unwanted_lock()) else {
+    let Some(flight) = state.calls.inflight_mut(id).filter(|flight| !flight.is_unwanted_lock()) else {
         return false;
     };
     let Some(call) = flight.resend.clone() else { return false };

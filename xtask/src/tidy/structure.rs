@@ -1,0 +1,310 @@
+//! The structure of each crate: which files import each other in a circle, over how many files the methods of one type
+//! are spread, and the layers of the cache.
+
+use super::{Problem, Source, code::Code};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Layers of `nigh-cache`, lowest first. A module may import its own layer and lower ones. The first has the owners of
+/// state, which know nothing of requests.
+const CACHE_LAYERS: &[&[&str]] = &[
+    &[
+        "byte_ranges",
+        "calls",
+        "config",
+        "cookies32",
+        "counters",
+        "grants",
+        "inotify",
+        "kernel",
+        "op",
+        "open",
+        "pages",
+        "prefetch",
+        "session",
+        "store",
+    ],
+    &["state"],
+    &["facts", "memory", "ops", "out", "page_cache", "watching"],
+    &["inputs"],
+    &["cache"],
+];
+/// Most files in one circle of imports of `nigh-cache`.
+const MOST_IN_CIRCLE: usize = 5;
+/// Most files with `impl` blocks of one type, and the crates that are held to it.
+const MOST_SPREAD: usize = 6;
+const SPREAD_HELD: &[&str] = &["cache", "client", "server", "link", "fuse", "types", "cli"];
+
+/// Files of one crate by their module path (`ops::lookup`), without tests.
+struct Crate<'a> {
+    name: &'a str,
+    files: BTreeMap<String, (&'a Source, String)>,
+}
+
+impl<'a> Crate<'a> {
+    fn all(sources: &'a [Source]) -> Vec<Crate<'a>> {
+        let mut crates: BTreeMap<&str, Crate> = BTreeMap::new();
+        for source in sources.iter().filter(|source| source.is_rust() && !source.is_test()) {
+            let Some(name) = source.layer() else { continue };
+            let Some(path) = source.path.strip_prefix(&format!("crates/{name}/src/")) else { continue };
+            let path = path.trim_end_matches(".rs").trim_end_matches("/mod").replace('/', "::");
+            let files = BTreeMap::new();
+            let of = crates.entry(name).or_insert(Crate { name, files });
+            of.files.insert(path, (source, Code::of(&source.text).shipped));
+        }
+        crates.into_values().collect()
+    }
+
+    /// Returns the modules that a module names by `crate::` or `super::`.
+    fn imports(&self, module: &str) -> BTreeSet<&str> {
+        let Some((_, code)) = self.files.get(module) else { return BTreeSet::new() };
+        let named = paths(code, module);
+        named.iter().filter_map(|path| self.file_of(path)).filter(|other| *other != module).collect()
+    }
+
+    /// Returns the file with the item of that path: that of its longest known beginning.
+    fn file_of(&self, path: &str) -> Option<&str> {
+        let mut path = path;
+        loop {
+            if let Some((known, _)) = self.files.get_key_value(path) {
+                return Some(known);
+            }
+            path = path.rsplit_once("::")?.0;
+        }
+    }
+
+    /// Returns the circles of imports, the largest first.
+    fn circles(&self) -> Vec<Vec<&str>> {
+        let edges: BTreeMap<&str, BTreeSet<&str>> =
+            self.files.keys().map(|module| (module.as_str(), self.imports(module))).collect();
+        let reach: BTreeMap<&str, BTreeSet<&str>> =
+            edges.keys().map(|module| (*module, reachable(&edges, module))).collect();
+        let mut circles: Vec<Vec<&str>> = Vec::new();
+        let mut placed: BTreeSet<&str> = BTreeSet::new();
+        for (module, from) in &reach {
+            if placed.contains(module) {
+                continue;
+            }
+            let circle: Vec<&str> =
+                from.iter().copied().filter(|other| reach[other].contains(module)).collect();
+            placed.extend(&circle);
+            if circle.len() > 1 {
+                circles.push(circle);
+            }
+        }
+        circles.sort_by_key(|circle| std::cmp::Reverse(circle.len()));
+        circles
+    }
+
+    /// Returns the types with `impl` blocks in several files, those in most files first.
+    fn spread(&self) -> Vec<(String, usize)> {
+        let mut files: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        for (module, (_, code)) in &self.files {
+            for name in code.lines().filter_map(implemented) {
+                files.entry(name).or_default().insert(module);
+            }
+        }
+        let mut spread: Vec<(String, usize)> = files
+            .into_iter()
+            .map(|(name, files)| (name, files.len()))
+            .filter(|(_, count)| *count > 1)
+            .collect();
+        spread.sort_by_key(|(name, count)| (std::cmp::Reverse(*count), name.clone()));
+        spread
+    }
+
+    fn lines(&self) -> usize {
+        self.files.values().map(|(source, _)| source.text.lines().count()).sum()
+    }
+}
+
+/// Returns the modules that can be reached from one, itself among them if it is in a circle.
+fn reachable<'a>(edges: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &str) -> BTreeSet<&'a str> {
+    let mut found = BTreeSet::new();
+    let mut open: Vec<&str> = edges.get(from).into_iter().flatten().copied().collect();
+    while let Some(module) = open.pop() {
+        if found.insert(module) {
+            open.extend(edges.get(module).into_iter().flatten());
+        }
+    }
+    found
+}
+
+/// Returns the type of an inherent `impl` block.
+fn implemented(line: &str) -> Option<String> {
+    let rest = line.strip_prefix("impl")?;
+    let rest = if rest.starts_with('<') { rest.split_once("> ")?.1 } else { rest.strip_prefix(' ')? };
+    let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+    (!rest.contains(" for ") && !name.is_empty()).then_some(name)
+}
+
+/// Returns the paths in a module's code that begin with `crate::` or `super::`, from the crate's root.
+fn paths(code: &str, module: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (word, base) in [("crate::", ""), ("super::", module.rsplit_once("::").map_or("", |(base, _)| base))]
+    {
+        for (at, _) in code.match_indices(word) {
+            let is_whole = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+            if is_whole {
+                let mut tails = Vec::new();
+                tails_of(&code[at + word.len()..], &mut tails);
+                found.extend(tails.into_iter().map(|tail| format!("{base}::{tail}")));
+            }
+        }
+    }
+    found.into_iter().map(|path| path.trim_start_matches("::").to_owned()).collect()
+}
+
+/// Collects the paths that a piece of code begins with: one, or those in braces.
+fn tails_of(code: &str, found: &mut Vec<String>) {
+    let end = code.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).unwrap_or(code.len());
+    let (path, rest) = code.split_at(end);
+    let Some(group) = rest.strip_prefix('{').filter(|_| path.is_empty() || path.ends_with("::")) else {
+        return found.push(path.trim_end_matches("::").to_owned());
+    };
+    let mut depth = 1_usize;
+    let mut start = 0;
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 || depth == 1 && c == ',' {
+            let mut tails = Vec::new();
+            tails_of(group[start..at].trim(), &mut tails);
+            found.extend(tails.into_iter().map(|tail| format!("{path}{tail}")));
+            start = at + 1;
+        }
+        if depth == 0 {
+            return;
+        }
+    }
+}
+
+/// Prints the structure of each crate.
+pub fn report(sources: &[Source]) {
+    println!(
+        "{:<8} {:>6} {:>7}  largest circles; types with impl blocks in most files",
+        "crate", "files", "lines"
+    );
+    for krate in Crate::all(sources) {
+        let circles: Vec<String> =
+            krate.circles().iter().take(3).map(|circle| circle.len().to_string()).collect();
+        let spread: Vec<String> =
+            krate.spread().iter().take(3).map(|(name, count)| format!("{name} {count}")).collect();
+        let circles = if circles.is_empty() { "none".to_owned() } else { circles.join(", ") };
+        println!(
+            "{:<8} {:>6} {:>7}  {circles}; {}",
+            krate.name,
+            krate.files.len(),
+            krate.lines(),
+            spread.join(", ")
+        );
+    }
+}
+
+pub fn check(sources: &[Source]) -> Vec<Problem> {
+    let mut found = Vec::new();
+    for krate in Crate::all(sources) {
+        if SPREAD_HELD.contains(&krate.name) {
+            for (name, count) in krate.spread().into_iter().filter(|(_, count)| *count > MOST_SPREAD) {
+                let what = format!("impl blocks of {name} in {count} files: at most {MOST_SPREAD}");
+                found.push(Problem::new("structure", &format!("crates/{}", krate.name), 1, what));
+            }
+        }
+        if krate.name == "cache" {
+            check_cache(&krate, &mut found);
+        }
+    }
+    found
+}
+
+fn check_cache(krate: &Crate, found: &mut Vec<Problem>) {
+    for circle in krate.circles().iter().filter(|circle| circle.len() > MOST_IN_CIRCLE) {
+        let what = format!("{} files import each other in a circle: {}", circle.len(), circle.join(", "));
+        found.push(Problem::new("structure", "crates/cache", 1, what));
+    }
+    for (module, (source, _)) in krate.files.iter().filter(|(module, _)| !matches!(module.as_str(), "lib")) {
+        let layer_of = |module: &str| {
+            let folder = module.split("::").next().unwrap_or_default();
+            CACHE_LAYERS.iter().position(|layer| layer.contains(&folder))
+        };
+        if module.starts_with("test_") {
+            continue;
+        }
+        let Some(own) = layer_of(module) else {
+            let what = "a module that no layer has (xtask/src/tidy/structure.rs)";
+            found.push(Problem::new("structure", &source.path, 1, what));
+            continue;
+        };
+        for other in krate.imports(module) {
+            if layer_of(other).is_some_and(|layer| layer > own) {
+                let what = format!("imports {other}, which is in a higher layer");
+                found.push(Problem::new("structure", &source.path, 1, what));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(path: &str, text: &str) -> Source {
+        Source { path: path.to_owned(), text: text.to_owned() }
+    }
+
+    fn found(sources: &[Source]) -> Vec<String> {
+        check(sources).into_iter().map(|problem| format!("{}: {}", problem.path, problem.what)).collect()
+    }
+
+    #[test]
+    fn paths_in_braces_are_found() {
+        let code = "use crate::ops::{lookup, files::{self, open}};\nlet x = super::kind();\nmycrate::a";
+        let expected = ["ops::lookup", "ops::files::self", "ops::files::open", "calls::kind"];
+        assert_eq!(paths(code, "calls::joins"), expected);
+    }
+
+    #[test]
+    fn owner_may_not_import_a_higher_layer() {
+        let sources = [
+            source("crates/cache/src/store.rs", "mod inode;\n"),
+            source("crates/cache/src/store/inode.rs", "use crate::state::State;\n"),
+            source("crates/cache/src/state.rs", "use crate::store::Store;\n"),
+            source("crates/cache/src/strange.rs", ""),
+        ];
+        let expected = [
+            "crates/cache/src/store/inode.rs: imports state, which is in a higher layer",
+            "crates/cache/src/strange.rs: a module that no layer has (xtask/src/tidy/structure.rs)",
+        ];
+        assert_eq!(found(&sources), expected);
+    }
+
+    #[test]
+    fn large_circle_is_refused_and_tests_do_not_count() {
+        let names = ["a", "b", "c", "d", "e", "f"];
+        let module = |at: usize, test: &str| {
+            let next = names[(at + 1) % names.len()];
+            let text = format!("{test}use crate::ops::{next};\n");
+            source(&format!("crates/cache/src/ops/{}.rs", names[at]), &text)
+        };
+        let circle: Vec<Source> = (0..6).map(|at| module(at, "")).collect();
+        let expected = "crates/cache: 6 files import each other in a circle: ops::a, ops::b, ops::c, ops::d, ops::e, ops::f";
+        assert_eq!(found(&circle), [expected]);
+        let open: Vec<Source> =
+            (0..6).map(|at| module(at, if at == 0 { "#[cfg(test)]\n" } else { "" })).collect();
+        assert_eq!(found(&open), Vec::<String>::new());
+    }
+
+    #[test]
+    fn type_may_not_be_spread_over_many_files() {
+        let text = "impl State {\n}\nimpl Display for Other {\n}\nimpl<'a> Third<'a> {\n}\n";
+        let files = |count: usize| -> Vec<Source> {
+            (0..count).map(|at| source(&format!("crates/cache/src/ops/m{at}.rs"), text)).collect()
+        };
+        assert_eq!(found(&files(6)), Vec::<String>::new());
+        let expected = ["State", "Third"]
+            .map(|name| format!("crates/cache: impl blocks of {name} in 7 files: at most 6"));
+        assert_eq!(found(&files(7)), expected);
+    }
+}
