@@ -2,7 +2,7 @@
 //! docs/decisions/0014-pushes.md.
 //!
 //! In between the cache serves no suspended fact. A name or attributes are asked of the remote like any unknown fact; a
-//! listing waits, for [`LISTINGS_WAIT`] at the most.
+//! listing waits, for a second at most.
 
 use crate::calls::CallKind;
 use crate::facts::{inodes, learn, leases, locked, order, paths, view};

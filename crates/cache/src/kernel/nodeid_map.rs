@@ -34,7 +34,7 @@ pub(crate) struct ReusedNodeId {
     nlookup: u64,
     /// The kernel takes it for removed (`S_DEAD`), whatever has the number at the remote.
     is_dead: bool,
-    /// Attributes of a directory that a local change removed, for processes that are still in it ([`crate::removed`]).
+    /// Attributes of a directory that a local change removed, for processes that are still in it (`ops/removed.rs`).
     unlinked_attr: Option<Attr>,
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Inode {
     copies: u8,
 }
 
-/// Kernel copies without a timeout ([`crate::targets`]).
+/// Kernel copies without a timeout (`ops/targets.rs`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum UntimedCopy {
     Target = 1,
@@ -56,7 +56,7 @@ pub(crate) struct InodeExt {
     pub writers: u32,
     /// A process of this mount has asked for an fcntl(2) lock on the file.
     pub has_locks: bool,
-    /// Thread of root that removed the file's capability last: it may be about to write ([`crate::remove_privs`]).
+    /// Thread of root that removed the file's capability last: it may be about to write (`ops/privs.rs`).
     pub uncapped_by: Option<u32>,
     /// Attributes of a directory that a local change removed, for processes that are still in it.
     pub unlinked_attr: Option<Attr>,

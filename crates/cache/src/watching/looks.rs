@@ -2,7 +2,7 @@
 //!
 //! Each watched directory has a snapshot: its state as last reported to watchers. When its names are no longer granted,
 //! for whatever reason, it is listed again and compared. The difference is put out as [`RemoteChange`]s
-//! ([`Cache::poll_change`]). Local changes update the snapshot with their replies, since the kernel has reported them.
+//! ([`crate::Cache::poll_change`]). Local changes update the snapshot with their replies, since the kernel has reported them.
 //!
 //! Invariant: a snapshot that is not `unsettled` equals the directory's facts, and these are granted.
 
