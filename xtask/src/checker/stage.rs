@@ -3,9 +3,10 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
@@ -23,6 +24,21 @@ const WHO: As = As::Us;
 pub const MOUNTS: u8 = 3;
 /// Workers per mount.
 pub const WORKERS: u8 = 2;
+/// Longest time for which other servers may come in the way.
+const OTHER_SERVERS: Duration = Duration::from_secs(30);
+
+/// Returns the process that listens on a socket.
+fn listener_of(socket: &Path) -> Option<u32> {
+    let stream = UnixStream::connect(socket).ok()?;
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
+    // SAFETY: the option writes a `ucred` of that size.
+    let done = unsafe {
+        let to = (&raw mut peer).cast();
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut size)
+    };
+    (done == 0).then(|| u32::try_from(peer.pid).ok())?
+}
 
 /// The server's process.
 pub struct Server<'w> {
@@ -49,15 +65,23 @@ impl<'w> Server<'w> {
         command.spawn().context("starting the server")
     }
 
+    /// Waits for the server. It ends at once, with success, if another one runs: that of an earlier test, or one that a
+    /// mount has started when this one was killed. That is killed too.
     fn wait_until_ready(&mut self) -> Result<()> {
         let socket = self.world.server_socket(WHO);
-        let ready =
-            wait::ready(
-                &mut self.child,
-                Duration::from_secs(20),
-                || Ok(UnixStream::connect(&socket).is_ok()),
-            );
-        ready.with_context(|| format!("the server: {}", self.said()))
+        let end = Instant::now() + OTHER_SERVERS;
+        loop {
+            let limit = Duration::from_secs(20);
+            let own = self.child.id();
+            let ready = wait::ready(&mut self.child, limit, || Ok(listener_of(&socket) == Some(own)));
+            let has_yielded = self.child.try_wait()?.is_some_and(|status| status.success());
+            if !has_yielded || Instant::now() > end {
+                return ready.with_context(|| format!("the server: {}", self.said()));
+            }
+            listener_of(&socket).into_iter().for_each(|other| process::signal(other, libc::SIGKILL));
+            std::thread::sleep(Duration::from_millis(100));
+            self.child = Server::spawn(self.world, &self.log)?;
+        }
     }
 
     pub fn pid(&self) -> u32 {
