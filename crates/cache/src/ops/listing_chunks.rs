@@ -231,8 +231,8 @@ fn apply_chunk(
         let id = told.child.id;
         let cookie = state.store.cookie(name);
         let own_change = flight.race_log.name(dir, name);
-        let row = state.store.row(dir, name);
-        if own_change.is_some() && row.and_then(|r| r.child).is_some_and(|c| c.id == id) {
+        let row = || state.store.dir(dir).and_then(|d| d.rows.find(cookie, name.as_bytes()));
+        if own_change.is_some() && row().and_then(|r| r.child).is_some_and(|c| c.id == id) {
             continue;
         }
         let later = own_change.filter(|own| own.id != Some(id));
