@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,6 +12,18 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use crate::wait;
+
+/// Returns the process at the other end of a unix socket (`SO_PEERCRED` in unix(7)).
+pub fn peer_of(stream: &UnixStream) -> Option<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = libc::socklen_t::try_from(size_of_val(&peer)).ok()?;
+    // SAFETY: the kernel writes at most `size` bytes into `peer`.
+    let got = unsafe {
+        let out = (&raw mut peer).cast();
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, out, &raw mut size)
+    };
+    u32::try_from(peer.pid).ok().filter(|pid| got == 0 && *pid > 1)
+}
 
 /// How a command ended, with its output (standard output and error together; the end of it, if long).
 pub struct CommandResult {

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -29,15 +28,7 @@ const OTHER_SERVERS: Duration = Duration::from_secs(30);
 
 /// Returns the process that listens on a socket.
 fn listener_of(socket: &Path) -> Option<u32> {
-    let stream = UnixStream::connect(socket).ok()?;
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut size = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
-    // SAFETY: the option writes a `ucred` of that size.
-    let done = unsafe {
-        let to = (&raw mut peer).cast();
-        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut size)
-    };
-    (done == 0).then(|| u32::try_from(peer.pid).ok())?
+    process::peer_of(&UnixStream::connect(socket).ok()?)
 }
 
 /// The server's process.

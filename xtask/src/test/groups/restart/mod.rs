@@ -6,7 +6,6 @@ mod stall;
 
 use std::fs;
 use std::io::Read;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -75,16 +74,10 @@ pub fn end_server(world: &World, who: As) -> Result<()> {
 }
 
 fn signal_peer(stream: &UnixStream, signal: i32) -> Result<()> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut size = libc::socklen_t::try_from(size_of_val(&peer))?;
-    // SAFETY: the kernel writes at most `size` bytes into `peer`.
-    let got = unsafe {
-        let out = (&raw mut peer).cast();
-        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, out, &raw mut size)
-    };
-    ensure!(got == 0 && peer.pid > 1, "who serves is not known");
+    let pid = process::peer_of(stream).and_then(|pid| i32::try_from(pid).ok());
+    let pid = pid.context("the server's process is not known")?;
     // SAFETY: it is the tests' own server.
-    ensure!(unsafe { libc::kill(peer.pid, signal) } == 0, "it cannot be told");
+    ensure!(unsafe { libc::kill(pid, signal) } == 0, "it cannot be told");
     Ok(())
 }
 
