@@ -1,7 +1,7 @@
 //! Calls in flight, the requests that wait for them, and requests that begin later.
 //!
-//! The owner keeps who waits for what, and what happened since a call was sent. It knows no facts: what a reply means is
-//! decided by the modules for requests.
+//! The owner records which requests wait for which call, and what has changed since a call was sent. It has no facts: the
+//! modules in `ops` and `inputs` interpret replies.
 
 mod deadlines;
 mod inflight;
