@@ -151,23 +151,23 @@ impl Cache {
 
     #[must_use]
     pub fn is_waiting(&self, op: OpId) -> bool {
-        self.state.is_waiting(op)
+        self.state.calls.is_waiting(op)
     }
 
     #[must_use]
     pub fn is_attached(&self) -> bool {
-        self.state.is_attached()
+        self.state.session.is_attached()
     }
 
     /// Returns the inode number of the export's root.
     #[must_use]
     pub fn root(&self) -> u64 {
-        self.state.root()
+        self.state.store.root()
     }
 
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.state.counters()
+        self.state.counters
     }
 
     /// Records that a page could not be tried: the kernel may keep it in full.
@@ -200,17 +200,17 @@ impl Cache {
     /// Returns the next change for watchers, and its sequence number; the caller answers with
     /// [`Cache::handle_reported`].
     pub fn poll_change(&mut self) -> Option<(u64, RemoteChange)> {
-        looks::poll_change(&mut self.state)
+        self.state.watches.poll()
     }
 
     /// Records that a change was reported to watchers, or cannot be.
     pub fn handle_reported(&mut self, change: &RemoteChange) {
-        looks::handle_reported(&mut self.state, change);
+        self.state.watches.note_reported(change);
     }
 
     /// Reports a gap: the changes in a directory could not be reported to watchers.
     pub fn handle_unreportable(&mut self, dir: u64) {
-        looks::handle_unreportable(&mut self.state, dir);
+        self.state.watches.report_gap(dir);
     }
 
     /// Invalidates a dentry, so that the kernel looks the name up.
@@ -226,7 +226,7 @@ impl Cache {
 
     #[must_use]
     pub fn watching(&self) -> WatchStatus {
-        looks::watching(&self.state)
+        self.state.watches.status()
     }
 
     /// Returns whether the kernel knows the inode.
@@ -239,7 +239,7 @@ impl Cache {
     /// has reported what came later.
     #[must_use]
     pub fn is_superseded(&self, number: u64, dir: u64, name: &Name) -> bool {
-        local_changes::is_superseded(&self.state, number, dir, name)
+        self.state.watches.is_superseded(number, dir, name)
     }
 
     /// Returns the part of a change that is still to be reported; `None`: local changes have overtaken it.
@@ -263,7 +263,7 @@ impl Cache {
     /// Returns whether an invalidation or a reply is queued.
     #[must_use]
     pub fn has_queued(&self) -> bool {
-        queue::has_queued(&self.state)
+        self.state.kernel.has_queued()
     }
 
     /// Returns whether the kernel may have a directory locked for a waiting request: invalidating a dentry in it waits
@@ -311,18 +311,18 @@ impl Cache {
     /// the number that the kernel still remembers.
     #[must_use]
     pub fn nodeid_of(&self, ino: u64) -> u64 {
-        paths::nodeid_of(&self.state, ino)
+        self.state.kernel.nodeids.nodeid(ino)
     }
 
     #[must_use]
     pub fn nodeids_of(&self, ino: u64) -> Vec<u64> {
-        paths::nodeids_of(&self.state, ino)
+        self.state.kernel.nodeids.all_nodeids(ino)
     }
 
     /// Returns whether all node ids equal the inode numbers.
     #[must_use]
     pub fn nodeids_are_inode_numbers(&self) -> bool {
-        paths::nodeids_are_inode_numbers(&self.state)
+        self.state.kernel.nodeids.is_identity()
     }
 
     /// Handles a FORGET of `count` lookups of a node id.
@@ -369,7 +369,7 @@ impl Cache {
     /// Returns which invalidations the kernel supports.
     #[must_use]
     pub fn level(&self) -> NotifyLevel {
-        self.state.level()
+        self.state.kernel.level()
     }
 
     /// Returns the parts (offset, length) of a range of a file (length 0: to the end) that the kernel can drop now.
@@ -408,7 +408,7 @@ impl Cache {
         privs::handle_set_id_forgotten(&mut self.state, ino);
     }
 
-    /// Answers a request about such a directory, before [`Cache::resolve_nodeid`]. `wall`: the time of day.
+    /// Answers a request about a directory that a local change removed, before [`Cache::resolve_nodeid`]. `wall`: the time of day.
     ///
     /// # Errors
     ///

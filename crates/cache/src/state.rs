@@ -4,14 +4,14 @@ use crate::calls::{CallKind, Calls, InflightCall};
 use crate::config::{Config, OnDisconnect};
 use crate::counters::Counters;
 use crate::inotify::Watches;
-use crate::kernel::{Kernel, NotifyLevel};
+use crate::kernel::Kernel;
 use crate::op::Output;
 use crate::open::Open;
 use crate::pages::UngrantedPages;
 use crate::prefetch::PrefetchJobs;
 use crate::session::{Session, SessionState};
 use crate::store::{DIRECTORY_BYTES, INODE_BYTES, Store};
-use nigh_types::{CallId, OpId, Time};
+use nigh_types::{CallId, Time};
 use std::collections::VecDeque;
 
 /// Share of the budget that names keep at least.
@@ -36,7 +36,7 @@ pub(crate) struct State {
     pub(crate) open: Open,
     /// Latest `now` of an input.
     pub(crate) clock: Time,
-    /// Queue of the inodes that the kernel knows, and the time of the next search for idle directories.
+    /// Time of the next search for idle directories.
     pub(crate) idle_due: Option<Time>,
     /// Mount point of the root for log lines; empty if there is none.
     pub(crate) shown_root: String,
@@ -84,27 +84,6 @@ impl State {
         self.store.dir(dir).is_some_and(|directory| directory.changes_frequently(now))
     }
 
-    #[must_use]
-    pub(crate) fn is_waiting(&self, op: OpId) -> bool {
-        self.calls.is_waiting(op)
-    }
-
-    #[must_use]
-    pub(crate) fn is_attached(&self) -> bool {
-        self.session.is_attached()
-    }
-
-    /// Returns the inode number of the export's root.
-    #[must_use]
-    pub(crate) fn root(&self) -> u64 {
-        self.store.root()
-    }
-
-    #[must_use]
-    pub(crate) fn counters(&self) -> Counters {
-        self.counters
-    }
-
     /// Returns the memory in use, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let inodes = self.store.inode_count() as u64 * INODE_BYTES + self.kernel.inodes.bytes();
@@ -139,12 +118,6 @@ impl State {
     pub(crate) fn largest_window(&self) -> u64 {
         let entries = (self.config.budget_bytes / ENTRY_BYTES / 8).clamp(FIRST_WINDOW, LARGEST_WINDOW);
         entries.min((self.config.most_dirs / 2).max(1))
-    }
-
-    /// Returns which invalidations the kernel supports.
-    #[must_use]
-    pub(crate) fn level(&self) -> NotifyLevel {
-        self.kernel.level()
     }
 
     /// Returns whether requests are answered from stale facts, and from nothing else.

@@ -241,14 +241,17 @@ impl Store {
 
 /// Entries.
 impl Store {
-    /// Returns the entry of a name, whether a lease covers it or not.
-    pub fn row(&self, dir: u64, name: &Name) -> Option<DirEntryRef<'_>> {
-        self.dir(dir)?.rows.find(self.cookie(name), name.as_bytes())
+    /// Returns the entry of a name that exists, whether a lease covers it or not.
+    pub fn child(&self, dir: u64, name: &Name) -> Option<&CachedEntry> {
+        self.dir(dir)?.rows.find(self.cookie(name), name.as_bytes())?.child
     }
 
-    /// Returns the inode that the entry of a name leads to.
-    pub fn child(&self, dir: u64, name: &Name) -> Option<&CachedEntry> {
-        self.row(dir, name)?.child
+    /// Returns an inode's parent entry and its directory, whether a lease covers it or not.
+    pub fn parent_entry(&self, inode: &Inode) -> Option<(&Directory, &CachedEntry)> {
+        let (dir, name) = inode.parent_entry.as_ref()?;
+        let directory = self.dir(*dir)?;
+        let child = directory.rows.find(self.cookie(name), name.as_bytes())?.child?;
+        (child.id == inode.id).then_some((directory, child))
     }
 
     /// Returns the directory of an inode's parent entry, with the name there and its cookie.
@@ -260,11 +263,9 @@ impl Store {
 
     /// Returns the child in an inode's parent entry.
     pub fn child_at_parent_entry(&mut self, ino: u64) -> Option<&mut CachedEntry> {
-        let inode = self.inodes.record(ino)?;
-        let (dir, name) = inode.parent_entry.as_ref()?;
-        let cookie = self.key.cookie(name.as_bytes());
-        let directory = self.dirs.get_mut(dir)?;
-        directory.rows.find_mut(cookie, name.as_bytes()).filter(|child| child.id == inode.id)
+        let id = self.inodes.record(ino)?.id;
+        let (directory, name, cookie) = self.parent_dir_mut(ino)?;
+        directory.rows.find_mut(cookie, name.as_bytes()).filter(|child| child.id == id)
     }
 }
 

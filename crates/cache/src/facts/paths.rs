@@ -84,7 +84,7 @@ pub(crate) fn resolve_nodeid(state: &State, mut op: Op) -> Result<Op, Errno> {
         return Err(Errno::STALE);
     }
     if let Op::LookupSelf { ino } = op
-        && nodeid_of(state, inode_of_nodeid(state, ino)) != ino
+        && state.kernel.nodeids.nodeid(inode_of_nodeid(state, ino)) != ino
     {
         // The reply would name the inode by another node id than the kernel asked for (`fuse_get_dentry`).
         return Err(Errno::STALE);
@@ -100,21 +100,6 @@ pub(crate) fn resolve_nodeid(state: &State, mut op: Op) -> Result<Op, Errno> {
 /// Returns the inode that a node id stands for, or stood for if it is gone.
 pub(crate) fn inode_of_nodeid(state: &State, number: u64) -> u64 {
     state.kernel.nodeids.resolve(number).unwrap_or_else(|former| former.id.ino)
-}
-
-/// Returns the node id by which the kernel knows an inode. [`crate::Cache::nodeids_of`] adds those of earlier inodes with
-/// the number that the kernel still remembers.
-pub(crate) fn nodeid_of(state: &State, ino: u64) -> u64 {
-    state.kernel.nodeids.nodeid(ino)
-}
-
-pub(crate) fn nodeids_of(state: &State, ino: u64) -> Vec<u64> {
-    state.kernel.nodeids.all_nodeids(ino)
-}
-
-/// Returns whether all node ids equal the inode numbers.
-pub(crate) fn nodeids_are_inode_numbers(state: &State) -> bool {
-    state.kernel.nodeids.is_identity()
 }
 
 /// Returns the reference to an inode, with its hint; `None` if the kernel uses a number that no reply gave it, or

@@ -16,12 +16,12 @@ pub(crate) fn expected_victim(state: &State, purpose: &CallKind) -> Option<NodeI
         CallKind::Rename { to, new_name, exchange: false, .. } => (*to, new_name),
         _ => return None,
     };
-    let row = || {
-        let row = state.store.row(dir, name)?;
-        row.child.filter(|child| child.attr().kind() == Kind::Directory).map(|child| child.id)
+    let listed = || {
+        let child = state.store.child(dir, name).filter(|child| child.attr().kind() == Kind::Directory);
+        child.map(|child| child.id)
     };
-    let told = state.kernel.recent_dirs.at((dir, name)).or_else(row)?;
-    let known = state.store.inode(told.ino).filter(|inode| inode.id == told && inode.nlookup > 0);
+    let id = state.kernel.recent_dirs.at((dir, name)).or_else(listed)?;
+    let known = state.store.inode_of(id).filter(|inode| inode.nlookup > 0);
     known.filter(|inode| inode.is_at(dir, name)).map(|inode| inode.id)
 }
 

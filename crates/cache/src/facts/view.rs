@@ -86,9 +86,7 @@ pub(crate) fn kind_of(state: &State, ino: u64) -> Option<Kind> {
     if let Some((attr, _)) = inode.own {
         return Some(attr.kind());
     }
-    let (dir, name) = inode.parent_entry.as_ref()?;
-    let row = state.store.row(*dir, name)?;
-    row.child.filter(|child| child.id == inode.id).map(|child| child.attr().kind())
+    state.store.parent_entry(inode).map(|(_, child)| child.attr().kind())
 }
 
 /// Returns whether the kernel knows the inode.
@@ -118,15 +116,12 @@ pub(crate) fn last_attr(state: &State, node: NodeId) -> Option<Attr> {
     if let Some((attr, _)) = inode.own {
         return Some(attr);
     }
-    let (dir, name) = inode.parent_entry.as_ref()?;
-    let row = state.store.row(*dir, name)?;
-    row.child.filter(|c| c.id == node).map(CachedEntry::attr)
+    state.store.parent_entry(inode).map(|(_, child)| child.attr())
 }
 
 /// Returns the file that a rename replaces, for the remote to pin: an open by its name meanwhile must not fail.
 pub(crate) fn file_at(state: &State, dir: u64, name: &Name) -> Option<NodeId> {
-    let row = state.store.row(dir, name);
-    let child = row.and_then(|r| r.child).filter(|c| c.attr().kind() == Kind::File);
+    let child = state.store.child(dir, name).filter(|child| child.attr().kind() == Kind::File);
     let open = || open_without_handle_at(state, dir, name).and_then(|ino| state.store.id_of(ino));
     child.map(|c| c.id).or_else(open)
 }
@@ -156,8 +151,7 @@ pub(crate) fn open_without_handle_at(state: &State, dir: u64, name: &Name) -> Op
 
 /// Returns the file at a name, as far as is known, granted or not.
 pub(crate) fn child_at(state: &State, dir: u64, name: &Name) -> Option<u64> {
-    let row = state.store.row(dir, name)?;
-    row.child.filter(|child| !child.attr().is_dir()).map(|child| child.id.ino)
+    state.store.child(dir, name).filter(|child| !child.attr().is_dir()).map(|child| child.id.ino)
 }
 
 /// Returns the file at a name, if it is open.

@@ -234,8 +234,7 @@ fn drop_replaced(state: &mut State, replaced: Vec<(u64, Name, NodeId)>) {
 /// Returns whether a dentry that other clients removed or replaced may be dropped: no later reply bound the name,
 /// and no local change of the directory that may bind it is in flight.
 pub(crate) fn is_dentry_removed(state: &State, dir: u64, name: &Name) -> bool {
-    let row = state.store.row(dir, name);
-    let child = row.and_then(|row| row.child).and_then(|child| state.store.inode(child.id.ino));
+    let child = state.store.child(dir, name).and_then(|child| state.store.inode(child.id.ino));
     let is_told = child.is_some_and(|inode| inode.nlookup > 0 && inode.is_at(dir, name));
     !is_told && !locked::is_locked(state, dir)
 }

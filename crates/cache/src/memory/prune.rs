@@ -1,6 +1,5 @@
 //! Bound on the inodes that the kernel knows. See docs/decisions/0021-memory.md.
 
-use crate::facts::paths;
 use crate::op::Output;
 use crate::state::State;
 use crate::store::INODE_BYTES;
@@ -56,5 +55,5 @@ pub(crate) fn poll_prune(state: &mut State) -> Vec<u64> {
     let may_go = |ino: u64| !is_open(ino) && ino != store.root();
     let chosen = state.kernel.inodes.poll(|seq, ino| is_known(store, seq, ino), may_go);
     state.counters.pruned += chosen.len() as u64;
-    chosen.into_iter().map(|ino| paths::nodeid_of(state, ino)).collect()
+    chosen.into_iter().map(|ino| state.kernel.nodeids.nodeid(ino)).collect()
 }

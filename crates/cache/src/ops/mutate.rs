@@ -279,9 +279,8 @@ fn on_name_removed(state: &mut State, node: NodeId, (dir, name): (u64, &Name), k
 /// Invalidates an inode's attributes if the kernel does not know that a local change took its name: it knows if it
 /// had a dentry of that name for the inode.
 fn invalidate_if_unforeseen(state: &mut State, node: NodeId, (dir, name): (u64, &Name)) {
-    let row = state.store.row(dir, name);
-    let foreseen = row.and_then(|r| r.child).is_some_and(|c| c.id == node);
-    let known = state.store.inode(node.ino).is_some_and(|i| i.id == node && i.nlookup > 0);
+    let foreseen = state.store.child(dir, name).is_some_and(|child| child.id == node);
+    let known = view::knows(state, node);
     if known && !foreseen && state.kernel.can_notify() {
         invalidate::invalidate(state, vec![KernelInvalidation::Attr { ino: node.ino }], None);
     }
@@ -421,9 +420,8 @@ fn child_for(
     (dir, name): (u64, &Name),
     response: &Response,
 ) -> Option<CachedEntry> {
-    let row = state.store.row(dir, name);
     let attr = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| *attr);
-    if let Some(child) = row.and_then(|r| r.child).filter(|c| c.id == id) {
+    if let Some(child) = state.store.child(dir, name).filter(|child| child.id == id) {
         // An entry that was not the parent entry was not updated for new xattrs. For a name under update the commit
         // says what it leads to, and nothing of the old inode's xattrs.
         let is_home = state.store.inode(id.ino).is_none_or(|inode| inode.is_at(dir, name));

@@ -30,9 +30,7 @@ fn cached_target(state: &State, now: Time, id: NodeId) -> Option<Vec<u8>> {
     if let Some((target, _)) = inode.target.as_deref().filter(|(_, deadline)| now < *deadline) {
         return Some(target.to_vec());
     }
-    let (dir, name) = inode.parent_entry.as_ref()?;
-    let row = state.store.row(*dir, name)?;
-    let child = row.child.filter(|c| c.id == id)?;
+    let (_, child) = state.store.parent_entry(inode)?;
     child.target.as_ref().map(|t| t.to_vec())
 }
 

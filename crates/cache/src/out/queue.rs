@@ -185,11 +185,6 @@ pub(crate) fn flush_due(state: &mut State) {
     }
 }
 
-/// Returns whether an invalidation or a reply is queued.
-pub(crate) fn has_queued(state: &State) -> bool {
-    state.kernel.has_queued()
-}
-
 /// Returns when the first queued item is due. No reply is delivered while the kernel still drops what it held when
 /// the session was lost.
 pub(crate) fn queue_due(state: &State) -> Option<Time> {

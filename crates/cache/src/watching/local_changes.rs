@@ -48,15 +48,9 @@ pub(crate) fn note_local_change(state: &mut State, flight: &InflightCall, respon
     }
 }
 
-/// Returns whether a local change of the name has a reply since the change with that number was put out: the kernel
-/// has reported what came later.
-pub(crate) fn is_superseded(state: &State, number: u64, dir: u64, name: &Name) -> bool {
-    state.watches.is_superseded(number, dir, name)
-}
-
 /// Returns the part of a change that is still to be reported; `None`: local changes have overtaken it.
 pub(crate) fn unreported_part(state: &State, number: u64, change: &RemoteChange) -> Option<RemoteChange> {
-    let overtaken = |(dir, name): (u64, &Name)| is_superseded(state, number, dir, name);
+    let overtaken = |(dir, name): (u64, &Name)| state.watches.is_superseded(number, dir, name);
     let RemoteChange::Moved { from, name, to, new_name, node, kind } = change else {
         return (!change.names().into_iter().any(overtaken)).then(|| change.clone());
     };
@@ -121,8 +115,5 @@ fn snapshot_entry_of(
     }
     // The rename has changed its ctime.
     let seen = state.watches.seen(from, name, id).map(|seen| seen.with_stat(None));
-    seen.or_else(|| {
-        let row = state.store.row(to, new_name)?;
-        row.child.filter(|child| child.id == id).map(seen_child)
-    })
+    seen.or_else(|| state.store.child(to, new_name).filter(|child| child.id == id).map(seen_child))
 }

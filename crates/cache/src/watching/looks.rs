@@ -8,7 +8,7 @@
 
 use crate::calls::InflightCall;
 use crate::facts::{leases, view};
-use crate::inotify::{MOST_LISTINGS, RemoteChange, TOGETHER, WatchStatus, seen};
+use crate::inotify::{MOST_LISTINGS, TOGETHER, seen};
 use crate::op::OpReply;
 use crate::ops::listings;
 use crate::out::{invalidate, sending};
@@ -42,22 +42,6 @@ fn watched_by(state: &State, ino: u64) -> Vec<u64> {
     itself.into_iter().chain(home).collect()
 }
 
-/// Returns the next change for watchers, and its sequence number; the caller answers with
-/// [`crate::Cache::handle_reported`].
-pub(crate) fn poll_change(state: &mut State) -> Option<(u64, RemoteChange)> {
-    state.watches.poll()
-}
-
-/// Records that a change was reported to watchers, or cannot be.
-pub(crate) fn handle_reported(state: &mut State, change: &RemoteChange) {
-    state.watches.note_reported(change);
-}
-
-/// Reports a gap: the changes in a directory could not be reported to watchers.
-pub(crate) fn handle_unreportable(state: &mut State, dir: u64) {
-    state.watches.report_gap(dir);
-}
-
 /// Invalidates a dentry, so that the kernel looks the name up.
 pub(crate) fn invalidate_name(state: &mut State, dir: u64, name: &Name) {
     invalidate::invalidate(state, vec![crate::KernelInvalidation::Entry { dir, name: name.clone() }], None);
@@ -75,10 +59,6 @@ pub(crate) fn attributes_without_timeout(state: &mut State, now: Time, ino: u64)
         let _ = sending::fetch_attr(state, now, ino);
     }
     None
-}
-
-pub(crate) fn watching(state: &State) -> WatchStatus {
-    state.watches.status()
 }
 
 /// Does due work: lists directories without a lease, and compares those that are ready.

@@ -1,7 +1,7 @@
 //! Remote changes that came as updates in place (docs/decisions/0014-pushes.md). The directory's facts are up to date,
 //! so no listing is needed, and no short-lived name is missed.
 
-use crate::inotify::{ComparedAttrs, RemoteUpdate, SnapshotEntry, seen};
+use crate::inotify::{ComparedAttrs, RemoteUpdate, SnapshotEntry, seen_child};
 use crate::state::State;
 use nigh_types::Name;
 use std::collections::BTreeMap;
@@ -13,8 +13,7 @@ pub(crate) fn note_remote_update(state: &mut State, pushed: &RemoteUpdate) {
     }
     let mut now = BTreeMap::<u64, Vec<(Name, Option<SnapshotEntry>)>>::new();
     for (dir, name) in &pushed.names {
-        let row = state.store.row(*dir, name);
-        now.entry(*dir).or_default().push((name.clone(), row.and_then(seen).map(|(_, seen)| seen)));
+        now.entry(*dir).or_default().push((name.clone(), state.store.child(*dir, name).map(seen_child)));
     }
     for (node, attr) in &pushed.attributes {
         let home = state.store.inode(node.ino).filter(|i| i.id == *node).and_then(|i| i.parent_entry.clone());

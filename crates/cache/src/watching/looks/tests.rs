@@ -2,7 +2,7 @@ mod remote_updates;
 
 use super::*;
 use crate::cache::Cache;
-use crate::inotify::{CONTENDED, FAILED, FIRST_LOOK};
+use crate::inotify::{CONTENDED, FAILED, FIRST_LOOK, RemoteChange};
 use crate::test_fixtures::{T0, cache, name};
 use crate::{Caller, Config, Op, OpReply, Output};
 use nigh_types::{
