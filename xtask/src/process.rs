@@ -25,6 +25,14 @@ pub fn peer_of(stream: &UnixStream) -> Option<u32> {
     u32::try_from(peer.pid).ok().filter(|pid| got == 0 && *pid > 1)
 }
 
+/// Whether a process listens on a unix socket. The file is there before: bind(2) makes it, and connections are refused
+/// until listen(2). `/proc/net/unix` gives `__SO_ACCEPTCON` as flag 10000 (`unix_seq_show` in the kernel).
+pub fn listens(socket: &Path) -> anyhow::Result<bool> {
+    let sockets = std::fs::read_to_string("/proc/net/unix")?;
+    let at = |line: &&str| line.split_whitespace().nth(7).is_some_and(|path| Path::new(path) == socket);
+    Ok(sockets.lines().filter(at).any(|line| line.split_whitespace().nth(3) == Some("00010000")))
+}
+
 /// How a command ended, with its output (standard output and error together; the end of it, if long).
 pub struct CommandResult {
     pub how: ExitKind,
@@ -170,4 +178,27 @@ pub fn output(command: &mut Command) -> anyhow::Result<String> {
     let out = command.stdin(Stdio::null()).stderr(Stdio::piped()).output()?;
     anyhow::ensure!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr).trim());
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+
+    use super::*;
+
+    #[test]
+    fn bound_socket_listens_after_listen_alone() {
+        let path = std::env::temp_dir().join(format!("nigh-listens-{}.sock", std::process::id()));
+        assert!(!listens(&path).unwrap());
+        let own = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&own, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        assert!(path.exists() && !listens(&path).unwrap());
+        listen(&own, 1).unwrap();
+        assert!(listens(&path).unwrap());
+        drop(UnixListener::from(own));
+        assert!(path.exists() && !listens(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+    }
 }

@@ -31,7 +31,7 @@ impl Null {
         command.arg("null-daemon").arg(&point).arg("--control").arg(&control);
         let child = command.stdin(Stdio::null()).process_group(0).spawn()?;
         let mut null = Null { point, control, child };
-        let is_there = || Ok(device_of(&null.point).is_some() && null.control.exists());
+        let is_there = || Ok(device_of(&null.point).is_some() && process::listens(&null.control)?);
         wait::ready(&mut null.child, Duration::from_secs(10), is_there).context("the null daemon")?;
         trees::build(&null.point, sizes)?;
         Ok(null)

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::process;
 use crate::wait;
 
 static STARTED: AtomicU32 = AtomicU32::new(0);
@@ -69,8 +70,8 @@ impl Emulator {
         command.args(["--bandwidth", bandwidth, "--control", &format!("unix:{}", control.display())]);
         command.args(more);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-        // It listens before its control socket exists.
-        wait::ready(&mut child, Duration::from_secs(5), || Ok(control.exists()))
+        // It listens for clients before it listens on its control socket.
+        wait::ready(&mut child, Duration::from_secs(5), || process::listens(&control))
             .context("the link emulator")?;
         Ok(Emulator { socket, control, child })
     }

@@ -40,7 +40,8 @@ impl Server {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
         let child = command.spawn().with_context(|| nigh.display().to_string())?;
         let mut server = Server { child, socket, log };
-        let ready = wait::ready(&mut server.child, Duration::from_secs(10), || Ok(server.socket.exists()));
+        let ready =
+            wait::ready(&mut server.child, Duration::from_secs(10), || process::listens(&server.socket));
         ready.with_context(|| format!("the server: {}", server.said()))?;
         Ok(server)
     }

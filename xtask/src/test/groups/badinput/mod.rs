@@ -72,6 +72,7 @@ fn dirs(world: &World) -> Result<(PathBuf, PathBuf)> {
 
 /// Fails with one line that names the cause, with nothing mounted.
 pub(super) fn refused(world: &World, who: As, arguments: &[&str], codes: &[i32], names: &str) -> Result<()> {
+    let before = mounts_at(arguments)?;
     let ended = nigh(world, who, arguments)?;
     let said = ended.said.trim();
     ensure!(
@@ -83,11 +84,16 @@ pub(super) fn refused(world: &World, who: As, arguments: &[&str], codes: &[i32],
     ensure!(said.lines().count() == 1, "more than one line: {said}");
     ensure!(said.contains(names), "the line does not name {names}: {said}");
     ensure!(!said.contains("panicked"), "{said}");
-    // Other tests may be mounting elsewhere.
-    let mounted = fs::read_to_string("/proc/self/mountinfo")?;
-    let at = mounted.lines().filter_map(|line| line.split(' ').nth(4)).find(|at| arguments.contains(at));
-    ensure!(at.is_none(), "something was mounted: {at:?}");
+    let after = mounts_at(arguments)?;
+    ensure!(after == before, "the mounts changed: {before:?} before, {after:?} after");
     Ok(())
+}
+
+/// Mount points among `arguments`, once for each mount; other tests may be mounting elsewhere.
+fn mounts_at(arguments: &[&str]) -> Result<Vec<String>> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    Ok(points.filter(|point| arguments.contains(point)).map(str::to_owned).collect())
 }
 
 fn export_is_file(world: &World) -> Result<()> {
