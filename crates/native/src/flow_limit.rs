@@ -5,6 +5,8 @@ use crate::ProtocolError;
 /// Bytes of requests, with their headers, that a session may have unanswered; and as many again of calls that
 /// wait for locks.
 pub const MAX_UNANSWERED_BYTES: u64 = 64 << 20;
+/// Calls of one session that may wait for locks.
+pub const MAX_LOCK_WAITS: u32 = 16_384;
 
 /// Requests that are not answered yet. Both ends count alike: the client keeps to the limits, and the
 /// server enforces them.

@@ -2,8 +2,7 @@
 //!
 //! [`ClientSession`] is the client's end and a [`nigh_remote::Remote`]; [`ServerSession`] is the server's end of one
 //! session. Both take bytes and time, and emit bytes and events. A driver that encodes replies on several threads uses
-//! [`encode_response`] and [`ServerSession::transmit_encoded`]. [`LeaseTable`] keeps the leases of all sessions and
-//! says which ones to recall. [`lease::LeaseSequencer`] orders recalls and replies in each session's stream.
+//! [`encode_response`] and [`ServerSession::transmit_encoded`].
 
 mod attr;
 mod call;
@@ -13,9 +12,7 @@ mod error;
 mod flow_limit;
 mod frame;
 mod handshake;
-pub mod lease;
 mod listing_order;
-mod locks;
 mod message;
 mod names_only_listing;
 mod prefetch;
@@ -30,15 +27,13 @@ mod wire;
 pub use client::{ClientConfig, ClientSession, sessions};
 pub use compress::compress;
 pub use error::ProtocolError;
-pub use flow_limit::MAX_UNANSWERED_BYTES;
+pub use flow_limit::{MAX_LOCK_WAITS, MAX_UNANSWERED_BYTES};
 pub use frame::{Frame, FrameBytes, FrameReader, FrameType, HEADER_BYTES, MAX_BODY, is_urgent};
 pub use handshake::{
     COMPRESSED, EXCLUSIVE_DIR_LEASES, Hello, ID_NAMES, LIST_NAMES, Limits, MAX_VERSION, MIN_VERSION,
     PREFETCH, Refused, Resume, Resumed, SESSION_TERM, TRUSTS_WATCH, UPDATES, Welcome,
 };
-pub use lease::LeaseTable;
 pub use listing_order::MAX_LISTED;
-pub use locks::{LockOwner, LockRequest, LockResult, LockTable, MAX_LOCK_WAITS};
 pub use message::{Message, encode_request, encode_response, listed_bytes};
 pub use names_only_listing::dirent_bytes;
 pub use nigh_remote::SessionParams;

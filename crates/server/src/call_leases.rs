@@ -3,7 +3,7 @@
 use crate::change_result::ChangeProbe;
 use crate::files::SessionFiles;
 use crate::session_leases::{PendingChange, SessionLeases};
-use nigh_native::lease::{Change, Granted, LeaseKey, MergeBase, Object, WroteBack};
+use nigh_lease::{Change, Granted, LeaseKey, MergeBase, Object, WroteBack};
 use nigh_types::{Grant, GrantId, LeaseScope, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;
 use std::cell::{Cell, RefCell};

@@ -8,7 +8,7 @@ use crate::node_resolver::{Node, is_reserved, open_beneath};
 use crate::open_files::OpenFileTable;
 use crate::ops::entry;
 use crate::stat;
-use nigh_native::lease::{LeaseKey, ObservedAt, UpdatedKey};
+use nigh_lease::{LeaseKey, ObservedAt, UpdatedKey};
 use nigh_types::{Attr, Entry, Errno, LeaseScope, Name, RecallId, UpdateCommit, UpdatedFact};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use crate::descriptors::{Descriptors, OpenFileCharge};
 use crate::error::{Fault, Result};
 use crate::open_files::OpenRef;
 use crate::session_leases::SessionLeases;
-use nigh_native::lease::{Object, WriteHistory};
+use nigh_lease::{Object, WriteHistory};
 use nigh_types::{Errno, Handle, NodeId, Origin, Term};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;

@@ -7,7 +7,7 @@ use crate::node_id_mac::NodeIdMac;
 use crate::own_mounts;
 use crate::parent_cache::ParentCache;
 use crate::stat::{Dev, Stat};
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::{CookieKey, Errno, NodeId};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;

@@ -6,7 +6,7 @@
 //! held while waiting for an acknowledgement. Reads do not take them, except for attributes of an open file that is
 //! losing a name.
 
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;

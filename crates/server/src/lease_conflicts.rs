@@ -14,7 +14,7 @@ use crate::ops::Context;
 use crate::ops::open::for_reading;
 use crate::ops::rename::Names;
 use crate::stat::{self, Stat};
-use nigh_native::lease::{Change, LeaseKey, Object};
+use nigh_lease::{Change, LeaseKey, Object};
 use nigh_types::{Call, Errno, Handle, Kind, LeaseScope, Name, NodeRef, SetAttr};
 use rustix::fs::{Access, AtFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -8,12 +8,13 @@ use crate::open_files::OpenFileTable;
 use crate::pool::{Job, Pool};
 use crate::session::{Attached, Session, now};
 use crate::session_log;
-use nigh_link::Peer;
-use nigh_native::lease::{
+use nigh_lease::LeaseTable;
+use nigh_lease::{
     Change, ChangeId, ClientOrigin, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, LeaseSequencer,
     MergeBase, ObservedAt, ParkResult, ReadGrant, SequencerOutput, UpdatedKey, WroteBack,
 };
-use nigh_native::{EXCLUSIVE_DIR_LEASES, LeaseTable, ServerSession, TRUSTS_WATCH, UPDATES};
+use nigh_link::Peer;
+use nigh_native::{EXCLUSIVE_DIR_LEASES, ServerSession, TRUSTS_WATCH, UPDATES};
 use nigh_types::{CallId, Grant, GrantId, LeaseScope, NodeId, RecallId, Span, Term, Time, UpdateCommit};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
@@ -328,7 +329,7 @@ impl Leases {
         self.state.lock().sequencer.table().is_ready(id)
     }
 
-    /// [`nigh_native::LeaseTable::merge_base`].
+    /// [`nigh_lease::LeaseTable::merge_base`].
     pub(crate) fn merge_base(
         &self,
         id: ChangeId,
@@ -338,22 +339,22 @@ impl Leases {
         self.with(|state, now| state.sequencer.table_mut().merge_base(now, id, under, range))
     }
 
-    /// [`nigh_native::LeaseTable::needs_before_image`].
+    /// [`nigh_lease::LeaseTable::needs_before_image`].
     pub(crate) fn may_need_merge(&self, id: ChangeId) -> bool {
         self.state.lock().sequencer.table().needs_before_image(id)
     }
 
-    /// [`nigh_native::LeaseTable::handle_wrote_back`].
+    /// [`nigh_lease::LeaseTable::handle_wrote_back`].
     pub(crate) fn wrote_back(&self, id: ChangeId, wrote: WroteBack<'_>) {
         self.state.lock().sequencer.table_mut().handle_wrote_back(id, wrote);
     }
 
-    /// [`nigh_native::LeaseTable::handle_changed`].
+    /// [`nigh_lease::LeaseTable::handle_changed`].
     pub(crate) fn changed(&self, id: ChangeId, range: (u64, u64)) {
         self.state.lock().sequencer.table_mut().handle_changed(id, range);
     }
 
-    /// [`nigh_native::LeaseTable::handle_sync_barrier`].
+    /// [`nigh_lease::LeaseTable::handle_sync_barrier`].
     pub(crate) fn wait_for_acknowledgements(&self, by: Holder, key: LeaseKey) -> ChangeId {
         self.with(|state, now| state.sequencer.table_mut().handle_sync_barrier(now, by, key))
     }

@@ -70,7 +70,7 @@ pub use export::{Export, ExportError, ExportOptions};
 pub use exports::Exports;
 pub use files::SessionFiles;
 pub use listen::{Listen, Serving};
-pub use nigh_native::lease::{LeaseConfig, LeaseReport};
+pub use nigh_lease::{LeaseConfig, LeaseReport};
 pub use quotas::ServerLimits;
 pub use server::{Server, ServerOptions};
 pub use server_dirs::ServerDirs;

@@ -5,8 +5,8 @@ use crate::grace::Grace;
 use crate::lock_reclaimers::LockReclaimers;
 use crate::session::Session;
 use crate::session_registry::ClientIncarnation;
-use nigh_native::lease::Object;
-use nigh_native::{LockOwner, LockRequest, LockResult, LockTable};
+use nigh_lease::Object;
+use nigh_lease::{LockOwner, LockRequest, LockResult, LockTable};
 use nigh_types::{Call, CallId, Errno, LockKind, NodeId, Origin, Reply, Response};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -378,8 +378,8 @@ impl Running {
 mod tests {
     use super::*;
     use crate::leases::Leases;
+    use nigh_lease::LeaseConfig;
     use nigh_link::{Claims, Peer, Squash};
-    use nigh_native::lease::LeaseConfig;
     use nigh_native::{ServerConfig, ServerSession};
     use nigh_types::{Credentials, Time};
     use std::os::unix::net::UnixStream;

@@ -12,7 +12,7 @@ use crate::recently_unlinked::RecentlyUnlinked;
 use crate::removed_dirs::RemovedDirs;
 use crate::stat::{self, Dev, Stat};
 use lru::LruCache;
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::{Errno, Kind, Name, NodeId, NodeRef};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, ResolveFlags};

@@ -7,7 +7,7 @@
 
 use crate::descriptors::OpenFileCharge;
 use crate::orphans::{Orphan, Orphans};
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::Attr;
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};

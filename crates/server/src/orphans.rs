@@ -9,7 +9,7 @@ use crate::error::{Fault, Result};
 use crate::grace::Grace;
 use crate::node_resolver::{Node, NodeResolver, open_beneath, proc_path};
 use crate::stat::{self, Stat};
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::{Attr, Errno, Kind, NodeId, Span};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxHashMap;

@@ -460,8 +460,8 @@ fn is_long(job: &Job) -> bool {
 mod tests {
     use super::*;
     use crate::leases::Leases;
+    use nigh_lease::LeaseConfig;
     use nigh_link::Peer;
-    use nigh_native::lease::LeaseConfig;
     use nigh_native::{ServerConfig, ServerSession};
     use nigh_types::{Credentials, NodeId, NodeRef};
     use std::os::unix::net::UnixStream;

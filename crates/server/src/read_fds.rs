@@ -3,7 +3,7 @@
 use crate::descriptors::{CachedFdCharge, Descriptors};
 use crate::export::KeptFd;
 use lru::LruCache;
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::NodeId;
 use parking_lot::Mutex;
 use std::num::NonZeroUsize;

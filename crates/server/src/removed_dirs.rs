@@ -26,7 +26,7 @@ const UNUSED: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 struct RemovedDir {
     fd: Arc<OwnedFd>,
-    /// The filesystem ([`nigh_native::lease::Object`]) of the directory.
+    /// The filesystem ([`nigh_lease::Object`]) of the directory.
     filesystem: u64,
     used: Instant,
     _counted: CachedFdCharge,
@@ -92,7 +92,7 @@ impl RemovedDirs {
 mod tests {
     use super::*;
     use crate::stat;
-    use nigh_native::lease::Object;
+    use nigh_lease::Object;
     use rustix::fs::{CWD, Mode, OFlags};
 
     const ID: NodeId = NodeId { ino: 7, generation: 1 };

@@ -2,9 +2,7 @@
 
 use crate::change_result::ChangeProbe;
 use crate::leases::Leases;
-use nigh_native::lease::{
-    Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, MergeBase, ReadGrant, WroteBack,
-};
+use nigh_lease::{Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, MergeBase, ReadGrant, WroteBack};
 use nigh_types::{GrantId, LeaseScope, NodeId, Span, Term};
 use std::sync::Arc;
 
@@ -38,7 +36,7 @@ impl PendingChange {
         self.leases.written(self.id, tells, seat, node)
     }
 
-    /// [`LeaseTable::merge_base`](nigh_native::LeaseTable::merge_base).
+    /// [`LeaseTable::merge_base`](nigh_lease::LeaseTable::merge_base).
     pub(crate) fn merge_base(&self, under: (GrantId, LeaseScope), range: (u64, u64)) -> Option<MergeBase> {
         self.leases.merge_base(self.id, under, range)
     }

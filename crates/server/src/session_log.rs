@@ -5,8 +5,8 @@
 
 use crate::server::End;
 use crate::session::Session;
+use nigh_lease::Holder;
 use nigh_link::{Kind, Peer};
-use nigh_native::lease::Holder;
 use nigh_types::{Credentials, Errno, Term};
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};

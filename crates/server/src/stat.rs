@@ -1,7 +1,7 @@
 //! statx(2), and the identity of an inode.
 
 use crate::error::Result;
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::{Attr, Timestamp};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 use std::os::fd::AsFd;

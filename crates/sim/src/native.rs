@@ -31,7 +31,7 @@ use crate::random::Dice;
 use crate::world::Backend;
 use clock::Clock;
 use links::{Link, Pipe};
-use nigh_native::lease::LeaseConfig;
+use nigh_lease::LeaseConfig;
 use nigh_native::{ClientConfig, ClientSession};
 use nigh_remote::model_fs::{ModelFs, ModelFsConfig};
 use nigh_remote::{Output, Reason, Remote};

@@ -5,7 +5,7 @@ use crate::native::{ClientSetup, Native};
 use crate::random::Dice;
 use crate::world::{Backend, World, short};
 use nigh_cache::{Config, Fh, Op, OpReply, Page};
-use nigh_native::lease::LeaseConfig;
+use nigh_lease::LeaseConfig;
 use nigh_native::{LIST_NAMES, UPDATES};
 use nigh_remote::fake::{CallFilter, CallPlan, FakeServer};
 use nigh_remote::model_fs::ModelFsConfig;

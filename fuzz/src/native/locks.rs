@@ -2,7 +2,7 @@
 
 use super::Reached;
 use super::script::Script;
-use nigh_native::{LockOwner, LockRequest, LockResult, LockTable};
+use nigh_lease::{LockOwner, LockRequest, LockResult, LockTable};
 use nigh_types::{CallId, LockKind};
 use std::collections::BTreeSet;
 

@@ -13,11 +13,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("nigh-cache", &["nigh-types"]),
     ("nigh-remote", &["nigh-types"]),
     ("nigh-native", &["nigh-types", "nigh-remote"]),
+    ("nigh-lease", &["nigh-types"]),
     ("nigh-ninep", &["nigh-types", "nigh-remote"]),
     ("nigh-fuse", &[]),
     ("nigh-link", &["nigh-types"]),
     ("nigh-client", &["nigh-types", "nigh-cache", "nigh-remote", "nigh-fuse", "nigh-link"]),
-    ("nigh-server", &["nigh-types", "nigh-native", "nigh-link"]),
+    ("nigh-server", &["nigh-types", "nigh-native", "nigh-lease", "nigh-link"]),
     ("nigh", &["nigh-types", "nigh-client", "nigh-server", "nigh-link", "nigh-native", "nigh-ninep"]),
     ("nigh-posix", &[]),
     (

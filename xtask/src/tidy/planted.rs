@@ -9,10 +9,10 @@ const PLACES: &[(&str, &str)] = &[
     ("OutlivesGrant", "crates/cache/src/kernel/level.rs"),
     ("AcknowledgesFirst", "crates/cache/src/inputs/recall.rs"),
     ("ForgetsRecalls", "crates/cache/src/calls/inflight.rs"),
-    ("CarriesWhatEnded", "crates/native/src/lease/sequencer.rs"),
+    ("CarriesWhatEnded", "crates/lease/src/sequencer.rs"),
     ("WaitsForName", "crates/client/src/notifier/thread.rs"),
-    ("WaitsForItself", "crates/native/src/lease/write_queue.rs"),
-    ("FencesEarly", "crates/native/src/lease/types.rs"),
+    ("WaitsForItself", "crates/lease/src/write_queue.rs"),
+    ("FencesEarly", "crates/lease/src/types.rs"),
     ("TakesAnyName", "crates/types/src/name.rs"),
 ];
 

@@ -3,10 +3,10 @@
 use super::{ClientSession, State};
 use crate::ProtocolError;
 use crate::call::{check, payload_bytes};
+use crate::flow_limit::MAX_LOCK_WAITS;
 use crate::flow_limit::OutstandingLoad;
 use crate::frame::{self, FrameBytes, MAX_BODY};
 use crate::handshake::LONGEST_FRAME;
-use crate::locks::MAX_LOCK_WAITS;
 use crate::message::{Message, encode_request};
 use crate::reply_validator::ReplyValidator;
 use crate::retransmit::WINDOW_BYTES;

@@ -2,9 +2,9 @@
 
 use super::{MAX_BODY_BEFORE_HELLO, OutstandingCall, ServerEvent, ServerSession, State};
 use crate::ProtocolError;
+use crate::flow_limit::MAX_LOCK_WAITS;
 use crate::frame::{FrameReader, HEADER_BYTES};
 use crate::handshake::{FEATURES, Hello, Limits};
-use crate::locks::MAX_LOCK_WAITS;
 use crate::message::Message;
 use nigh_types::{Call, CallId, Request};
 

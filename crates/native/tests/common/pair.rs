@@ -1,9 +1,9 @@
 //! A client's session and a server's connection over an in-memory tree.
 
 use super::samples;
+use nigh_lease::{LockOwner, LockRequest, LockResult, LockTable};
 use nigh_native::{
-    ClientConfig, ClientSession, LockOwner, LockRequest, LockResult, LockTable, MAX_VERSION, ServerConfig,
-    ServerEvent, ServerSession, SessionParams,
+    ClientConfig, ClientSession, MAX_VERSION, ServerConfig, ServerEvent, ServerSession, SessionParams,
 };
 use nigh_remote::conformance::Harness;
 use nigh_remote::model_fs::{ModelFs, ModelFsConfig};

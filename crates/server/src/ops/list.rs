@@ -6,7 +6,7 @@ use crate::impersonate::WorkingDirGuard;
 use crate::node_resolver::{Node, is_reserved, open_beneath, reopen, without_atime};
 use crate::session_reaper::{Charge, MemoryAccount};
 use crate::stat;
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::{Cookie, Entries, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeRef, Reply, Response};
 use rustix::fs::{FileType, OFlags, RawDir};
 use std::mem::MaybeUninit;

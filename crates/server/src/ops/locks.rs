@@ -6,7 +6,7 @@ use crate::export::Export;
 use crate::files::SessionFiles;
 use crate::impersonate::{Impersonation, SetIdBits};
 use crate::node_resolver::{Node, reopen};
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::{Call, Credentials, LockKind, NodeId, NodeRef};
 use rustix::fs::OFlags;
 use rustix::thread::CapabilitySet;

@@ -28,7 +28,7 @@ use crate::node_resolver::{Node, NodeResolver, proc_path};
 use crate::open_files::OpenRef;
 use crate::privileged;
 use crate::stat;
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::{Attr, Credentials, Entry, Grant, Kind, LeaseScope, NodeId, Reply, Response, SetAttr};
 use rustix::fs::OFlags;
 use rustix::thread::CapabilitySet;

@@ -6,7 +6,7 @@ use crate::error::{Fault, Result};
 use crate::files::OpenFile;
 use crate::node_resolver::{Node, reopen, without_atime};
 use crate::open_files::OpenRef;
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::{Access, Errno, Grant, Handle, Kind, LeaseScope, Name, NodeRef, Reply};
 use parking_lot::Mutex;
 use rustix::fs::OFlags;

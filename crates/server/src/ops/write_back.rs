@@ -4,7 +4,7 @@ use super::open::DataFile;
 use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
 use crate::error::{Fault, Result};
-use nigh_native::lease::{MergeBase, WroteBack};
+use nigh_lease::{MergeBase, WroteBack};
 use nigh_types::{Errno, NodeId, Reply, WriteBackPrecondition};
 
 /// Write-back of a range of pages, from reading the file's present data until the write. No other change of the file

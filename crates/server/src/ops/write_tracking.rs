@@ -3,7 +3,7 @@
 use super::Context;
 use crate::error::Result;
 use crate::stat;
-use nigh_native::lease::WriteHistory;
+use nigh_lease::WriteHistory;
 use nigh_types::{DataVersion, NodeId};
 use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd};

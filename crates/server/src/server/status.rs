@@ -5,7 +5,7 @@ use crate::leases::LeaseSnapshot;
 use crate::locks::LockSnapshot;
 use crate::session::{Session, now};
 use crate::session_log::{LogLimits, client_name};
-use nigh_native::lease::{ChangeId, Holder, HolderReport, LeaseKey};
+use nigh_lease::{ChangeId, Holder, HolderReport, LeaseKey};
 use nigh_types::{LeaseScope, Time};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;

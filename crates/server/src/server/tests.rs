@@ -3,8 +3,8 @@
 use super::*;
 use crate::pool::Job;
 use crate::session::Resumption;
+use nigh_lease::Object;
 use nigh_link::Peer;
-use nigh_native::lease::Object;
 use nigh_native::{
     Hello, MAX_VERSION, MIN_VERSION, Message, Resume, ServerEvent, WINDOW_BYTES, encode_request,
 };

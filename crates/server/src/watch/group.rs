@@ -12,7 +12,7 @@ use crate::handle::{FileHandle, Opener};
 use crate::leases::Leases;
 use crate::stat::{self, Stat};
 use lru::LruCache;
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use nigh_types::{Errno, Name, Timestamp};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;

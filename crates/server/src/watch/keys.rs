@@ -1,7 +1,7 @@
 //! Mapping of events to lease keys. An event only invalidates: facts are read anew, and no content of an event is
 //! trusted.
 
-use nigh_native::lease::{Change, LeaseKey, Object};
+use nigh_lease::{Change, LeaseKey, Object};
 use nigh_types::{LeaseScope, Name};
 
 /// An event with resolved handles; `None` for an object that is gone or was never granted.

@@ -27,7 +27,7 @@ use crate::stat::Stat;
 use group::MarkStrategy;
 use inbox::Inbox;
 pub(crate) use mounts::unescape;
-use nigh_native::lease::Object;
+use nigh_lease::Object;
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, epoll, eventfd};

@@ -4,7 +4,7 @@ use super::Watch;
 use super::group::MarkStrategy;
 use super::local::{is_local, is_quick};
 use crate::stat;
-use nigh_native::lease::{Change, LeaseKey};
+use nigh_lease::{Change, LeaseKey};
 use nigh_types::{LeaseScope, Name};
 use rustix::fs::{CWD, Mode, OFlags};
 use std::collections::BTreeMap;

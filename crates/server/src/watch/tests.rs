@@ -1,7 +1,7 @@
 //! Tests of lost events.
 
 use super::*;
-use nigh_native::lease::{Granted, Holder, LeaseConfig, LeaseKey};
+use nigh_lease::{Granted, Holder, LeaseConfig, LeaseKey};
 use nigh_types::{LeaseScope, NodeId, Span, Term};
 use rustix::fs::{Mode, OFlags};
 use std::path::Path;

@@ -7,7 +7,7 @@ use super::inbox::{LossReason, PendingEvents};
 use super::keys::{OWN_DELETE_SELF, directory_of_rights, keys};
 use super::mounts::Table;
 use crate::error::Fault;
-use nigh_native::lease::{Change, LeaseKey};
+use nigh_lease::{Change, LeaseKey};
 use nigh_types::Name;
 use rustix::event::epoll;
 use std::collections::{BTreeMap, BTreeSet};
@@ -311,7 +311,7 @@ fn merged(changes: Vec<Change>) -> Vec<Change> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_native::lease::Object;
+    use nigh_lease::Object;
     use nigh_types::LeaseScope;
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::server::Server;
 use super::session::{PendingReply, Work};
-use nigh_native::lease::{Change, ChangeId, Granted, Holder, LeaseKey, Object, ParkResult, ReadGrant};
+use nigh_lease::{Change, ChangeId, Granted, Holder, LeaseKey, Object, ParkResult, ReadGrant};
 use nigh_types::{
     Call, CallId, Errno, Grant, Handle, LeaseScope, Mode, NodeId, Reply, Request, Response, Span, Time,
     WriteFlags,

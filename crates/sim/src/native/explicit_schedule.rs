@@ -112,7 +112,7 @@ impl Native {
     pub(crate) fn waits_for_itself(&self) -> Option<String> {
         self.with(|net| {
             let report = net.server.sequencer.report();
-            let waits = |of: &nigh_native::lease::HolderReport| {
+            let waits = |of: &nigh_lease::HolderReport| {
                 let own = |id| report.changes.iter().any(|c| c.change == id && c.by == Some(of.holder));
                 of.awaited_by.iter().copied().find(|id| own(*id))
             };

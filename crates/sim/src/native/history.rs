@@ -5,7 +5,7 @@ use super::{ClientSetup, Counts, Native};
 use crate::random::{Dice, RandomHistory, Workload};
 use crate::world::{Client, World};
 use nigh_cache::{Config, NotifyLevel, OnDisconnect};
-use nigh_native::lease::LeaseConfig;
+use nigh_lease::LeaseConfig;
 use nigh_native::{EXCLUSIVE_DIR_LEASES, LIST_NAMES, UPDATES};
 use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{OpId, Span, Term, Time};

@@ -3,7 +3,7 @@
 use super::{ClientSetup, Native};
 use crate::world::{Backend, World};
 use nigh_cache::{Config, Op, OpReply, Prefetch};
-use nigh_native::lease::{HolderReport, LeaseConfig, LeaseReport};
+use nigh_lease::{HolderReport, LeaseConfig, LeaseReport};
 use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{Cookie, Name, Span, Time};
 

@@ -4,7 +4,7 @@
 use super::{ClientSetup, Native};
 use crate::world::{Backend, World};
 use nigh_cache::{Config, Fh, KernelInvalidation, Op, OpReply};
-use nigh_native::lease::LeaseConfig;
+use nigh_lease::LeaseConfig;
 use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{Access, Call, Errno, Name, OpId, Reply, Span, Time, WriteFlags};
 

@@ -9,7 +9,7 @@ use super::calls::PendingCall;
 use super::counts::Counts;
 use super::session::{CachedReply, ClientKey, Grace, Hello, PendingReply, ReplyCache, Session, Work};
 use crate::random::Dice;
-use nigh_native::lease::{ClientOrigin, Holder, LeaseConfig, LeaseSequencer, SequencerOutput, UpdatedKey};
+use nigh_lease::{ClientOrigin, Holder, LeaseConfig, LeaseSequencer, SequencerOutput, UpdatedKey};
 use nigh_native::{EXCLUSIVE_DIR_LEASES, ServerConfig, ServerEvent, ServerSession, UPDATES};
 use nigh_remote::model_fs::ModelFs;
 use nigh_types::{

@@ -2,7 +2,7 @@
 
 use super::calls::PendingCall;
 use super::server::Server;
-use nigh_native::lease::{ChangeId, Holder, WroteBack};
+use nigh_lease::{ChangeId, Holder, WroteBack};
 use nigh_types::{Call, LeaseScope, NodeRef, Reply, Time, WriteFlags};
 
 /// Pages that a client writes back.

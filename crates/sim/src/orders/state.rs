@@ -5,7 +5,7 @@ use crate::native::{ClientSetup, Move, Native};
 use crate::random::{Dice, RandomHistory, Workload, name};
 use crate::world::{Backend, World, name_of};
 use nigh_cache::{Config, NotifyLevel, Op, OpReply};
-use nigh_native::lease::LeaseConfig;
+use nigh_lease::LeaseConfig;
 use nigh_native::{EXCLUSIVE_DIR_LEASES, UPDATES};
 use nigh_remote::model_fs::ModelFsConfig;
 use nigh_types::{Access, Name, OpId, Span, Time};

@@ -1,6 +1,6 @@
 //! Time of lock calls with very many locks.
 
-use nigh_native::{LockOwner, LockRequest, LockResult, LockTable};
+use nigh_lease::{LockOwner, LockRequest, LockResult, LockTable};
 use nigh_types::{Errno, LockKind};
 use std::time::{Duration, Instant};
 

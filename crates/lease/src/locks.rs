@@ -9,8 +9,6 @@ use nigh_types::{CallId, Errno, LockInfo, LockKind};
 use reclaimable::ReclaimableLocks;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Calls of one session that may wait for locks.
-pub const MAX_LOCK_WAITS: u32 = 16_384;
 /// Ranges that one session may hold.
 const MAX_RANGES: u64 = 65_536;
 /// Calls that may wait for locks of one object: each is checked whenever a part of the object is unlocked.

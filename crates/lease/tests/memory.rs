@@ -1,6 +1,6 @@
 //! Memory cost of a grant, and its release.
 
-use nigh_native::lease::{Change, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseTable, Object};
+use nigh_lease::{Change, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseTable, Object};
 use nigh_types::{LeaseScope, NodeId, Span, Time};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};

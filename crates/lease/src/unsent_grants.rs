@@ -144,7 +144,7 @@ impl UnsentGrants {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::{Change, LeaseConfig, LeaseOutput, Object};
+    use crate::{Change, LeaseConfig, LeaseOutput, Object};
     use nigh_types::{LeaseScope, Mode, Term};
 
     const ONE: Holder = Holder(1);

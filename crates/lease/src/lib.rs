@@ -55,6 +55,7 @@ mod holder_state;
 mod key;
 mod limits;
 mod listing_rights;
+mod locks;
 mod merge_base;
 mod merging;
 mod penalty;
@@ -70,6 +71,7 @@ mod write_history;
 mod write_queue;
 
 pub use limits::MissedCursor;
+pub use locks::{LockOwner, LockRequest, LockResult, LockTable};
 pub use merge_base::{MergeBase, WroteBack};
 pub use report::{ChangeReport, HolderReport, LeaseCounters, LeaseReport};
 pub use sequencer::{LeaseSequencer, ParkResult, ReadGrant, SequencerOutput};

@@ -1,7 +1,7 @@
 //! Order of recalls and replies, and blocked calls.
 
 use super::*;
-use crate::lease::{LeaseSequencer, ParkResult, ReadGrant, SequencerOutput};
+use crate::{LeaseSequencer, ParkResult, ReadGrant, SequencerOutput};
 use nigh_types::{Grant, Mode, Term};
 
 type Said = SequencerOutput<&'static str>;
