@@ -1,7 +1,8 @@
 //! Report on the lease table, for status and logs.
 
-use super::LeaseTable;
-use super::types::{ChangeId, Holder, LeaseKey, Refusal};
+use crate::rules::delays;
+use crate::state::State;
+use crate::types::{ChangeId, Holder, LeaseKey, Refusal};
 use nigh_types::Time;
 use std::collections::BTreeMap;
 
@@ -65,45 +66,40 @@ pub struct LeaseReport {
     pub counters: LeaseCounters,
 }
 
-impl LeaseTable {
-    /// Returns a snapshot for status and logs. Its cost grows with recalls, changes, contended keys and holders, not
-    /// with grants.
-    #[must_use]
-    pub fn report(&self) -> LeaseReport {
-        let mut awaited = BTreeMap::<Holder, Vec<ChangeId>>::new();
-        for (id, change) in &self.changes {
-            for recall in &change.owed {
-                let waiters = awaited.entry(self.owing_holder(*recall)).or_default();
-                if waiters.last() != Some(id) {
-                    waiters.push(*id);
-                }
+pub(crate) fn report(table: &State) -> LeaseReport {
+    let mut awaited = BTreeMap::<Holder, Vec<ChangeId>>::new();
+    for (id, change) in &table.changes {
+        for recall in &change.owed {
+            let waiters = awaited.entry(table.owing_holder(*recall)).or_default();
+            if waiters.last() != Some(id) {
+                waiters.push(*id);
             }
         }
-        let holders = self.accounts.iter().map(|(holder, account)| HolderReport {
-            holder: *holder,
-            grants: account.grant_count(),
-            owed: account.owed.len() as u64,
-            owes_since: account.owes_since(),
-            awaited_by: awaited.remove(holder).unwrap_or_default(),
-            last_renewed: account.last_renewed,
-            suspect: account.suspect.is_some(),
-            penalised_until: self.penalised_until(account),
-            disconnected: account.disconnected,
-        });
-        let holders = holders.collect();
-        let changes = self.changes.iter().map(|(id, change)| ChangeReport {
-            change: *id,
-            by: change.by,
-            since: change.since,
-            owed: change.owed.len() as u64,
-        });
-        let contended = self.keys.iter().filter(|(_, state)| state.is_contended()).map(|(key, _)| *key);
-        LeaseReport {
-            holders,
-            contended: contended.collect(),
-            changes: changes.collect(),
-            merge_bytes: self.merging.total(),
-            counters: self.counters.clone(),
-        }
+    }
+    let holders = table.accounts.iter().map(|(holder, account)| HolderReport {
+        holder: *holder,
+        grants: account.grant_count(),
+        owed: account.owed.len() as u64,
+        owes_since: account.owes_since(),
+        awaited_by: awaited.remove(holder).unwrap_or_default(),
+        last_renewed: account.last_renewed,
+        suspect: account.suspect.is_some(),
+        penalised_until: delays::penalised_until(table, account),
+        disconnected: account.disconnected,
+    });
+    let holders = holders.collect();
+    let changes = table.changes.iter().map(|(id, change)| ChangeReport {
+        change: *id,
+        by: change.by,
+        since: change.since,
+        owed: change.owed.len() as u64,
+    });
+    let contended = table.keys.iter().filter(|(_, state)| state.is_contended()).map(|(key, _)| *key);
+    LeaseReport {
+        holders,
+        contended: contended.collect(),
+        changes: changes.collect(),
+        merge_bytes: table.merging.total(),
+        counters: table.counters.clone(),
     }
 }

@@ -3,9 +3,9 @@
 //! The lease table decides what is recalled. What a client may believe also depends on the order of recalls and replies
 //! in its stream, which is decided here.
 
-use super::types::{Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason};
-use super::unsent_grants::{CarryOutcome, UnsentGrants};
-use super::{LeaseReport, LeaseTable, UpdatedKey};
+use crate::types::{Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason};
+use crate::unsent_grants::{CarryOutcome, UnsentGrants};
+use crate::{LeaseReport, LeaseTable, UpdatedKey};
 use nigh_types::{Bug, Grant, GrantId, NodeId, Recall, RecallId, Time, UpdatePrepare, planted};
 use std::collections::BTreeMap;
 

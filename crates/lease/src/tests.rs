@@ -16,7 +16,8 @@ mod write_queue;
 mod writers;
 
 use super::*;
-use nigh_types::{LeaseScope, Name, Recall, Span};
+use nigh_types::{GrantId, LeaseScope, Name, NodeId, Recall, RecallId, Span, Time};
+use std::collections::BTreeMap;
 
 pub(super) const T0: Time = Time(1_000_000_000_000);
 
@@ -183,15 +184,15 @@ impl Bench {
 
     /// Asserts that the table is empty after it was in use.
     pub(super) fn assert_empty(&self) {
-        assert!(self.table.entries.is_empty(), "entries");
-        assert!(self.table.accounts.is_empty(), "accounts");
-        assert!(self.table.recalls.is_empty(), "recalls");
-        assert!(self.table.pending_updates.is_empty(), "holds");
-        assert!(self.table.facts.is_empty(), "facts");
-        assert!(self.table.changes.is_empty(), "changes");
-        assert!(self.table.bypassed.is_empty(), "left");
-        assert!(self.table.keys.is_empty(), "keys");
-        assert!(self.table.timers.is_empty(), "timers");
-        assert!(self.table.outputs.is_empty(), "outputs");
+        assert!(self.table.state.entries.is_empty(), "entries");
+        assert!(self.table.state.accounts.is_empty(), "accounts");
+        assert!(self.table.state.recalls.is_empty(), "recalls");
+        assert!(self.table.state.pending_updates.is_empty(), "holds");
+        assert!(self.table.state.facts.is_empty(), "facts");
+        assert!(self.table.state.changes.is_empty(), "changes");
+        assert!(self.table.state.bypassed.is_empty(), "left");
+        assert!(self.table.state.keys.is_empty(), "keys");
+        assert!(self.table.state.timers.is_empty(), "timers");
+        assert!(self.table.state.outputs.is_empty(), "outputs");
     }
 }

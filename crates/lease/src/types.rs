@@ -1,6 +1,6 @@
 //! Inputs, outputs and settings of the lease table.
 
-use super::updates::UpdatedKey;
+use crate::state::UpdatedKey;
 use nigh_types::{
     Bug, GrantId, LeaseScope, Name, Origin, Recall, RecallId, Span, Time, UpdatePrepare, planted,
 };

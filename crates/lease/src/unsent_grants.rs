@@ -10,8 +10,8 @@
 //! stream. Otherwise the kernel would keep their pages after it was told to drop the data. Reads and writes under a
 //! grant wait for no other holder, so this is soon over.
 
-use super::LeaseTable;
-use super::types::{Granted, Holder, LeaseKey};
+use crate::LeaseTable;
+use crate::types::{Granted, Holder, LeaseKey};
 use nigh_types::{Grant, GrantId, LeaseScope, NodeId, Recall, Time};
 use std::collections::{BTreeMap, VecDeque};
 

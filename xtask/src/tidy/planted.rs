@@ -11,7 +11,7 @@ const PLACES: &[(&str, &str)] = &[
     ("ForgetsRecalls", "crates/cache/src/calls/inflight.rs"),
     ("CarriesWhatEnded", "crates/lease/src/sequencer.rs"),
     ("WaitsForName", "crates/client/src/notifier/thread.rs"),
-    ("WaitsForItself", "crates/lease/src/write_queue.rs"),
+    ("WaitsForItself", "crates/lease/src/rules/write_queue.rs"),
     ("FencesEarly", "crates/lease/src/types.rs"),
     ("TakesAnyName", "crates/types/src/name.rs"),
 ];

@@ -65,7 +65,7 @@ fn writes_of_one_holder_overlap_but_do_not_pass_queued_writers() {
     assert!(bench.table.is_ready(three));
     bench.table.handle_done(T0, three);
     bench.outputs();
-    assert!(bench.table.keys.is_empty() && bench.table.changes.is_empty());
+    assert!(bench.table.state.keys.is_empty() && bench.table.state.changes.is_empty());
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn read_stops_waiting_when_its_client_is_suspect_or_gone() {
         assert_eq!(bench.table.take_granted(reader), None);
         bench.table.handle_done(bench.now, reader);
         bench.outputs();
-        assert!(bench.table.changes.is_empty() && bench.table.recalls.is_empty());
+        assert!(bench.table.state.changes.is_empty() && bench.table.state.recalls.is_empty());
     }
 }
 
@@ -282,7 +282,7 @@ fn cancelled_waiting_change_leaves_no_state() {
         bench.table.handle_done(T0, id);
     }
     bench.outputs();
-    assert!(bench.table.keys.is_empty() && bench.table.changes.is_empty());
+    assert!(bench.table.state.keys.is_empty() && bench.table.state.changes.is_empty());
 }
 
 #[test]

@@ -198,7 +198,7 @@ impl World {
             self.take_outputs();
         }
         assert!(self.calls.is_empty() && self.asked.is_empty(), "{:?} hang", self.calls);
-        assert!(self.bench.table.changes.is_empty() && self.bench.table.keys.is_empty());
+        assert!(self.bench.table.state.changes.is_empty() && self.bench.table.state.keys.is_empty());
         self.answered
     }
 }
