@@ -1,13 +1,18 @@
 //! A connection: its HELLO, the session that it begins or resumes, and its input.
 
-use crate::files::SessionFiles;
-use crate::idle_connections::WakeReason;
-use crate::outbox::Outbox;
+pub(crate) mod dispatch;
+pub(crate) mod idle;
+pub(crate) mod outbox;
+pub(crate) mod quotas;
+pub(crate) mod validate_ids;
+
+use crate::connection::idle::WakeReason;
+use crate::connection::outbox::Outbox;
+use crate::lease::session_leases::SessionLeases;
 use crate::server::{End, Server};
+use crate::session::files::SessionFiles;
+use crate::session::log::{self, SessionLog};
 use crate::session::{Attached, Resumption, Session, now};
-use crate::session_leases::SessionLeases;
-use crate::session_log::{self, SessionLog};
-use crate::validate_ids;
 use nigh_link::{Link, Peer, UnauthenticatedSlot};
 use nigh_native::{ProtocolError, Resume, ServerConfig, ServerEvent, ServerSession, TRUSTS_WATCH, UPDATES};
 use nigh_types::{Errno, Term, Time};
@@ -111,7 +116,7 @@ impl Server {
     fn handle_link_loss(&self, session: &Arc<Session>, number: u64, why: &str) {
         if session.disconnect(number) {
             if !self.is_ending() {
-                session_log::cut(session, why);
+                log::cut(session, why);
             }
             if self.inflight.is_stopping() {
                 session.outbox.drop_held();
@@ -139,7 +144,7 @@ impl Server {
     pub(crate) fn greet(&self, link: &Link, peer: Peer) -> io::Result<Option<(Arc<Session>, u64)>> {
         let story = SessionLog::new(&self.meter.limits, link.kind());
         let id = self.next_session_id();
-        session_log::connected(&story, id, &peer);
+        log::connected(&story, id, &peer);
         let why = match self.wait_for_hello(link, id) {
             Ok(HelloOutcome::Hello(connection, hello)) => {
                 return Ok(self.admit((link, peer, story), connection, &hello));
@@ -148,7 +153,7 @@ impl Server {
             Err(error) => error.to_string(),
         };
         self.meter.count_ended(link.bytes());
-        session_log::left(&story, id, &peer, &why);
+        log::left(&story, id, &peer, &why);
         Ok(None)
     }
 
@@ -205,13 +210,13 @@ impl Server {
         {
             match resume_session(&session, link, (hello.moment, resume.received)) {
                 Ok(Resumption::Link(number)) => {
-                    session_log::resumed(&session, connection.session_id());
+                    log::resumed(&session, connection.session_id());
                     return Some((session, number));
                 }
                 Ok(Resumption::Stale) => {
                     self.meter.count_ended(link.bytes());
                     let why = "its client has made another connection since";
-                    session_log::left(&story, connection.session_id(), &peer, why);
+                    log::left(&story, connection.session_id(), &peer, why);
                     return None;
                 }
                 Ok(Resumption::Discarded) => {}
@@ -225,12 +230,12 @@ impl Server {
         let of = (link.clone(), peer, hello.moment);
         let session = Arc::new(Session::new(*connection, of, story, &self.leases, &self.reaper));
         if let Err((errno, message)) = self.attach(&session, hello) {
-            session_log::refused(&session, errno, &message);
+            log::refused(&session, errno, &message);
             session.with_connection(|connection| connection.refuse(errno, &message));
             session.outbox.end();
             session.outbox.write(session.first_link());
             self.meter.count_ended(session.outbox.bytes());
-            session_log::ended(&session, End::Disconnected);
+            log::ended(&session, End::Disconnected);
             return None;
         }
         let number = session.first_link();
@@ -295,7 +300,7 @@ impl Server {
         if hello.resume.is_none() {
             self.returned(hello.who);
         }
-        session_log::attached(session, agreed.term);
+        log::attached(session, agreed.term);
         session.with_connection(|connection| connection.accept(agreed));
         Ok(())
     }

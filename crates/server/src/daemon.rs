@@ -4,14 +4,20 @@
 //! connects to a server or starts one holds `start.lock`, and so does a server that is about to end. So no process
 //! connects to a server that accepts no more, and two concurrent starters start one server.
 
+pub(crate) mod control;
+pub(crate) mod guests;
+pub(crate) mod listen;
+pub(crate) mod listeners;
 mod run;
+pub(crate) mod server_dirs;
 mod signals;
+pub(crate) mod socket_activation;
+pub(crate) mod status_text;
 mod supervisor;
 
 pub use run::{run_server_at, run_user_server, serve};
 
-use crate::control;
-use crate::server_dirs::ServerDirs;
+use crate::daemon::server_dirs::ServerDirs;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};

@@ -1,23 +1,41 @@
 //! An exported directory.
 
-use crate::call_leases::CallLeases;
-use crate::descriptors::Descriptors;
-use crate::error::{Fault, Result};
-use crate::export_state::{Log, Record};
-use crate::files::SessionFiles;
-use crate::filesystem::{Filesystem, identify};
-use crate::grace::Grace;
-use crate::handle::Opener;
-use crate::ids::Ids;
-use crate::impersonate::can_impersonate;
-use crate::lease_conflicts;
-use crate::node_resolver::{CacheSizes, Node, NodeResolver, current_path, is_reserved};
+pub(crate) mod case_folding;
+pub(crate) mod exports;
+pub(crate) mod fd_location;
+pub(crate) mod handle;
+pub(crate) mod ids;
+pub(crate) mod inode_handles;
+mod kept_fds;
+pub(crate) mod node_id_mac;
+pub(crate) mod node_resolver;
+pub(crate) mod open_files;
+pub(crate) mod orphans;
+pub(crate) mod parent_cache;
+pub(crate) mod read_fds;
+pub(crate) mod recently_unlinked;
+pub(crate) mod removed_dirs;
+pub(crate) mod state_log;
+pub(crate) mod states;
+
+use crate::export::handle::Opener;
+use crate::export::ids::Ids;
+use crate::export::node_resolver::{CacheSizes, Node, NodeResolver, current_path, is_reserved};
+use crate::export::orphans::Orphans;
+use crate::export::read_fds::ReadFds;
+use crate::export::state_log::{Log, Record};
+use crate::lease::call_leases::CallLeases;
+use crate::lease::conflicts;
+use crate::lease::session_leases::PendingChange;
 use crate::ops::prefetch::{self, ReplyStream};
 use crate::ops::{Context, Outcome, attributes, data, lookup, make, open, remove, rename};
-use crate::orphans::Orphans;
-use crate::read_fds::ReadFds;
-use crate::session_leases::PendingChange;
-use crate::stat::{self, Stat};
+use crate::os::descriptors::Descriptors;
+use crate::os::error::{Fault, Result};
+use crate::os::filesystem::{Filesystem, identify};
+use crate::os::impersonate::can_impersonate;
+use crate::os::stat::{self, Stat};
+use crate::session::files::SessionFiles;
+use crate::session::grace::Grace;
 use crate::watch::{ExportWatch, Watch};
 use nigh_lease::Object;
 use nigh_native::SessionParams;
@@ -28,8 +46,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-mod kept_fds;
 
 pub(crate) use kept_fds::{KeptFd, SpaceReclaimer, with_space};
 
@@ -326,7 +342,7 @@ impl Export {
             },
             what => {
                 let mut places = files.leases().table.places.empty_set();
-                let done = match lease_conflicts::prepare(cx, what, &mut places) {
+                let done = match conflicts::prepare(cx, what, &mut places) {
                     Ok(true) => with_space(cx, places.filesystem(), || dispatch(cx, what)),
                     Ok(false) => match stake.take_change() {
                         Some(change) => return Progress::Waits(change),
@@ -554,7 +570,7 @@ pub(crate) fn make_private(dir: &Path) -> std::io::Result<()> {
 /// Whether the root's filesystem supports POSIX ACLs: without support getxattr fails with `EOPNOTSUPP`, not with
 /// `ENODATA`.
 fn has_acls(root: &Node) -> bool {
-    let path = crate::node_resolver::proc_path(&root.fd);
+    let path = crate::export::node_resolver::proc_path(&root.fd);
     let asked = rustix::fs::getxattr(path, "system.posix_acl_access", &mut [0_u8; 0]);
     !matches!(asked, Err(rustix::io::Errno::OPNOTSUPP))
 }

@@ -1,12 +1,13 @@
 //! Thread pool that executes calls.
 
 mod fair;
+pub(crate) mod inflight_calls;
 mod lent;
 
-use crate::inflight_calls::InflightCall;
+use crate::lease::session_leases::PendingChange;
 use crate::ops::prefetch::ReplyStream;
+use crate::pool::inflight_calls::InflightCall;
 use crate::session::Session;
-use crate::session_leases::PendingChange;
 use fair::FairQueue;
 pub(crate) use fair::QueueKey;
 use lent::{CallTarget, Lent, Loans};
@@ -459,7 +460,7 @@ fn is_long(job: &Job) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leases::Leases;
+    use crate::lease::leases::Leases;
     use nigh_lease::LeaseConfig;
     use nigh_link::Peer;
     use nigh_native::{ServerConfig, ServerSession};
@@ -469,14 +470,14 @@ mod tests {
     /// Factory for calls of one session.
     struct Jobs {
         session: Arc<Session>,
-        under_way: Arc<crate::inflight_calls::InflightCalls>,
+        under_way: Arc<crate::pool::inflight_calls::InflightCalls>,
     }
 
     impl Jobs {
         fn new() -> Jobs {
             let (link, _theirs) = UnixStream::pair().unwrap();
             let leases = Leases::new(LeaseConfig::default(), None);
-            let story = crate::session_log::SessionLog::new(&Arc::default(), nigh_link::Kind::Unix);
+            let story = crate::session::log::SessionLog::new(&Arc::default(), nigh_link::Kind::Unix);
             let connection = ServerSession::new(crate::session::now(), ServerConfig::default());
             let of = (link.into(), Peer::in_process(), 0);
             let session = Arc::new(Session::new(connection, of, story, &leases, &Arc::default()));

@@ -2,23 +2,23 @@
 
 mod status;
 
-use crate::descriptors::Descriptors;
+use crate::connection::idle::IdleConnections;
+use crate::connection::quotas::ServerLimits;
+use crate::export::exports::Exports;
+use crate::export::states::States;
 use crate::export::{Export, ExportError, ExportOptions, OpenedRoot};
-use crate::exports::Exports;
-use crate::grace::Grace;
-use crate::idle_connections::IdleConnections;
-use crate::impersonate::can_impersonate;
-use crate::inflight_calls::InflightCalls;
-use crate::leases::Leases;
-use crate::locks::Locks;
+use crate::lease::leases::Leases;
+use crate::os::descriptors::Descriptors;
+use crate::os::impersonate::can_impersonate;
+use crate::pool::inflight_calls::InflightCalls;
 use crate::pool::{OWN, Pool};
-use crate::quotas::ServerLimits;
-use crate::reply_cache::ReplyCache;
+use crate::session::grace::Grace;
+use crate::session::locks::Locks;
+use crate::session::log;
+use crate::session::reaper::SessionReaper;
+use crate::session::registry::{ClientIncarnation, SessionRegistry};
+use crate::session::reply_cache::ReplyCache;
 use crate::session::{Attached, Session, now};
-use crate::session_log;
-use crate::session_reaper::SessionReaper;
-use crate::session_registry::{ClientIncarnation, SessionRegistry};
-use crate::states::States;
 use crate::watch::{Watch, WatchMethod};
 use nigh_lease::{LeaseConfig, LeaseReport};
 use nigh_native::SESSION_TERM;
@@ -367,7 +367,7 @@ impl Server {
         self.release_locks((Arc::clone(session), end, lapsed));
         self.reaper.notify();
         self.meter.count_ended(session.outbox.bytes());
-        session_log::ended(session, end);
+        log::ended(session, end);
     }
 
     /// Last step of a session's removal: frees its locks for other clients. That waits until the loss is recorded,

@@ -1,17 +1,27 @@
 //! A client session: its message stream, independent of connections, and its open files.
 
+pub(crate) mod files;
+pub(crate) mod grace;
+pub(crate) mod lock_reclaimers;
+pub(crate) mod locks;
+pub(crate) mod log;
+pub(crate) mod prefetch_control;
+pub(crate) mod reaper;
+pub(crate) mod registry;
+pub(crate) mod reply_cache;
+
+use crate::connection::outbox::Outbox;
 use crate::export::{Export, Progress};
-use crate::files::SessionFiles;
-use crate::leases::Leases;
-use crate::locks::{Locks, Running};
+use crate::lease::leases::Leases;
 use crate::ops::{self};
-use crate::outbox::Outbox;
+use crate::os::squash::CredentialPolicy;
 use crate::pool::Job;
-use crate::prefetch_control::PrefetchJobs;
-use crate::reply_cache::{Replies, ReplyCache};
-use crate::session_log::{self, SessionLog};
-use crate::session_reaper::{COURTESY_TIME, Charge, MemoryAccount, SessionPhase, SessionReaper};
-use crate::squash::CredentialPolicy;
+use crate::session::files::SessionFiles;
+use crate::session::locks::{Locks, Running};
+use crate::session::log::SessionLog;
+use crate::session::prefetch_control::PrefetchJobs;
+use crate::session::reaper::{COURTESY_TIME, Charge, MemoryAccount, SessionPhase, SessionReaper};
+use crate::session::reply_cache::{Replies, ReplyCache};
 use nigh_lease::Holder;
 use nigh_link::{Link, Peer};
 use nigh_native::{COMPRESSED, ProtocolError, ServerSession, encode_response};
@@ -254,7 +264,7 @@ impl Session {
         drop(wire);
         // The client may have reconnected over another link by now.
         self.outbox.disconnect(link);
-        session_log::dormant(self);
+        log::dormant(self);
         self.reaper.notify();
     }
 
@@ -439,7 +449,7 @@ impl Session {
     pub(crate) fn admit(&self, asked: Credentials) -> Credentials {
         let (admitted, first) = self.admission.admit_noting_root(asked);
         if first {
-            session_log::claimed_root(self, &admitted);
+            log::claimed_root(self, &admitted);
         }
         admitted
     }

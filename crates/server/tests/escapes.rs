@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the server may still find a moved directory at its old place (`crates/server/src/node_resolver.rs`).
+/// How long the server may still find a moved directory at its old place (`crates/server/src/export/node_resolver.rs`).
 const MOVED: Duration = Duration::from_millis(150);
 
 fn create(dir: &NodeRef, text: &str) -> Call {

@@ -3,12 +3,12 @@
 use super::signals::Signals;
 use super::supervisor::Supervisor;
 use super::{IDLE, lock};
-use crate::control;
-use crate::guests::{self, Arrivals, Guests};
-use crate::listen::Serving;
-use crate::listeners::Listeners;
+use crate::daemon::control;
+use crate::daemon::guests::{self, Arrivals, Guests};
+use crate::daemon::listen::Serving;
+use crate::daemon::listeners::Listeners;
+use crate::daemon::server_dirs::ServerDirs;
 use crate::server::{Server, ServerOptions};
-use crate::server_dirs::ServerDirs;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
 use std::fs::File;

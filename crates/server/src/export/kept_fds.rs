@@ -5,8 +5,8 @@
 //! call holds inode locks. So each filesystem has a closing thread of its own.
 
 use super::Export;
-use crate::error::{Fault, Result};
 use crate::ops::Context;
+use crate::os::error::{Fault, Result};
 use nigh_types::Errno;
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;

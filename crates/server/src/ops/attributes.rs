@@ -2,9 +2,9 @@
 
 use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
-use crate::error::{Fault, Result};
-use crate::impersonate::SetIdBits;
-use crate::node_resolver::{Node, proc_path};
+use crate::export::node_resolver::{Node, proc_path};
+use crate::os::error::{Fault, Result};
+use crate::os::impersonate::SetIdBits;
 use nigh_types::{Errno, Handle, Kind, NodeRef, Reply, SetAttr, SetTime};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags};
 

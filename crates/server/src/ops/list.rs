@@ -1,11 +1,11 @@
 //! Directory listings in cookie order.
 
 use super::{Context, has_no_xattrs};
-use crate::error::{Fault, Result};
-use crate::impersonate::WorkingDirGuard;
-use crate::node_resolver::{Node, is_reserved, open_beneath, reopen, without_atime};
-use crate::session_reaper::{Charge, MemoryAccount};
-use crate::stat;
+use crate::export::node_resolver::{Node, is_reserved, open_beneath, reopen, without_atime};
+use crate::os::error::{Fault, Result};
+use crate::os::impersonate::WorkingDirGuard;
+use crate::os::stat;
+use crate::session::reaper::{Charge, MemoryAccount};
 use nigh_lease::Object;
 use nigh_types::{Cookie, Entries, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeRef, Reply, Response};
 use rustix::fs::{FileType, OFlags, RawDir};

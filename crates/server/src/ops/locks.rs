@@ -1,11 +1,11 @@
 //! Resolution of the file in a lock call; the locks themselves are kept in memory.
 
 use super::open::only_files;
-use crate::error::Result;
 use crate::export::Export;
-use crate::files::SessionFiles;
-use crate::impersonate::{Impersonation, SetIdBits};
-use crate::node_resolver::{Node, reopen};
+use crate::export::node_resolver::{Node, reopen};
+use crate::os::error::Result;
+use crate::os::impersonate::{Impersonation, SetIdBits};
+use crate::session::files::SessionFiles;
 use nigh_lease::Object;
 use nigh_types::{Call, Credentials, LockKind, NodeId, NodeRef};
 use rustix::fs::OFlags;

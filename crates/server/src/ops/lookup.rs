@@ -1,8 +1,8 @@
 //! Lookups of names and reads of inodes.
 
 use super::{Context, Outcome, SELINUX, entry_of};
-use crate::error::{Fault, Result};
-use crate::node_resolver::{Node, proc_path, reopen};
+use crate::export::node_resolver::{Node, proc_path, reopen};
+use crate::os::error::{Fault, Result};
 use nigh_types::{Errno, Kind, LeaseScope, Name, NodeRef, Reply, Space, XattrSet};
 use rustix::fs::OFlags;
 

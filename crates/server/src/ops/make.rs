@@ -2,9 +2,9 @@
 
 use super::open::{buffered, flags_of, insert_open, open_as_caller};
 use super::{Context, Outcome, entry_of};
-use crate::error::{Fault, Result};
-use crate::impersonate::use_umask;
-use crate::node_resolver::{Node, is_reserved, proc_path, reopen};
+use crate::export::node_resolver::{Node, is_reserved, proc_path, reopen};
+use crate::os::error::{Fault, Result};
+use crate::os::impersonate::use_umask;
 use nigh_types::{Access, Errno, Handle, Kind, LeaseScope, Name, NodeRef, Reply};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
 use std::mem::MaybeUninit;
@@ -98,7 +98,7 @@ pub(crate) fn mknod(cx: Context<'_>, dir: &NodeRef, new: &New<'_>, kind: Kind, r
         Kind::Directory | Kind::Symlink => return Err(Fault(Errno::INVAL)),
     };
     make(cx, dir, new, |dir, name| {
-        let dev = crate::stat::decode_dev(rdev);
+        let dev = crate::os::stat::decode_dev(rdev);
         rustix::fs::mknodat(dir, name, file_type, permissions(new.mode), dev)
     })
 }
@@ -163,9 +163,9 @@ fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed
     cx.note_parent(node.id, &node.stat, dir);
     let mut grants = Vec::new();
     cx.grant(&mut grants, dir, LeaseScope::Directory);
-    let mut node = Node { stat: crate::stat::of_fd(&node.fd)?, ..node };
+    let mut node = Node { stat: crate::os::stat::of_fd(&node.fd)?, ..node };
     if !node.stat.attr.covered_by_parent() && cx.grant(&mut grants, &node, LeaseScope::Attributes) {
-        node.stat = crate::stat::of_fd(&node.fd)?;
+        node.stat = crate::os::stat::of_fd(&node.fd)?;
     }
     if handle.is_some() {
         cx.grant(&mut grants, &node, LeaseScope::Data);

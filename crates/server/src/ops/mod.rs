@@ -1,7 +1,7 @@
 //! Execution of calls. Every function takes the call's arguments and returns an [`Outcome`]. None chooses an errno
 //! that the kernel can choose.
 //!
-//! A read registers its grants before it reads the covered facts. A mutation has passed [`crate::lease_conflicts`], so its
+//! A read registers its grants before it reads the covered facts. A mutation has passed [`crate::lease::conflicts`], so its
 //! change is open. It applies its effects, calls [`CallLeases::done`], registers grants, and only then reads the facts for
 //! its reply.
 
@@ -18,16 +18,16 @@ pub(crate) mod rename;
 mod write_back;
 mod write_tracking;
 
-use crate::call_leases::CallLeases;
-use crate::error::Result;
 use crate::export::Export;
-use crate::files::SessionFiles;
-use crate::impersonate::{Impersonation, SetIdBits};
-use crate::inode_locks::LockMode;
-use crate::node_resolver::{Node, NodeResolver, proc_path};
-use crate::open_files::OpenRef;
-use crate::privileged;
-use crate::stat;
+use crate::export::node_resolver::{Node, NodeResolver, proc_path};
+use crate::export::open_files::OpenRef;
+use crate::lease::call_leases::CallLeases;
+use crate::lease::inode_locks::LockMode;
+use crate::os::error::Result;
+use crate::os::impersonate::{Impersonation, SetIdBits};
+use crate::os::privileged;
+use crate::os::stat;
+use crate::session::files::SessionFiles;
 use nigh_lease::Object;
 use nigh_types::{Attr, Credentials, Entry, Grant, Kind, LeaseScope, NodeId, Reply, Response, SetAttr};
 use rustix::fs::OFlags;

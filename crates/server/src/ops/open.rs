@@ -2,10 +2,10 @@
 
 use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
-use crate::error::{Fault, Result};
-use crate::files::OpenFile;
-use crate::node_resolver::{Node, reopen, without_atime};
-use crate::open_files::OpenRef;
+use crate::export::node_resolver::{Node, reopen, without_atime};
+use crate::export::open_files::OpenRef;
+use crate::os::error::{Fault, Result};
+use crate::session::files::OpenFile;
 use nigh_lease::Object;
 use nigh_types::{Access, Errno, Grant, Handle, Kind, LeaseScope, Name, NodeRef, Reply};
 use parking_lot::Mutex;

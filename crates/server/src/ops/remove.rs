@@ -3,9 +3,9 @@
 use super::make::parent;
 use super::open::pin;
 use super::{Context, Outcome};
-use crate::error::{Fault, Result};
-use crate::node_resolver::Node;
-use crate::open_files::UnlinkGuard;
+use crate::export::node_resolver::Node;
+use crate::export::open_files::UnlinkGuard;
+use crate::os::error::{Fault, Result};
 use nigh_types::{Attr, Errno, Handle, Kind, Name, NodeId, NodeRef, Reply};
 use rustix::fs::AtFlags;
 use std::time::Instant;

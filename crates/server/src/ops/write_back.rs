@@ -3,7 +3,7 @@
 use super::open::DataFile;
 use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
-use crate::error::{Fault, Result};
+use crate::os::error::{Fault, Result};
 use nigh_lease::{MergeBase, WroteBack};
 use nigh_types::{Errno, NodeId, Reply, WriteBackPrecondition};
 

@@ -1,8 +1,8 @@
 //! Tracking of a session's own changes of a file's data.
 
 use super::Context;
-use crate::error::Result;
-use crate::stat;
+use crate::os::error::Result;
+use crate::os::stat;
 use nigh_lease::WriteHistory;
 use nigh_types::{DataVersion, NodeId};
 use parking_lot::Mutex;

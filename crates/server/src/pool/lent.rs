@@ -89,11 +89,11 @@ impl CallTarget {
     }
 
     fn filesystem(&self) -> (usize, u64) {
-        (self.export, crate::ids::device_of(self.node))
+        (self.export, crate::export::ids::device_of(self.node))
     }
 
     fn is_below_a_mount(&self) -> bool {
-        crate::ids::device_of(self.node) != 0
+        crate::export::ids::device_of(self.node) != 0
     }
 }
 

@@ -1,10 +1,10 @@
 //! Status of the server, for `nigh status --server`. The keys are a contract (docs/status.md).
 
 use super::Server;
-use crate::leases::LeaseSnapshot;
-use crate::locks::LockSnapshot;
+use crate::lease::leases::LeaseSnapshot;
+use crate::session::locks::LockSnapshot;
+use crate::session::log::{LogLimits, client_name};
 use crate::session::{Session, now};
-use crate::session_log::{LogLimits, client_name};
 use nigh_lease::{ChangeId, Holder, HolderReport, LeaseKey};
 use nigh_types::{LeaseScope, Time};
 use serde_json::{Map, Value, json};

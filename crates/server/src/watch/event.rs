@@ -1,7 +1,7 @@
 //! Parser of fanotify(7) records with file handles and names. Though they come from the kernel they are checked: a
 //! malformed record counts as lost events.
 
-use crate::handle::FileHandle;
+use crate::export::handle::FileHandle;
 
 /// A parsed event.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -83,7 +83,7 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handle::FileHandle;
+    use crate::export::handle::FileHandle;
 
     fn spot(n: u64) -> EventLocation {
         EventLocation { dir: None, own: FileHandle::from_kernel(1, &n.to_ne_bytes()) }

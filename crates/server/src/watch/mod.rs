@@ -20,10 +20,10 @@ mod threads;
 
 pub(crate) use group::Group;
 
-use crate::error::Result;
-use crate::filesystem::{Filesystem, identify};
-use crate::leases::Leases;
-use crate::stat::Stat;
+use crate::lease::leases::Leases;
+use crate::os::error::Result;
+use crate::os::filesystem::{Filesystem, identify};
+use crate::os::stat::Stat;
 use group::MarkStrategy;
 use inbox::Inbox;
 pub(crate) use mounts::unescape;
@@ -252,7 +252,7 @@ impl std::fmt::Debug for ExportWatch {
 }
 
 fn look(fd: &OwnedFd) -> Result<(Stat, Filesystem)> {
-    let stat = crate::stat::of_fd(fd)?;
+    let stat = crate::os::stat::of_fd(fd)?;
     let filesystem = identify(fd, &stat)?;
     Ok((stat, filesystem))
 }

@@ -3,7 +3,7 @@
 use super::Watch;
 use super::group::MarkStrategy;
 use super::local::{is_local, is_quick};
-use crate::stat;
+use crate::os::stat;
 use nigh_lease::{Change, LeaseKey};
 use nigh_types::{LeaseScope, Name};
 use rustix::fs::{CWD, Mode, OFlags};

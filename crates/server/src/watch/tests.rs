@@ -150,7 +150,10 @@ fn event_whose_object_cannot_be_opened_counts_as_lost() {
         return println!("SKIPPED: nothing is opened by its handle");
     }
     let hear = |handle: &[u8]| {
-        let spot = event::EventLocation { dir: None, own: crate::handle::FileHandle::from_kernel(1, handle) };
+        let spot = event::EventLocation {
+            dir: None,
+            own: crate::export::handle::FileHandle::from_kernel(1, handle),
+        };
         assert!(bench.watch.inbox.lock().add(token, libc::FAN_MODIFY, spot));
         bench.watch.wake.notify_one();
     };

@@ -6,7 +6,7 @@ use super::group::{Group, MarkStrategy};
 use super::inbox::{LossReason, PendingEvents};
 use super::keys::{OWN_DELETE_SELF, directory_of_rights, keys};
 use super::mounts::Table;
-use crate::error::Fault;
+use crate::os::error::Fault;
 use nigh_lease::{Change, LeaseKey};
 use nigh_types::Name;
 use rustix::event::epoll;

@@ -1,9 +1,9 @@
 //! Names-only listings, with the contents of getdents64 (docs/decisions/0023-names-before-attributes.md).
 
 use super::{Listing, NameEntry, Names, PART_BYTES, open};
-use crate::error::{Fault, Result};
 use crate::ops::Context;
-use crate::stat::Stat;
+use crate::os::error::{Fault, Result};
+use crate::os::stat::Stat;
 use nigh_native::dirent_bytes;
 use nigh_types::{Cookie, Dirent, Name, NodeRef, Reply, Response};
 

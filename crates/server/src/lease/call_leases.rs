@@ -1,0 +1,229 @@
+//! The grants and the lease change of one call while it is executed.
+
+use crate::lease::change_result::ChangeProbe;
+use crate::lease::session_leases::{PendingChange, SessionLeases};
+use crate::session::files::SessionFiles;
+use nigh_lease::{Change, Granted, LeaseKey, MergeBase, Object, WroteBack};
+use nigh_types::{Grant, GrantId, LeaseScope, Mode, NodeId, Span, Term};
+use rustc_hash::FxHashSet;
+use std::cell::{Cell, RefCell};
+
+/// Grants registered for one call, and its pending change.
+pub(crate) struct CallLeases<'a> {
+    holding: &'a SessionLeases,
+    term: Term,
+    uncarried: RefCell<Vec<GrantId>>,
+    change: RefCell<Option<PendingChange>>,
+    /// Probes that read the changed facts after the change.
+    tells: RefCell<Vec<ChangeProbe>>,
+    may_make_orphan_folder: Cell<bool>,
+    /// The client resends the call, which it first sent in a session that the server has discarded.
+    pub(crate) again: bool,
+    /// [`CallLeases::wrote_back`] was called.
+    wrote_back: Cell<bool>,
+    /// A data grant registered by [`CallLeases::begin_read`], before the call was executed.
+    read_grant: Cell<Option<(LeaseKey, Granted)>>,
+}
+
+impl<'a> CallLeases<'a> {
+    /// `change`: the pending change that an earlier attempt of this call began.
+    pub(crate) fn new(files: &'a SessionFiles, change: Option<PendingChange>, again: bool) -> CallLeases<'a> {
+        CallLeases {
+            holding: files.leases(),
+            term: files.term(),
+            uncarried: RefCell::default(),
+            change: RefCell::new(change),
+            tells: RefCell::default(),
+            may_make_orphan_folder: Cell::new(false),
+            again,
+            wrote_back: Cell::new(false),
+            read_grant: Cell::new(None),
+        }
+    }
+
+    /// Registers a grant. The caller reads the covered facts only *afterwards*. Returns `None` if the call is to be
+    /// answered without a grant.
+    pub(crate) fn request_grant(&self, node: NodeId, object: Object, covers: LeaseScope) -> Option<Grant> {
+        let granted = self.register(node, object, covers)?;
+        Some(self.grant(granted, node, covers))
+    }
+
+    /// Registers a directory grant. `may_list` checks the caller's right to list the directory. It is called only if
+    /// a recall may carry names only with that right, and the right is not yet known. The second value: whether the
+    /// recall may carry names.
+    pub(crate) fn request_dir_grant(
+        &self,
+        node: NodeId,
+        object: Object,
+        may_list: impl FnOnce() -> bool,
+    ) -> Option<(Grant, bool)> {
+        let granted = self.register(node, object, LeaseScope::Directory)?;
+        let listed = granted.listed || may_list();
+        if listed && !granted.listed {
+            self.holding.table.may_list(self.holding.holder, granted.id);
+        }
+        Some((self.grant(granted, node, LeaseScope::Directory), listed))
+    }
+
+    /// Withdraws a grant that no reply will carry.
+    pub(crate) fn withdraw(&self, grant: &Grant) {
+        self.uncarried.borrow_mut().retain(|id| *id != grant.id);
+        self.holding.table.withdraw(self.holding.holder, &[grant.id]);
+    }
+
+    fn register(&self, node: NodeId, object: Object, covers: LeaseScope) -> Option<Granted> {
+        if self.term == Term::Limited(Span::ZERO) {
+            return None;
+        }
+        let key = LeaseKey { object, covers };
+        let granted = match self.read_grant.take() {
+            Some((of, granted)) if of == key => granted,
+            other => {
+                self.read_grant.set(other);
+                let granted = self.holding.table.grant(self.holding.holder, key, node)?;
+                self.uncarried.borrow_mut().push(granted.id);
+                granted
+            }
+        };
+        Some(granted)
+    }
+
+    /// Registers a data grant for a read. Returns false if the read has to wait for a conflicting change.
+    pub(crate) fn begin_read(&self, node: NodeId, object: Object) -> bool {
+        if self.term == Term::Limited(Span::ZERO) {
+            return true;
+        }
+        let key = LeaseKey { object, covers: LeaseScope::Data };
+        let Ok(granted) = self.holding.read(&mut self.change.borrow_mut(), key, node) else { return false };
+        if let Some(granted) = granted {
+            self.uncarried.borrow_mut().push(granted.id);
+            self.read_grant.set(Some((key, granted)));
+        }
+        true
+    }
+
+    /// Ends a change of data and grants the written data to the writer.
+    pub(crate) fn written(&self, node: NodeId, object: Object) -> Option<Grant> {
+        let change = self.change.take()?;
+        if self.term == Term::Limited(Span::ZERO) {
+            change.done(&self.tells.borrow());
+            return None;
+        }
+        let key = LeaseKey { object, covers: LeaseScope::Data };
+        let granted = change.written(&self.tells.borrow(), (self.holding.holder, key), node)?;
+        self.uncarried.borrow_mut().push(granted.id);
+        Some(self.grant(granted, node, LeaseScope::Data))
+    }
+
+    /// Waits until other holders have returned the recalled leases on this data. Returns true if they have.
+    pub(crate) fn wait_for_acknowledgements(&self, object: Object) -> bool {
+        self.holding.wait_for_acknowledgements(
+            &mut self.change.borrow_mut(),
+            LeaseKey { object, covers: LeaseScope::Data },
+        )
+    }
+
+    /// Returns how to merge the pages that this call writes back to this range (offset, length). Returns `None` if
+    /// another client may have changed those pages since this grant and the changes are not known.
+    pub(crate) fn merge_base(&self, under: (GrantId, LeaseScope), range: (u64, u64)) -> Option<MergeBase> {
+        self.change.borrow().as_ref()?.merge_base(under, range)
+    }
+
+    /// Whether another client may still have to merge its pages with the data that this call writes back.
+    pub(crate) fn may_need_merge(&self) -> bool {
+        self.change.borrow().as_ref().is_some_and(PendingChange::may_need_merge)
+    }
+
+    /// Records applied write-back. Must be called before [`CallLeases::written`].
+    pub(crate) fn wrote_back(&self, wrote: WroteBack<'_>) {
+        self.wrote_back.set(true);
+        self.change.borrow().iter().for_each(|change| change.wrote_back(wrote));
+    }
+
+    /// Whether an earlier attempt of this call has recorded its write-back.
+    pub(crate) fn has_written_back(&self) -> bool {
+        self.wrote_back.get()
+    }
+
+    /// Records another change of data in this range (offset, length). Must be called before the change ends.
+    pub(crate) fn changed(&self, range: (u64, u64)) {
+        self.change.borrow().iter().for_each(|change| change.changed(range));
+    }
+
+    fn grant(&self, granted: Granted, node: NodeId, covers: LeaseScope) -> Grant {
+        Grant {
+            id: granted.id,
+            node,
+            covers,
+            mode: Mode::Read,
+            term: if granted.limit == Span::FOREVER { Term::Session } else { Term::Limited(granted.limit) },
+            recallable: true,
+            shared: granted.shared,
+        }
+    }
+
+    /// Handles a grant on this key whose facts were read only in part: removes it from `grants`, or recalls it if an
+    /// earlier part of the reply carried it already.
+    pub(crate) fn revoke_partial(&self, grants: &mut Vec<Grant>, object: Object, covers: LeaseScope) {
+        let before = grants.len();
+        grants.retain(|grant| grant.covers != covers);
+        if grants.len() == before {
+            self.holding.table.recall(LeaseKey { object, covers });
+        }
+    }
+
+    /// Begins the call's change. Returns true if all other sessions have dropped or suspended the facts, which are
+    /// not granted until the change ends. `flush`: the call writes back a shared mapping.
+    pub(crate) fn begin(&self, changes: &[Change], flush: bool) -> bool {
+        let mut open = self.change.borrow_mut();
+        (changes.is_empty() && open.is_none()) || self.holding.change(&mut open, changes, flush)
+    }
+
+    /// Notes that this call may make the orphan folder, because its change covers the folder's parent directory.
+    pub(crate) fn allow_orphan_folder(&self) {
+        self.may_make_orphan_folder.set(true);
+    }
+
+    /// Whether the call may make the orphan folder.
+    pub(crate) fn may_make_orphan_folder(&self) -> bool {
+        self.may_make_orphan_folder.get()
+    }
+
+    /// Installs the probes. The change may be applied now, and other holders wait for its result.
+    pub(crate) fn set_probes(&self, mut tells: Vec<ChangeProbe>) {
+        if self.change.borrow().as_ref().is_some_and(PendingChange::has_suspended_holders) {
+            tells.iter_mut().for_each(ChangeProbe::open_target);
+            *self.tells.borrow_mut() = tells;
+        }
+    }
+
+    /// Ends the change after all effects of the call: the changed facts may be granted again, also to the call's own
+    /// session.
+    pub(crate) fn done(&self) {
+        if let Some(change) = self.change.take() {
+            change.done(&self.tells.borrow());
+        }
+    }
+
+    /// Marks grants that a reply is about to carry. The remaining ones are withdrawn when this value is dropped.
+    pub(crate) fn mark_carried(&self, grants: &[Grant]) {
+        let mut registered = self.uncarried.borrow_mut();
+        if registered.len() == grants.len() {
+            registered.clear();
+        } else if !grants.is_empty() {
+            let carried: FxHashSet<GrantId> = grants.iter().map(|grant| grant.id).collect();
+            registered.retain(|id| !carried.contains(id));
+        }
+    }
+
+    /// Takes the pending change out of a call that is being parked.
+    pub(crate) fn take_change(&self) -> Option<PendingChange> {
+        self.change.take()
+    }
+}
+
+impl Drop for CallLeases<'_> {
+    fn drop(&mut self) {
+        self.holding.table.withdraw(self.holding.holder, self.uncarried.get_mut());
+    }
+}
