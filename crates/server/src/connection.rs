@@ -8,11 +8,11 @@ pub(crate) mod validate_ids;
 
 use crate::connection::idle::WakeReason;
 use crate::connection::outbox::Outbox;
+use crate::lease::session_files::SessionFiles;
 use crate::lease::session_leases::SessionLeases;
-use crate::server::{End, Server};
-use crate::session::files::SessionFiles;
+use crate::server::Server;
 use crate::session::log::{self, SessionLog};
-use crate::session::{Attached, Resumption, Session, now};
+use crate::session::{Attached, End, Resumption, Session, now};
 use nigh_link::{Link, Peer, UnauthenticatedSlot};
 use nigh_native::{ProtocolError, Resume, ServerConfig, ServerEvent, ServerSession, TRUSTS_WATCH, UPDATES};
 use nigh_types::{Errno, Term, Time};

@@ -1,6 +1,7 @@
 //! An exported directory.
 
 pub(crate) mod case_folding;
+pub(crate) mod entry;
 pub(crate) mod exports;
 pub(crate) mod fd_location;
 pub(crate) mod handle;
@@ -10,6 +11,7 @@ mod kept_fds;
 pub(crate) mod node_id_mac;
 pub(crate) mod node_resolver;
 pub(crate) mod open_files;
+pub(crate) mod open_handles;
 pub(crate) mod orphans;
 pub(crate) mod parent_cache;
 pub(crate) mod read_fds;
@@ -21,42 +23,27 @@ pub(crate) mod states;
 use crate::export::handle::Opener;
 use crate::export::ids::Ids;
 use crate::export::node_resolver::{CacheSizes, Node, NodeResolver, current_path, is_reserved};
+use crate::export::open_handles::OpenHandles;
 use crate::export::orphans::Orphans;
 use crate::export::read_fds::ReadFds;
 use crate::export::state_log::{Log, Record};
-use crate::lease::call_leases::CallLeases;
-use crate::lease::conflicts;
-use crate::lease::session_leases::PendingChange;
-use crate::ops::prefetch::{self, ReplyStream};
-use crate::ops::{Context, Outcome, attributes, data, lookup, make, open, remove, rename};
 use crate::os::descriptors::Descriptors;
 use crate::os::error::{Fault, Result};
 use crate::os::filesystem::{Filesystem, identify};
 use crate::os::impersonate::can_impersonate;
 use crate::os::stat::{self, Stat};
-use crate::session::files::SessionFiles;
-use crate::session::grace::Grace;
-use crate::watch::{ExportWatch, Watch};
 use nigh_lease::Object;
 use nigh_native::SessionParams;
-use nigh_types::{Call, CallId, Credentials, Errno, Handle, Name, NodeRef, Request, Response, Span, Term};
+use nigh_types::{Errno, Span, Term};
 use rustix::fs::{Mode, OFlags};
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-pub(crate) use kept_fds::{KeptFd, SpaceReclaimer, with_space};
-
-/// Progress of a call.
-pub(crate) enum Progress {
-    Answered,
-    /// The call has had no effect yet, and waits for other clients to return leases on the facts that it changes.
-    Waits(PendingChange),
-    /// Part of the reply is sent, and the send queue is full.
-    Pauses(ReplyStream),
-}
+pub(crate) use kept_fds::{KeptFd, SpaceReclaimer};
 
 /// Cache sizes of an export. `directories + readers` bounds the descriptors, besides those of files that sessions
 /// opened.
@@ -131,6 +118,24 @@ impl ExportError {
     }
 }
 
+/// Watches the objects of an export for changes by other processes.
+pub(crate) trait ObjectWatch: Send + Sync + std::fmt::Debug {
+    /// Starts watching an object before it is granted. `fd` refers to the object.
+    fn watch(&self, object: Object, fd: &OwnedFd);
+
+    /// Notes a directory that is about to be granted.
+    fn note_directory(&self, object: Object, fd: &OwnedFd);
+
+    /// Whether a descriptor is needed before an object is granted.
+    fn wants(&self, object: Object) -> bool;
+
+    /// Why grants on the root's filesystem have a time limit; `None` if they have none.
+    fn why_not(&self) -> Option<&str>;
+}
+
+/// Begins to watch the filesystem of an export's root.
+pub(crate) type WatchExport<'a> = dyn Fn(&OwnedFd, &Stat, Filesystem) -> Arc<dyn ObjectWatch> + 'a;
+
 /// A Linux directory with its subtree, served to sessions.
 ///
 /// Thread-safe. Its durable data is in a file below the state directory, which one export uses at a time.
@@ -141,7 +146,7 @@ pub struct Export {
     id: String,
     path: PathBuf,
     pub(crate) read_fds: ReadFds,
-    watched: Option<Arc<ExportWatch>>,
+    watched: Option<Arc<dyn ObjectWatch>>,
 }
 
 /// How long to wait for an export's state that is in use.
@@ -177,10 +182,10 @@ impl Export {
         opened: OpenedRoot,
         path: &Path,
         ids: Arc<Ids>,
-        (options, watch, descriptors): (ExportOptions, Option<&Arc<Watch>>, &Arc<Descriptors>),
+        (options, watch, descriptors): (ExportOptions, Option<&WatchExport<'_>>, &Arc<Descriptors>),
     ) -> std::result::Result<Export, ExportError> {
         let OpenedRoot { root, readable, stat, filesystem, id } = opened;
-        let watched = watch.map(|watch| watch.watch_export(&root, &stat, filesystem));
+        let watched = watch.map(|watch| watch(&root, &stat, filesystem));
         let opener = readable.and_then(Opener::new);
         let bounds = CacheSizes {
             known_parents: options.places,
@@ -218,7 +223,7 @@ impl Export {
 
     /// Returns the session parameters: the root, and the capabilities of its filesystem. The term is taken from
     /// `files`.
-    pub fn session(&self, files: &SessionFiles) -> std::result::Result<SessionParams, Errno> {
+    pub fn session(&self, files: &OpenHandles) -> std::result::Result<SessionParams, Errno> {
         let root = self.reach.root();
         let place = nigh_types::NodeRef::without_hint(root);
         let node = self.reach.node(&place, files)?;
@@ -234,7 +239,7 @@ impl Export {
     }
 
     /// Returns the bound of S9 as text; empty if grants without a time limit satisfy S9.
-    fn staleness_bound(&self, files: &SessionFiles) -> String {
+    fn staleness_bound(&self, files: &OpenHandles) -> String {
         let seen =
             |span: Span| format!("changes on the server's own disk are seen within {} ms", span.as_millis());
         let why_not = self.watched.as_ref().map_or(Some("nothing is watched"), |watched| watched.why_not());
@@ -250,14 +255,14 @@ impl Export {
     }
 
     /// Starts watching an object for other processes' changes, before a grant on it. `fd` refers to the object.
-    pub(crate) fn watch(&self, files: &SessionFiles, object: Object, fd: &OwnedFd) {
+    pub(crate) fn watch(&self, files: &OpenHandles, object: Object, fd: &OwnedFd) {
         if let Some(watched) = self.watched.as_ref().filter(|_| files.trusts_watch()) {
             watched.watch(object, fd);
         }
     }
 
     /// Notes that a directory lease is about to be granted.
-    pub(crate) fn note_directory(&self, files: &SessionFiles, object: Object, fd: &OwnedFd) {
+    pub(crate) fn note_directory(&self, files: &OpenHandles, object: Object, fd: &OwnedFd) {
         if let Some(watched) = self.watched.as_ref().filter(|_| files.trusts_watch()) {
             watched.note_directory(object, fd);
         }
@@ -266,7 +271,7 @@ impl Export {
     /// Like [`Export::watch`], opening a descriptor only if the object is not watched yet.
     pub(crate) fn watch_with(
         &self,
-        files: &SessionFiles,
+        files: &OpenHandles,
         object: Object,
         open: impl FnOnce() -> Result<OwnedFd>,
     ) {
@@ -278,106 +283,8 @@ impl Export {
         }
     }
 
-    /// Executes one call. `sink` is called once, or for a listing several times, the last time with `last` set. It is
-    /// not called if [`Call::has_reply`] is false. May be called from several threads; each calling thread gets its
-    /// own umask and working directory.
-    ///
-    /// # Panics
-    /// If the session shares its lease table with other sessions, because the call may then have to wait for them.
-    pub fn execute(
-        &self,
-        files: &SessionFiles,
-        call: CallId,
-        request: Request,
-        sink: &mut dyn FnMut(Response),
-    ) {
-        let mut sink = |response| {
-            sink(response);
-            true
-        };
-        match self.attempt(files, call, (&request, false), (None, None), &mut sink) {
-            Progress::Answered => {}
-            Progress::Waits(_) => panic!("no other client holds a grant"),
-            Progress::Pauses(_) => unreachable!("there is always room"),
-        }
-    }
-
-    /// Makes one attempt to execute a call. If another client holds a conflicting lease, the lease is recalled, and
-    /// the call is to be attempted again when its change is ready. `sink` returns whether there is room for more;
-    /// without room a listing pauses. `again`: the client first sent the call in a session that the server has
-    /// discarded.
-    pub(crate) fn attempt(
-        &self,
-        files: &SessionFiles,
-        call: CallId,
-        (request, again): (&Request, bool),
-        (change, begun): (Option<PendingChange>, Option<ReplyStream>),
-        sink: &mut dyn FnMut(Response) -> bool,
-    ) -> Progress {
-        let what = &request.call;
-        let stake = CallLeases::new(files, change, again);
-        let cx = Context { export: self, files, who: &request.credentials, stake: &stake };
-        let mut sink = |response: Response| {
-            stake.mark_carried(&response.grants);
-            sink(response)
-        };
-        let refuse = |fault: Fault| {
-            let errno = Errno::from(fault);
-            tracing::trace!(call = call.0, kind = what.type_name(), %errno, "refused");
-            Response::plain(Err(errno))
-        };
-        match what {
-            Call::Release { handles } => files.release(handles),
-            Call::PinOpen { node, names, handle } => {
-                self.pin_open(files, &request.credentials, (node, names), *handle);
-            }
-            // Handled by `Server::handle_request` before.
-            Call::PrefetchCredit { .. } => {}
-            what if prefetch::is_streamed(what) => match prefetch::stream_reply(cx, what, begun, &mut sink) {
-                Ok(Some(begun)) => return Progress::Pauses(begun),
-                Ok(None) => {}
-                Err(fault) => {
-                    sink(refuse(fault));
-                }
-            },
-            what => {
-                let mut places = files.leases().table.places.empty_set();
-                let done = match conflicts::prepare(cx, what, &mut places) {
-                    Ok(true) => with_space(cx, places.filesystem(), || dispatch(cx, what)),
-                    Ok(false) => match stake.take_change() {
-                        Some(change) => return Progress::Waits(change),
-                        None => Err(Fault(Errno::IO)),
-                    },
-                    Err(fault) => Err(fault),
-                };
-                // Other calls may proceed before this reply is queued, except those that need an inode lock of this call.
-                // If a recall for one of them precedes the reply, the reply carries no grant on what was recalled.
-                stake.done();
-                let settled = done.and_then(|outcome| self.reach.ids.settle().map(|()| outcome));
-                sink(settled.map_or_else(refuse, Outcome::into_response));
-            }
-        }
-        Progress::Answered
-    }
-
-    /// Keeps a file open that a client opened without a handle ([`Call::PinOpen`]). Completes before any later message
-    /// of the client is handled.
-    pub(crate) fn pin_open(
-        &self,
-        files: &SessionFiles,
-        who: &Credentials,
-        (node, names): (&NodeRef, &[Name]),
-        handle: Handle,
-    ) {
-        let stake = CallLeases::new(files, None, false);
-        let cx = Context { export: self, files, who, stake: &stake };
-        if let Err(Fault(errno)) = open::pin_open(cx, node, names, handle) {
-            tracing::debug!(ino = node.node.ino, %errno, "a file that a client has open cannot be kept for it");
-        }
-    }
-
     /// Sets how long orphans of an earlier server are kept for returning sessions.
-    pub(crate) fn set_grace(&self, grace: Span, returning: &Arc<Grace>) {
+    pub(crate) fn set_grace(&self, grace: Span, returning: Arc<AtomicBool>) {
         self.reach.orphans.set_grace(grace, returning);
     }
 
@@ -402,69 +309,6 @@ impl Export {
 
     pub(crate) fn impersonates(&self) -> bool {
         self.impersonates
-    }
-}
-
-fn dispatch(cx: Context<'_>, call: &Call) -> Result<Outcome> {
-    match call {
-        Call::Lookup { dir, name } => lookup::lookup(cx, dir, name),
-        Call::ResolvePath { node, names } => {
-            cx.resolver().walk(*node, names).map(|()| Outcome::plain(nigh_types::Reply::Done))
-        }
-        Call::GetAttr { node } => lookup::getattr(cx, node),
-        Call::LookupNumber { ino } => lookup::by_number(cx, *ino),
-        Call::ReadLink { node } => lookup::readlink(cx, node),
-        Call::Xattrs { node } => lookup::xattrs(cx, node),
-        Call::Xattr { node, name } => lookup::xattr(cx, node, name),
-        Call::StatFs { node } => lookup::statfs(cx, node),
-        Call::Open { node, access } => open::open(cx, node, *access),
-        Call::Reopen { node, handle, access } => open::reopen_as(cx, node, *handle, *access),
-        Call::Read { node, handle, offset, length } => data::read(cx, node, *handle, *offset, *length),
-        Call::Seek { node, handle, offset, data } => data::seek(cx, node, *handle, *offset, *data),
-        Call::GetFlags { node } => lookup::flags(cx, node),
-        // `Export::attempt` handles calls with several replies or none.
-        _ => mutate(cx, call),
-    }
-}
-
-fn mutate(cx: Context<'_>, call: &Call) -> Result<Outcome> {
-    match call {
-        Call::Create { dir, name, mode, umask, exclusive, access } => {
-            make::create(cx, dir, &make::New { name, mode: *mode, umask: *umask }, *exclusive, *access)
-        }
-        Call::Tmpfile { dir, mode, umask, access } => make::tmpfile(cx, dir, *mode, *umask, *access),
-        Call::Mknod { dir, name, kind, mode, umask, rdev } => {
-            make::mknod(cx, dir, &make::New { name, mode: *mode, umask: *umask }, *kind, *rdev)
-        }
-        Call::Mkdir { dir, name, mode, umask } => {
-            make::mkdir(cx, dir, &make::New { name, mode: *mode, umask: *umask })
-        }
-        Call::Symlink { dir, name, target } => make::symlink(cx, dir, name, target),
-        Call::Link { node, dir, name } => make::link(cx, node, dir, name),
-        Call::Unlink { dir, name, keep } => remove::unlink(cx, dir, name, *keep),
-        Call::Rmdir { dir, name } => remove::rmdir(cx, dir, name),
-        Call::Rename { from, name, to, new_name, no_replace, exchange, whiteout, keep } => {
-            let names = rename::Names { from, name, to, new_name };
-            rename::rename(cx, &names, rename::flags(*no_replace, *exchange, *whiteout), *keep)
-        }
-        Call::SetAttr { node, handle, set } => attributes::setattr(cx, node, *handle, set),
-        Call::Write { node, handle, offset, data, flags } => {
-            data::write(cx, node, *handle, *offset, data, *flags)
-        }
-        Call::Fallocate { node, handle, mode, offset, length } => {
-            data::fallocate(cx, node, *handle, *mode, *offset, *length)
-        }
-        Call::CopyRange { from, from_handle, from_offset, to, to_handle, to_offset, length } => {
-            let from = data::End { place: from, handle: *from_handle, offset: *from_offset };
-            let to = data::End { place: to, handle: *to_handle, offset: *to_offset };
-            data::copy(cx, from, to, *length)
-        }
-        Call::SetXattr { node, name, value, flags, kill_sgid } => {
-            attributes::setxattr(cx, node, (name, value), *flags, *kill_sgid)
-        }
-        Call::RemoveXattr { node, name } => attributes::removexattr(cx, node, name),
-        Call::Fsync { node, handle, data_only } => data::fsync(cx, node, *handle, *data_only),
-        _ => Err(Fault(Errno::PROTO)),
     }
 }
 

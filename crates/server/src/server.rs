@@ -6,10 +6,11 @@ use crate::connection::idle::IdleConnections;
 use crate::connection::quotas::ServerLimits;
 use crate::export::exports::Exports;
 use crate::export::states::States;
-use crate::export::{Export, ExportError, ExportOptions, OpenedRoot};
+use crate::export::{Export, ExportError, ExportOptions, ObjectWatch, OpenedRoot, WatchExport};
 use crate::lease::leases::Leases;
 use crate::os::descriptors::Descriptors;
 use crate::os::impersonate::can_impersonate;
+use crate::os::stat::Stat;
 use crate::pool::inflight_calls::InflightCalls;
 use crate::pool::{OWN, Pool};
 use crate::session::grace::Grace;
@@ -18,7 +19,7 @@ use crate::session::log;
 use crate::session::reaper::SessionReaper;
 use crate::session::registry::{ClientIncarnation, SessionRegistry};
 use crate::session::reply_cache::ReplyCache;
-use crate::session::{Attached, Session, now};
+use crate::session::{Attached, End, Session, now};
 use crate::watch::{Watch, WatchMethod};
 use nigh_lease::{LeaseConfig, LeaseReport};
 use nigh_native::SESSION_TERM;
@@ -127,17 +128,6 @@ type Served = (Arc<Exports>, Vec<String>);
 type OpenExports = Arc<Mutex<HashMap<(String, u64), Weak<Export>>>>;
 /// A session, how it ended, and until when its client may trust its grants.
 type Unrecorded = (Arc<Session>, End, Time);
-
-/// How a session ends.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
-    /// Its client has dropped all its grants.
-    Goodbye,
-    /// The client may trust its grants until its lease expires.
-    Disconnected,
-    /// The client is disconnected, and may trust its grants until its lease expires.
-    Discarded,
-}
 
 /// Descriptors reserved for uses other than open files.
 pub(crate) const SPARE_DESCRIPTORS: u64 = 256;
@@ -528,14 +518,13 @@ impl Server {
         if !self.options.exports.iter().any(|(_, named)| named == path) {
             self.states.note(&key.0, &opened.root, path, origin);
         }
-        let export = Arc::new(Export::of(
-            opened,
-            path,
-            ids,
-            (self.options.export, Some(&self.watch), &self.descriptors),
-        )?);
+        let watch = |root: &OwnedFd, stat: &Stat, filesystem| -> Arc<dyn ObjectWatch> {
+            self.watch.watch_export(root, stat, filesystem)
+        };
+        let how = (self.options.export, Some(&watch as &WatchExport<'_>), &self.descriptors);
+        let export = Arc::new(Export::of(opened, path, ids, how)?);
         let lapse = LeaseConfig { term: self.options.session_term, ..self.options.leases }.lapse();
-        export.set_grace(lapse, &self.grace);
+        export.set_grace(lapse, self.grace.flag());
         if twin.is_none() {
             export.find_orphans();
         }

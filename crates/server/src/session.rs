@@ -1,6 +1,6 @@
 //! A client session: its message stream, independent of connections, and its open files.
 
-pub(crate) mod files;
+pub(crate) mod fair_share;
 pub(crate) mod grace;
 pub(crate) mod lock_reclaimers;
 pub(crate) mod locks;
@@ -11,12 +11,13 @@ pub(crate) mod registry;
 pub(crate) mod reply_cache;
 
 use crate::connection::outbox::Outbox;
-use crate::export::{Export, Progress};
+use crate::export::Export;
 use crate::lease::leases::Leases;
+use crate::lease::session_files::SessionFiles;
+use crate::ops::execute::Progress;
 use crate::ops::{self};
 use crate::os::squash::CredentialPolicy;
 use crate::pool::Job;
-use crate::session::files::SessionFiles;
 use crate::session::locks::{Locks, Running};
 use crate::session::log::SessionLog;
 use crate::session::prefetch_control::PrefetchJobs;
@@ -84,6 +85,17 @@ struct Wire {
     late_replies: Option<Arc<Replies>>,
     /// Memory used by the connection.
     held: Charge,
+}
+
+/// How a session ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Its client has dropped all its grants.
+    Goodbye,
+    /// The client may trust its grants until its lease expires.
+    Disconnected,
+    /// The client is disconnected, and may trust its grants until its lease expires.
+    Discarded,
 }
 
 /// The attached state of a session, set when its client was accepted.

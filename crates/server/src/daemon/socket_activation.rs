@@ -2,20 +2,15 @@
 
 use crate::daemon::listeners::Socket;
 use crate::daemon::server_dirs::ServerDirs;
-use parking_lot::Mutex;
+use crate::os::own_mounts::{self, path_of};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Name of the socket for this user's own mounts (`FileDescriptorName=user`).
 const USER: &str = "user";
-
-/// The passed unix sockets.
-static UNIX: Mutex<Vec<Weak<OwnedFd>>> = Mutex::new(Vec::new());
 
 /// A passed socket: a listening unix or TCP socket.
 #[derive(Clone, Debug)]
@@ -50,9 +45,7 @@ impl PassedSocket {
         }
         let passed = PassedSocket { name, tcp, fd: Arc::new(fd) };
         if !tcp {
-            let mut all = UNIX.lock();
-            all.retain(|fd| fd.strong_count() > 0);
-            all.push(Arc::downgrade(&passed.fd));
+            own_mounts::note_passed(&passed.fd);
         }
         if passed.is_called_user() && tcp {
             return Err(
@@ -116,24 +109,11 @@ impl PassedSocket {
     }
 }
 
-fn path_of(fd: &OwnedFd) -> io::Result<Option<PathBuf>> {
-    let listener = UnixListener::from(fd.try_clone()?);
-    Ok(listener.local_addr()?.as_pathname().map(PathBuf::from))
-}
-
-/// Whether a path leads to a passed socket. A connection to the path shows the service manager as listener, not this
-/// process.
-pub(crate) fn is_served_at(path: &Path) -> bool {
-    let all: Vec<Arc<OwnedFd>> = UNIX.lock().iter().filter_map(Weak::upgrade).collect();
-    let place = |path: &Path| std::fs::metadata(path).map(|at| (at.dev(), at.ino())).ok();
-    let mut places = all.iter().filter_map(|fd| path_of(fd).ok()?).filter_map(|path| place(&path));
-    !all.is_empty() && place(path).is_some_and(|asked| places.any(|place| place == asked))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::unix::net::UnixListener;
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
     fn refused(fd: impl Into<OwnedFd>) -> String {

@@ -5,9 +5,6 @@
 //! call holds inode locks. So each filesystem has a closing thread of its own.
 
 use super::Export;
-use crate::ops::Context;
-use crate::os::error::{Fault, Result};
-use nigh_types::Errno;
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -111,23 +108,6 @@ impl SpaceReclaimer {
             drop(files);
             state = self.state.lock();
         }
-    }
-}
-
-/// Attempts a call, or a repeatable part of one. If its filesystem is out of space, closes kept files and retries
-/// once.
-pub(crate) fn with_space<T>(
-    cx: Context<'_>,
-    filesystem: Option<u64>,
-    mut attempt: impl FnMut() -> Result<T>,
-) -> Result<T> {
-    let leases = &cx.files.leases().table;
-    let rounds = leases.space_reclaimer.rounds();
-    match attempt() {
-        Err(Fault(Errno::NOSPC | Errno::DQUOT)) if leases.reclaim_space(cx.export, filesystem, rounds) => {
-            attempt()
-        }
-        other => other,
     }
 }
 

@@ -4,13 +4,13 @@ use crate::export::case_folding::{self, CaseFolding, Directory};
 use crate::export::fd_location;
 use crate::export::handle::{FileHandle, Opener};
 use crate::export::ids::Ids;
+use crate::export::open_handles::OpenHandles;
 use crate::export::orphans::{FOLDER, Orphans};
 use crate::export::recently_unlinked::RecentlyUnlinked;
 use crate::export::removed_dirs::RemovedDirs;
 use crate::os::descriptors::{CachedFdCharge, Descriptors};
 use crate::os::error::{Fault, Result};
 use crate::os::stat::{self, Dev, Stat};
-use crate::session::files::SessionFiles;
 use lru::LruCache;
 use nigh_lease::Object;
 use nigh_types::{Errno, Kind, Name, NodeId, NodeRef};
@@ -162,7 +162,7 @@ impl NodeResolver {
     }
 
     /// Resolves the inode of a call. Fails with `ESTALE` if neither its path hint nor a cache leads there.
-    pub(crate) fn node(&self, place: &NodeRef, files: &SessionFiles) -> Result<Node> {
+    pub(crate) fn node(&self, place: &NodeRef, files: &OpenHandles) -> Result<Node> {
         if let Some(found) = self.cached_directory(place.node)? {
             return Ok(found);
         }
@@ -211,7 +211,7 @@ impl NodeResolver {
     }
 
     /// Resolves a node that must be a directory.
-    pub(crate) fn directory(&self, place: &NodeRef, files: &SessionFiles) -> Result<Node> {
+    pub(crate) fn directory(&self, place: &NodeRef, files: &OpenHandles) -> Result<Node> {
         let found = self.node(place, files)?;
         if found.stat.attr.is_dir() { Ok(found) } else { Err(Fault(Errno::NOTDIR)) }
     }

@@ -8,7 +8,6 @@
 use crate::export::node_resolver::{Node, NodeResolver, open_beneath, proc_path};
 use crate::os::error::{Fault, Result};
 use crate::os::stat::{self, Stat};
-use crate::session::grace::Grace;
 use nigh_lease::Object;
 use nigh_types::{Attr, Errno, Kind, NodeId, Span};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -37,8 +36,8 @@ struct Shared {
     keeps_all: AtomicBool,
     /// How long orphans of an earlier server are kept for returning sessions, in nanoseconds.
     grace_ns: AtomicU64,
-    /// Grace period, which tells whether sessions are still expected back.
-    returning: OnceLock<Arc<Grace>>,
+    /// Set while sessions are still expected back.
+    returning: OnceLock<Arc<AtomicBool>>,
 }
 
 /// The inodes of `known`, consulted for every attribute reply. No other lock is taken under its lock, which is held
@@ -129,9 +128,9 @@ impl Orphans {
     }
 
     /// Sets how long leftovers of an earlier server are kept for returning sessions.
-    pub(crate) fn set_grace(&self, grace: Span, returning: &Arc<Grace>) {
+    pub(crate) fn set_grace(&self, grace: Span, returning: Arc<AtomicBool>) {
         self.0.grace_ns.store(grace.0, Ordering::Relaxed);
-        let _ = self.0.returning.set(Arc::clone(returning));
+        let _ = self.0.returning.set(returning);
     }
 
     /// Disables the removal of links from now on.
@@ -284,7 +283,7 @@ impl Orphans {
 impl Shared {
     /// Whether sessions of an earlier server may still return for their open files.
     fn awaits_sessions(&self) -> bool {
-        self.returning.get().is_some_and(|grace| grace.is_active())
+        self.returning.get().is_some_and(|grace| grace.load(Ordering::SeqCst))
     }
 }
 

@@ -2,12 +2,12 @@
 //! docs/decisions/0014-pushes.md.
 
 use crate::export::Export;
+use crate::export::entry::entry;
 use crate::export::node_resolver::{Node, is_reserved, open_beneath};
 use crate::export::open_files::OpenFileTable;
-use crate::ops::entry;
+use crate::export::open_handles::OpenFile;
 use crate::os::error::{Fault, Result};
 use crate::os::stat;
-use crate::session::files::OpenFile;
 use nigh_lease::{LeaseKey, ObservedAt, UpdatedKey};
 use nigh_types::{Attr, Entry, Errno, LeaseScope, Name, RecallId, UpdateCommit, UpdatedFact};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,6 +1,7 @@
 //! Directory listings in cookie order.
 
-use super::{Context, has_no_xattrs};
+use super::Context;
+use crate::export::entry::has_no_xattrs;
 use crate::export::node_resolver::{Node, is_reserved, open_beneath, reopen, without_atime};
 use crate::os::error::{Fault, Result};
 use crate::os::impersonate::WorkingDirGuard;

@@ -3,9 +3,9 @@
 use super::open::only_files;
 use crate::export::Export;
 use crate::export::node_resolver::{Node, reopen};
+use crate::lease::session_files::SessionFiles;
 use crate::os::error::Result;
 use crate::os::impersonate::{Impersonation, SetIdBits};
-use crate::session::files::SessionFiles;
 use nigh_lease::Object;
 use nigh_types::{Call, Credentials, LockKind, NodeId, NodeRef};
 use rustix::fs::OFlags;

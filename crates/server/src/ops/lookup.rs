@@ -1,7 +1,8 @@
 //! Lookups of names and reads of inodes.
 
-use super::{Context, Outcome, SELINUX, entry_of};
-use crate::export::node_resolver::{Node, proc_path, reopen};
+use super::{Context, Outcome, entry_of};
+use crate::export::entry::{SELINUX, target};
+use crate::export::node_resolver::{proc_path, reopen};
 use crate::os::error::{Fault, Result};
 use nigh_types::{Errno, Kind, LeaseScope, Name, NodeRef, Reply, Space, XattrSet};
 use rustix::fs::OFlags;
@@ -63,12 +64,6 @@ pub(crate) fn readlink(cx: Context<'_>, place: &NodeRef) -> Result<Outcome> {
     let mut grants = Vec::new();
     cx.grant_attr_to_reader(&mut grants, &node);
     Ok(Outcome { reply: Reply::Target(target(&node)?), after: Vec::new(), grants })
-}
-
-/// Returns the target of a symlink, unresolved.
-pub(crate) fn target(node: &Node) -> Result<Box<[u8]>> {
-    let target = rustix::fs::readlinkat(&node.fd, c"", Vec::with_capacity(256))?;
-    Ok(target.into_bytes().into())
 }
 
 /// Limit on the total length of the values in [`Reply::Xattrs`].

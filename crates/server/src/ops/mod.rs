@@ -1,12 +1,14 @@
 //! Execution of calls. Every function takes the call's arguments and returns an [`Outcome`]. None chooses an errno
 //! that the kernel can choose.
 //!
-//! A read registers its grants before it reads the covered facts. A mutation has passed [`crate::lease::conflicts`], so its
+//! A read registers its grants before it reads the covered facts. A mutation has passed [`crate::ops::conflicts`], so its
 //! change is open. It applies its effects, calls [`CallLeases::done`], registers grants, and only then reads the facts for
 //! its reply.
 
 pub(crate) mod attributes;
+pub(crate) mod conflicts;
 pub(crate) mod data;
+pub(crate) mod execute;
 pub(crate) mod list;
 pub(crate) mod locks;
 pub(crate) mod lookup;
@@ -19,15 +21,16 @@ mod write_back;
 mod write_tracking;
 
 use crate::export::Export;
-use crate::export::node_resolver::{Node, NodeResolver, proc_path};
+use crate::export::entry::entry_with;
+use crate::export::node_resolver::{Node, NodeResolver};
 use crate::export::open_files::OpenRef;
 use crate::lease::call_leases::CallLeases;
 use crate::lease::inode_locks::LockMode;
+use crate::lease::session_files::SessionFiles;
 use crate::os::error::Result;
 use crate::os::impersonate::{Impersonation, SetIdBits};
 use crate::os::privileged;
 use crate::os::stat;
-use crate::session::files::SessionFiles;
 use nigh_lease::Object;
 use nigh_types::{Attr, Credentials, Entry, Grant, Kind, LeaseScope, NodeId, Reply, Response, SetAttr};
 use rustix::fs::OFlags;
@@ -292,38 +295,8 @@ fn open_itself(dir: impl AsFd, how: OFlags) -> Result<OwnedFd> {
     Ok(rustix::fs::openat(dir, c".", flags, rustix::fs::Mode::empty())?)
 }
 
-/// Builds the entry of a resolved node.
-pub(crate) fn entry(node: &Node) -> Result<Entry> {
-    entry_with(node, node.stat.attr)
-}
-
 /// Builds the entry of a resolved node for a reply.
 fn entry_of(cx: Context<'_>, node: &Node) -> Result<Entry> {
     let again = || stat::of_fd(&node.fd).map(|stat| stat.attr);
     entry_with(node, cx.correct_nlink(node.object, node.stat.attr, again)?)
-}
-
-fn entry_with(node: &Node, attr: Attr) -> Result<Entry> {
-    let target = match node.stat.attr.kind() {
-        Kind::Symlink => Some(lookup::target(node)?),
-        _ => None,
-    };
-    let path = proc_path(&node.fd);
-    let no_xattrs = has_no_xattrs(|buffer| rustix::fs::listxattr(&path, buffer));
-    Ok(Entry { id: node.id, attr, target, no_xattrs })
-}
-
-/// SELinux label, which every file on the server has. Clients neither list nor read nor set it: a label is meaningful
-/// only under its machine's policy, and `ls -l` would request it for every file.
-pub(crate) const SELINUX: &[u8] = b"security.selinux";
-
-/// Whether an inode has no visible extended attributes, where `list` is its listxattr(2).
-fn has_no_xattrs(list: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>) -> bool {
-    // Fits the label's name with its NUL.
-    let mut buffer = [0; SELINUX.len() + 1];
-    match list(&mut buffer) {
-        Ok(0) | Err(rustix::io::Errno::OPNOTSUPP) => true,
-        Ok(length) => buffer.get(..length).is_some_and(|names| names.strip_suffix(b"\0") == Some(SELINUX)),
-        Err(_) => false,
-    }
 }

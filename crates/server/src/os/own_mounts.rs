@@ -3,12 +3,19 @@
 //! The server must not enter such a mount below an export. Each access would be a request to the server itself, which
 //! could deadlock, and a tree walk would recurse through the export without end.
 
-use crate::daemon::socket_activation;
 use crate::os::stat::Dev;
+use parking_lot::Mutex;
 use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+/// The passed unix sockets.
+static UNIX: Mutex<Vec<Weak<OwnedFd>>> = Mutex::new(Vec::new());
 
 /// Whether the filesystem with this device is a FUSE mount of this server. It is if the user's own server serves it,
 /// or if its unix socket belongs to this process or was passed to it by the service manager. Sources over TCP or ssh
@@ -38,7 +45,7 @@ fn source_of(table: &[u8], Dev(major, minor): Dev) -> Option<(Vec<u8>, u32)> {
         if fields.next()? != b"fuse.nigh" {
             return None;
         }
-        let source = crate::watch::unescape(fields.next()?);
+        let source = unescape(fields.next()?);
         let options = fields.next()?.split(|byte| *byte == b',');
         let mut user = options.filter_map(|option| str::from_utf8(option.strip_prefix(b"user_id=")?).ok());
         Some((source, user.next()?.parse().ok()?))
@@ -51,7 +58,7 @@ fn is_ours(address: &[u8]) -> bool {
     let mut paths =
         std::iter::once(address.len()).chain(colons).map(|end| Path::new(OsStr::from_bytes(&address[..end])));
     paths.any(|path| {
-        if socket_activation::is_served_at(path) {
+        if is_served_at(path) {
             return true;
         }
         let listener = UnixStream::connect(path)
@@ -59,6 +66,49 @@ fn is_ours(address: &[u8]) -> bool {
             .and_then(|stream| rustix::net::sockopt::socket_peercred(&stream).ok());
         listener.is_some_and(|peer| peer.pid == rustix::process::getpid())
     })
+}
+
+/// Notes a listening unix socket that the service manager passed to this process, while it is open.
+pub(crate) fn note_passed(socket: &Arc<OwnedFd>) {
+    let mut all = UNIX.lock();
+    all.retain(|fd| fd.strong_count() > 0);
+    all.push(Arc::downgrade(socket));
+}
+
+/// Returns the path of a listening unix socket.
+pub(crate) fn path_of(fd: &OwnedFd) -> io::Result<Option<PathBuf>> {
+    let listener = UnixListener::from(fd.try_clone()?);
+    Ok(listener.local_addr()?.as_pathname().map(PathBuf::from))
+}
+
+/// Whether a path leads to a passed socket. A connection to the path shows the service manager as listener, not this
+/// process.
+fn is_served_at(path: &Path) -> bool {
+    let all: Vec<Arc<OwnedFd>> = UNIX.lock().iter().filter_map(Weak::upgrade).collect();
+    let place = |path: &Path| std::fs::metadata(path).map(|at| (at.dev(), at.ino())).ok();
+    let mut places = all.iter().filter_map(|fd| path_of(fd).ok()?).filter_map(|path| place(&path));
+    !all.is_empty() && place(path).is_some_and(|asked| places.any(|place| place == asked))
+}
+
+/// Decodes octal escapes such as `\040`.
+pub(crate) fn unescape(text: &[u8]) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), text);
+    while let [first, tail @ ..] = rest {
+        let octal = tail.get(..3).filter(|_| *first == b'\\').and_then(|digits| {
+            digits.iter().try_fold(0_u32, |sum, digit| Some(sum * 8 + char::from(*digit).to_digit(8)?))
+        });
+        match octal.and_then(|value| u8::try_from(value).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    bytes
 }
 
 #[cfg(test)]

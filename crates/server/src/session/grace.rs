@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// lock is taken under `state`.
 pub(crate) struct Grace {
     /// The grace period is not over. Only ever cleared, with `state` held.
-    active: AtomicBool,
+    active: Arc<AtomicBool>,
     state: Mutex<State>,
 }
 
@@ -34,8 +34,13 @@ impl std::fmt::Debug for Grace {
 impl Grace {
     /// A grace period until all of these clients are back, or until `until`.
     pub(crate) fn new(absent: BTreeMap<ClientIncarnation, bool>, until: Time) -> Grace {
-        let active = AtomicBool::new(!absent.is_empty());
+        let active = Arc::new(AtomicBool::new(!absent.is_empty()));
         Grace { active, state: Mutex::new(State { awaited: absent, until, parked: Vec::new() }) }
+    }
+
+    /// The flag that is set while the grace period lasts.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.active)
     }
 
     pub(crate) fn is_active(&self) -> bool {

@@ -1,7 +1,7 @@
 //! Sessions with locks left to be reclaimed (docs/decisions/0011-locks.md): discarded sessions, and their successors
 //! that have not completed their reclaim.
 
-use crate::connection::quotas;
+use crate::session::fair_share;
 use crate::session::registry::ClientIncarnation;
 use nigh_link::Peer;
 use std::collections::VecDeque;
@@ -49,7 +49,7 @@ impl LockReclaimers {
         }
         let client = |claimant: &LockReclaimer| (claimant.peer.origin(), claimant.who.0);
         let shares = self.0.iter().map(|c| (client(c), 1 + ranges(c.session), c.session));
-        let most = quotas::largest_user(shares)?;
+        let most = fair_share::largest_user(shares)?;
         let at = self.0.iter().position(|claimant| client(claimant) == most)?;
         self.0.remove(at).map(|claimant| claimant.session)
     }

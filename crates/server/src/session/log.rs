@@ -3,8 +3,7 @@
 //! Text from a peer is quoted, so that it can neither end a line nor contain terminal escapes. Credentials are never
 //! logged. Before a connection is attached its peer may be any stranger, so lines about it are rate-limited.
 
-use crate::server::End;
-use crate::session::Session;
+use crate::session::{End, Session};
 use nigh_lease::Holder;
 use nigh_link::{Kind, Peer};
 use nigh_types::{Credentials, Errno, Term};

@@ -1,8 +1,9 @@
 //! Reply cache: replies of discarded sessions that their clients may not have received. A resent operation is
 //! answered from here, so that it takes effect once (docs/decisions/0009-sessions-over-connections.md).
 
-use crate::connection::quotas;
-use crate::session::files::{OpenFile, SessionFiles};
+use crate::export::open_handles::OpenFile;
+use crate::lease::session_files::SessionFiles;
+use crate::session::fair_share;
 use crate::session::{Attached, Session};
 use nigh_link::Peer;
 use nigh_types::{Errno, Handle, MutationId, Reply, Response};
@@ -166,7 +167,7 @@ fn evict(all: &mut VecDeque<SessionReplies>) -> Option<SessionReplies> {
     }
     let client = |left: &SessionReplies| (left.peer.origin(), left.who.0);
     let shares = all.iter().zip(0..).map(|(left, at)| (client(left), 1 + left.answers.count() as u64, at));
-    let most = quotas::largest_user(shares)?;
+    let most = fair_share::largest_user(shares)?;
     let at = all.iter().position(|left| client(left) == most)?;
     all.remove(at)
 }

@@ -20,13 +20,13 @@ mod threads;
 
 pub(crate) use group::Group;
 
+use crate::export::ObjectWatch;
 use crate::lease::leases::Leases;
 use crate::os::error::Result;
 use crate::os::filesystem::{Filesystem, identify};
 use crate::os::stat::Stat;
 use group::MarkStrategy;
 use inbox::Inbox;
-pub(crate) use mounts::unescape;
 use nigh_lease::Object;
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustc_hash::FxHashMap;
@@ -201,20 +201,33 @@ impl Watch {
     }
 }
 
-impl ExportWatch {
-    /// Marks an object before it is granted. `fd` refers to it.
-    pub(crate) fn watch(&self, object: Object, fd: &OwnedFd) {
+impl ObjectWatch for ExportWatch {
+    fn watch(&self, object: Object, fd: &OwnedFd) {
         match &self.root {
             Ok(group) if group.filesystem == object.filesystem => group.watch(object, fd),
             _ => self.watch_inner(object, fd),
         }
     }
 
-    /// Notes a directory that is about to be granted.
-    pub(crate) fn note_directory(&self, object: Object, fd: &OwnedFd) {
+    fn note_directory(&self, object: Object, fd: &OwnedFd) {
         self.root.iter().for_each(|group| group.note_directory(object, fd));
     }
 
+    fn wants(&self, object: Object) -> bool {
+        match &self.root {
+            Ok(group) if group.filesystem == object.filesystem => {
+                matches!(group.strategy, MarkStrategy::Objects(_))
+            }
+            _ => true,
+        }
+    }
+
+    fn why_not(&self) -> Option<&str> {
+        self.root.as_ref().err().map(String::as_str)
+    }
+}
+
+impl ExportWatch {
     fn watch_inner(&self, object: Object, fd: &OwnedFd) {
         if let Some(known) = self.inner.read().get(&object.filesystem) {
             return known.iter().for_each(|group| group.watch(object, fd));
@@ -227,21 +240,6 @@ impl ExportWatch {
         let group = self.watch.group(fd, (&stat, filesystem), false);
         group.iter().for_each(|group| group.watch(object, fd));
         self.inner.write().insert(object.filesystem, group);
-    }
-
-    /// Whether a descriptor is needed before an object is granted.
-    pub(crate) fn wants(&self, object: Object) -> bool {
-        match &self.root {
-            Ok(group) if group.filesystem == object.filesystem => {
-                matches!(group.strategy, MarkStrategy::Objects(_))
-            }
-            _ => true,
-        }
-    }
-
-    /// Why grants on the root's filesystem have a time limit; `None` if they have none.
-    pub(crate) fn why_not(&self) -> Option<&str> {
-        self.root.as_ref().err().map(String::as_str)
     }
 }
 

@@ -3,6 +3,7 @@
 use super::Watch;
 use super::group::MarkStrategy;
 use super::local::{is_local, is_quick};
+use crate::os::own_mounts::unescape;
 use crate::os::stat;
 use nigh_lease::{Change, LeaseKey};
 use nigh_types::{LeaseScope, Name};
@@ -86,27 +87,6 @@ fn number((major, minor): (u32, u32)) -> u64 {
 
 fn decimal(field: &[u8]) -> Option<u64> {
     str::from_utf8(field).ok()?.parse().ok()
-}
-
-/// Decodes octal escapes such as `\040`.
-pub(crate) fn unescape(text: &[u8]) -> Vec<u8> {
-    let (mut bytes, mut rest) = (Vec::new(), text);
-    while let [first, tail @ ..] = rest {
-        let octal = tail.get(..3).filter(|_| *first == b'\\').and_then(|digits| {
-            digits.iter().try_fold(0_u32, |sum, digit| Some(sum * 8 + char::from(*digit).to_digit(8)?))
-        });
-        match octal.and_then(|value| u8::try_from(value).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &tail[3..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    bytes
 }
 
 impl Watch {

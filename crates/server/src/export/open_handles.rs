@@ -1,7 +1,6 @@
 //! The open files of one session.
 
 use crate::export::open_files::OpenRef;
-use crate::lease::session_leases::SessionLeases;
 use crate::os::descriptors::{Descriptors, OpenFileCharge};
 use crate::os::error::{Fault, Result};
 use nigh_lease::{Object, WriteHistory};
@@ -12,16 +11,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Per-session server state: a limited number of open files, and the session's leases. Dropping it closes the files.
+/// A limited number of open files of one session. Dropping it closes the files.
 #[derive(Debug)]
-pub struct SessionFiles {
+pub struct OpenHandles {
     table: Mutex<Table>,
     /// Number of files removed from the table and not closed yet.
     closing: Arc<AtomicU64>,
     limit: u64,
     /// Maximum lifetime of the session's grants.
     term: Term,
-    holding: SessionLeases,
     /// The origin's share of the server's descriptors.
     share: Option<(Arc<Descriptors>, Origin)>,
     vouched: bool,
@@ -59,21 +57,14 @@ pub(crate) struct OpenFile {
 /// Largest handle that a client may claim in a reopen. No server assigns larger ones, and enough remain above it.
 const MOST_REOPENED: u64 = 1 << 62;
 
-impl SessionFiles {
-    /// A table with at most `limit` open files and grants that end after `term`, for a session with a lease table of
-    /// its own.
-    #[must_use]
-    pub fn new(limit: u64, term: Term) -> SessionFiles {
-        SessionFiles::of_session(limit, term, SessionLeases::unshared(term))
-    }
-
-    pub(crate) fn of_session(limit: u64, term: Term, holding: SessionLeases) -> SessionFiles {
-        SessionFiles {
+impl OpenHandles {
+    /// A table with at most `limit` open files, of a session whose grants end after `term`.
+    pub(crate) fn new(limit: u64, term: Term) -> OpenHandles {
+        OpenHandles {
             table: Mutex::default(),
             closing: Arc::default(),
             limit,
             term,
-            holding,
             share: None,
             vouched: true,
             trusts_watch: false,
@@ -82,14 +73,13 @@ impl SessionFiles {
 
     /// Sets whether the server trusts the permission checks of the client's kernel
     /// ([`crate::CredentialPolicy::vouches`]). The default is true.
-    #[must_use]
-    pub fn vouched(self, vouched: bool) -> SessionFiles {
-        SessionFiles { vouched, ..self }
+    pub(crate) fn vouched(self, vouched: bool) -> OpenHandles {
+        OpenHandles { vouched, ..self }
     }
 
     /// Charges the open files to an origin.
-    pub(crate) fn sharing(self, descriptors: &Arc<Descriptors>, origin: Origin) -> SessionFiles {
-        SessionFiles { share: Some((Arc::clone(descriptors), origin)), ..self }
+    pub(crate) fn sharing(self, descriptors: &Arc<Descriptors>, origin: Origin) -> OpenHandles {
+        OpenHandles { share: Some((Arc::clone(descriptors), origin)), ..self }
     }
 
     /// Reserves a descriptor of the origin for a file that is about to be opened.
@@ -106,8 +96,8 @@ impl SessionFiles {
     }
 
     /// Sets whether the session's term limits only grants on unwatched files.
-    pub(crate) fn trusting(self, trusts_watch: bool) -> SessionFiles {
-        SessionFiles { trusts_watch, ..self }
+    pub(crate) fn trusting(self, trusts_watch: bool) -> OpenHandles {
+        OpenHandles { trusts_watch, ..self }
     }
 
     pub(crate) fn trusts_watch(&self) -> bool {
@@ -118,10 +108,6 @@ impl SessionFiles {
     #[must_use]
     pub fn term(&self) -> Term {
         self.term
-    }
-
-    pub(crate) fn leases(&self) -> &SessionLeases {
-        &self.holding
     }
 
     /// Number of open files.
@@ -206,7 +192,7 @@ impl SessionFiles {
         file.cloned().ok_or(Fault(Errno::BADF))
     }
 
-    /// Like [`SessionFiles::find`] for an optional handle. Also returns `None` for an unknown client-assigned handle:
+    /// Like [`OpenHandles::find`] for an optional handle. Also returns `None` for an unknown client-assigned handle:
     /// its open may have failed, and the file can still be resolved by its node id.
     pub(crate) fn find_optional(
         &self,
@@ -292,10 +278,11 @@ impl Drop for Closing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::export::open_files::OpenFileTable;
 
-    fn file(files: &SessionFiles, ino: u64) -> OpenFile {
+    fn file(ino: u64) -> OpenFile {
         let object = Object { filesystem: 1, ino, birth: 1 };
-        let counted = files.leases().table.homes.count(object, None);
+        let counted = Arc::new(OpenFileTable::default()).count(object, None);
         let fd = std::fs::File::open("/dev/null").unwrap().into();
         OpenFile {
             node: NodeId { ino, generation: 1 },
@@ -312,27 +299,27 @@ mod tests {
 
     #[test]
     fn handle_taken_in_reopen_is_not_assigned_again() {
-        let files = SessionFiles::new(5, Term::Session);
-        let first = files.insert(file(&files, 1)).unwrap();
-        assert_eq!(files.insert_reopened(first, file(&files, 2)), Err(Fault(Errno::INVAL)));
+        let files = OpenHandles::new(5, Term::Session);
+        let first = files.insert(file(1)).unwrap();
+        assert_eq!(files.insert_reopened(first, file(2)), Err(Fault(Errno::INVAL)));
         assert_eq!(
-            files.insert_reopened(Handle(MOST_REOPENED + 1), file(&files, 2)),
+            files.insert_reopened(Handle(MOST_REOPENED + 1), file(2)),
             Err(Fault(Errno::INVAL))
         );
-        files.insert_reopened(Handle(9), file(&files, 2)).unwrap();
-        assert_eq!(files.insert_reopened(Handle(9), file(&files, 2)), Err(Fault(Errno::INVAL)));
-        assert_eq!((files.insert(file(&files, 3)).unwrap(), files.count()), (Handle(10), 3));
+        files.insert_reopened(Handle(9), file(2)).unwrap();
+        assert_eq!(files.insert_reopened(Handle(9), file(2)), Err(Fault(Errno::INVAL)));
+        assert_eq!((files.insert(file(3)).unwrap(), files.count()), (Handle(10), 3));
         assert!(files.find(Handle(9), NodeId { ino: 2, generation: 1 }).is_ok());
-        files.insert_reopened(Handle(Handle::CLIENT_ASSIGNED | 7), file(&files, 3)).unwrap();
-        assert_eq!(files.insert(file(&files, 3)).unwrap(), Handle(11), "those that clients choose are apart");
-        assert_eq!(files.insert_reopened(Handle(20), file(&files, 2)), Err(Fault(Errno::NFILE)));
+        files.insert_reopened(Handle(Handle::CLIENT_ASSIGNED | 7), file(3)).unwrap();
+        assert_eq!(files.insert(file(3)).unwrap(), Handle(11), "those that clients choose are apart");
+        assert_eq!(files.insert_reopened(Handle(20), file(2)), Err(Fault(Errno::NFILE)));
     }
 
     #[test]
     fn files_are_bounded_and_found_by_handle_and_node() {
-        let files = SessionFiles::new(2, Term::Session);
-        let (a, b) = (files.insert(file(&files, 1)).unwrap(), files.insert(file(&files, 1)).unwrap());
-        assert_eq!(files.insert(file(&files, 2)).unwrap_err(), Fault(Errno::NFILE));
+        let files = OpenHandles::new(2, Term::Session);
+        let (a, b) = (files.insert(file(1)).unwrap(), files.insert(file(1)).unwrap());
+        assert_eq!(files.insert(file(2)).unwrap_err(), Fault(Errno::NFILE));
         let node = NodeId { ino: 1, generation: 1 };
         assert!(files.find(a, node).is_ok());
         assert_eq!(files.find(a, NodeId { ino: 2, generation: 1 }).unwrap_err(), Fault(Errno::BADF));
