@@ -49,8 +49,11 @@
 //! A holder has one grant on a key. A later grant replaces the earlier one, and a return of the earlier one does
 //! nothing: the client may have sent it before it received the later one.
 
+mod discarded;
+mod grace;
 mod locks;
 mod merge_base;
+mod replies;
 mod report;
 mod rules;
 mod sequencer;
@@ -60,15 +63,18 @@ mod types;
 mod unsent_grants;
 mod write_history;
 
+pub use discarded::DiscardedLeases;
+pub use grace::Grace;
 pub use locks::{LockOwner, LockRequest, LockResult, LockTable};
 pub use merge_base::{MergeBase, WroteBack};
-pub use report::{ChangeReport, HolderReport, LeaseCounters, LeaseReport};
+pub use replies::Replies;
+pub use report::{ChangeReport, HolderReport, LeaseReport};
 pub use sequencer::{LeaseSequencer, ParkResult, ReadGrant, SequencerOutput};
-pub use state::{MissedCursor, ObservedAt, UpdatedKey};
+pub use state::MissedCursor;
 pub use table::LeaseTable;
 pub use types::{
-    Change, ChangeId, Client, ClientOrigin, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason,
-    Object, Refusal,
+    Change, ChangeId, Client, ClientOrigin, Granted, Holder, LeaseConfig, LeaseCounters, LeaseKey,
+    LeaseOutput, LeaseReason, LeaseTerms, Object, ObservedAt, Refusal, UpdatedKey,
 };
 pub use write_history::WriteHistory;
 

@@ -2,29 +2,9 @@
 
 use crate::rules::delays;
 use crate::state::State;
-use crate::types::{ChangeId, Holder, LeaseKey, Refusal};
+use crate::types::{ChangeId, Holder, LeaseCounters, LeaseKey};
 use nigh_types::Time;
 use std::collections::BTreeMap;
-
-/// Counts of events since the table was made; they only grow.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct LeaseCounters {
-    pub granted: u64,
-    pub refused: BTreeMap<Refusal, u64>,
-    /// Recalls, each of one grant; a re-emitted recall counts once.
-    pub recalled: u64,
-    /// Update prepares, each of all facts that one change named to one holder.
-    pub prepared: u64,
-    pub acknowledged: u64,
-    /// Grants returned without a recall, and those that never left the server.
-    pub returned: u64,
-    /// Limited grants that reached their end.
-    pub expired: u64,
-    pub suspected: u64,
-    pub fenced: u64,
-    /// Write-backs of pages that were partly changed by others.
-    pub merged: u64,
-}
 
 /// State of one holder.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -15,14 +15,12 @@ mod watch_set;
 pub(crate) use change::{ChangeState, QueueEntry};
 pub(crate) use entry::Entry;
 pub(crate) use facts::{FactKey, FactState, SuspendedFacts};
-pub use facts::{ObservedAt, UpdatedKey};
 pub(crate) use holder::{HeldGrant, HolderState, RecalledGrant};
 pub(crate) use key::{KeyState, WriteQueue};
 pub(crate) use outstanding::{BypassedAck, OutstandingRecall, PendingUpdate};
 pub(crate) use timers::Due;
 
-use crate::report::LeaseCounters;
-use crate::types::{ChangeId, Holder, LeaseConfig, LeaseKey, LeaseOutput};
+use crate::types::{ChangeId, Holder, LeaseConfig, LeaseCounters, LeaseKey, LeaseOutput};
 use merge_memory::MergeMemory;
 use nigh_types::{GrantId, RecallId, Time};
 use penalties::Penalties;

@@ -5,11 +5,12 @@ use crate::report::{self, LeaseReport};
 use crate::rules::{
     deadlock, grants, limits, listing_rights, merging, read_grants, recalls, updates, write_queue,
 };
-use crate::state::{ChangeState, Due, Entry, HolderState, MissedCursor, ObservedAt, State};
+use crate::state::{ChangeState, Due, Entry, HolderState, MissedCursor, State};
 use crate::types::{
-    Change, ChangeId, ClientOrigin, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, Object,
+    Change, ChangeId, ClientOrigin, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseTerms, Object,
+    ObservedAt,
 };
-use nigh_types::{GrantId, LeaseScope, NodeId, RecallId, Span, Time};
+use nigh_types::{GrantId, LeaseScope, NodeId, RecallId, Span, Term, Time};
 
 /// The leases of one server.
 ///
@@ -44,6 +45,28 @@ impl LeaseTable {
         } else {
             table.accounts.insert(holder, HolderState::new(table.now, needs_exclusive_dir_lease));
             table.arm_holder(holder);
+        }
+    }
+
+    /// Begins a session on these terms.
+    pub fn handle_begin(&mut self, now: Time, holder: Holder, terms: &LeaseTerms) {
+        self.handle_attach(now, holder, terms.needs_exclusive_dir_lease);
+        let limit = match terms.term {
+            Term::Session => Span::FOREVER,
+            Term::Limited(span) => span,
+        };
+        self.handle_limit(now, holder, limit);
+        if let Some(client) = terms.client {
+            self.handle_client(now, holder, client);
+        }
+        if terms.confined {
+            self.handle_confine(now, holder);
+        }
+        if terms.takes_updates {
+            self.handle_takes_updates(now, holder);
+        }
+        if terms.trusts_watch {
+            self.handle_trusts_watch(now, holder);
         }
     }
 

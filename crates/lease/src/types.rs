@@ -1,9 +1,10 @@
 //! Inputs, outputs and settings of the lease table.
 
-use crate::state::UpdatedKey;
 use nigh_types::{
-    Bug, GrantId, LeaseScope, Name, Origin, Recall, RecallId, Span, Time, UpdatePrepare, planted,
+    Bug, GrantId, LeaseScope, Name, NodeId, Origin, Recall, RecallId, Span, Term, Time, UpdatePrepare,
+    planted,
 };
+use std::collections::BTreeMap;
 
 /// Server-wide identity of one file system object, never a node id of an export.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -185,4 +186,67 @@ pub enum Refusal {
     Quota,
     /// Another holder had an exclusive lease on this directory, which was recalled.
     Exclusive,
+}
+
+/// An updated fact, with the node id in its holder's export.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UpdatedKey {
+    pub key: LeaseKey,
+    pub node: NodeId,
+    /// With [`LeaseScope::Directory`].
+    pub name: Option<Name>,
+}
+
+/// When the result of a change was observed, as a count of ended changes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct ObservedAt(pub(crate) u64);
+
+/// Counts of events since the table was made; they only grow.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LeaseCounters {
+    pub granted: u64,
+    pub refused: BTreeMap<Refusal, u64>,
+    /// Recalls, each of one grant; a re-emitted recall counts once.
+    pub recalled: u64,
+    /// Update prepares, each of all facts that one change named to one holder.
+    pub prepared: u64,
+    pub acknowledged: u64,
+    /// Grants returned without a recall, and those that never left the server.
+    pub returned: u64,
+    /// Limited grants that reached their end.
+    pub expired: u64,
+    pub suspected: u64,
+    pub fenced: u64,
+    /// Write-backs of pages that were partly changed by others.
+    pub merged: u64,
+}
+
+/// What the client of a session has agreed on with the server, as far as its leases depend on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LeaseTerms {
+    /// Maximum lifetime of its grants.
+    pub term: Term,
+    /// Its client, which may have a penalty; `None` for a table of one session.
+    pub client: Option<ClientOrigin>,
+    /// Rule 9.
+    pub needs_exclusive_dir_lease: bool,
+    /// Its peer does not act for all users of its machine: the rights of each caller are checked on every call.
+    pub confined: bool,
+    pub takes_updates: bool,
+    pub trusts_watch: bool,
+}
+
+impl LeaseTerms {
+    /// Terms without a client and without options.
+    #[must_use]
+    pub fn plain(term: Term) -> LeaseTerms {
+        LeaseTerms {
+            term,
+            client: None,
+            needs_exclusive_dir_lease: false,
+            confined: false,
+            takes_updates: false,
+            trusts_watch: false,
+        }
+    }
 }

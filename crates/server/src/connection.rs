@@ -2,17 +2,18 @@
 
 pub(crate) mod dispatch;
 pub(crate) mod idle;
-pub(crate) mod outbox;
 pub(crate) mod quotas;
 pub(crate) mod validate_ids;
 
 use crate::connection::idle::WakeReason;
-use crate::connection::outbox::Outbox;
+use crate::lease::holder::LeaseSession;
 use crate::lease::session_files::SessionFiles;
 use crate::lease::session_leases::SessionLeases;
+use crate::os::clock::now;
 use crate::server::Server;
 use crate::session::log::{self, SessionLog};
-use crate::session::{Attached, End, Resumption, Session, now};
+use crate::session::outbox::Outbox;
+use crate::session::{Attached, End, Resumption, Session};
 use nigh_link::{Link, Peer, UnauthenticatedSlot};
 use nigh_native::{ProtocolError, Resume, ServerConfig, ServerEvent, ServerSession, TRUSTS_WATCH, UPDATES};
 use nigh_types::{Errno, Term, Time};
@@ -228,7 +229,13 @@ impl Server {
             }
         }
         let of = (link.clone(), peer, hello.moment);
-        let session = Arc::new(Session::new(*connection, of, story, &self.leases, &self.reaper));
+        let session = Arc::new(Session::new(
+            *connection,
+            of,
+            story,
+            (&self.leases, Arc::downgrade(&self.pool)),
+            &self.reaper,
+        ));
         if let Err((errno, message)) = self.attach(&session, hello) {
             log::refused(&session, errno, &message);
             session.with_connection(|connection| connection.refuse(errno, &message));

@@ -8,6 +8,7 @@ pub(crate) mod handle;
 pub(crate) mod ids;
 pub(crate) mod inode_handles;
 mod kept_fds;
+pub(crate) mod node;
 pub(crate) mod node_id_mac;
 pub(crate) mod node_resolver;
 pub(crate) mod open_files;
@@ -22,12 +23,13 @@ pub(crate) mod states;
 
 use crate::export::handle::Opener;
 use crate::export::ids::Ids;
-use crate::export::node_resolver::{CacheSizes, Node, NodeResolver, current_path, is_reserved};
+use crate::export::node::{Node, current_path};
+use crate::export::node_resolver::{CacheSizes, NodeResolver, is_reserved};
 use crate::export::open_handles::OpenHandles;
 use crate::export::orphans::Orphans;
 use crate::export::read_fds::ReadFds;
 use crate::export::state_log::{Log, Record};
-use crate::os::descriptors::Descriptors;
+use crate::limits::descriptors::Descriptors;
 use crate::os::error::{Fault, Result};
 use crate::os::filesystem::{Filesystem, identify};
 use crate::os::impersonate::can_impersonate;
@@ -43,7 +45,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-pub(crate) use kept_fds::{KeptFd, SpaceReclaimer};
+use kept_fds::KeptFd;
+pub(crate) use kept_fds::SpaceReclaimer;
 
 /// Cache sizes of an export. `directories + readers` bounds the descriptors, besides those of files that sessions
 /// opened.
@@ -303,6 +306,14 @@ impl Export {
         self.reach.ids.parents.save();
     }
 
+    /// Removes and returns all kept files that no client has open.
+    pub(crate) fn take_kept_fds(&self) -> Vec<KeptFd> {
+        let mut kept = self.read_fds.take_all();
+        kept.append(&mut self.reach.recently_unlinked.take_all());
+        kept.append(&mut self.reach.removed_dirs.take_all());
+        kept
+    }
+
     pub(crate) fn resolver(&self) -> &NodeResolver {
         &self.reach
     }
@@ -414,7 +425,7 @@ pub(crate) fn make_private(dir: &Path) -> std::io::Result<()> {
 /// Whether the root's filesystem supports POSIX ACLs: without support getxattr fails with `EOPNOTSUPP`, not with
 /// `ENODATA`.
 fn has_acls(root: &Node) -> bool {
-    let path = crate::export::node_resolver::proc_path(&root.fd);
+    let path = crate::export::node::proc_path(&root.fd);
     let asked = rustix::fs::getxattr(path, "system.posix_acl_access", &mut [0_u8; 0]);
     !matches!(asked, Err(rustix::io::Errno::OPNOTSUPP))
 }

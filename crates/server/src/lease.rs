@@ -2,6 +2,7 @@
 
 pub(crate) mod call_leases;
 pub(crate) mod change_result;
+pub(crate) mod holder;
 pub(crate) mod inode_locks;
 pub(crate) mod leases;
 pub(crate) mod session_files;

@@ -7,6 +7,7 @@ mod connection;
 pub mod daemon;
 mod export;
 mod lease;
+mod limits;
 mod ops;
 mod os;
 mod pool;

@@ -1,6 +1,6 @@
 //! What the server uses of the operating system: credentials, descriptors, inodes and filesystems.
 
-pub(crate) mod descriptors;
+pub(crate) mod clock;
 pub(crate) mod error;
 pub(crate) mod filesystem;
 pub(crate) mod impersonate;

@@ -1,75 +1,20 @@
 //! Thread pool that executes calls.
 
 mod fair;
-pub(crate) mod inflight_calls;
+pub(crate) mod job;
 mod lent;
 
-use crate::lease::session_leases::PendingChange;
-use crate::ops::prefetch::ReplyStream;
-use crate::pool::inflight_calls::InflightCall;
+use crate::lease::holder::{CallExecutor, ParkedCall};
 use crate::session::Session;
 use fair::FairQueue;
 pub(crate) use fair::QueueKey;
-use lent::{CallTarget, Lent, Loans};
-use nigh_types::{Call, CallId, Errno, Origin, Request, Response};
+use job::Job;
+use lent::{Lent, Loans};
+use nigh_types::{Call, CallId, Origin};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
-
-/// A call waiting for a thread.
-pub(crate) struct Job {
-    pub(crate) session: Arc<Session>,
-    pub(crate) call: CallId,
-    pub(crate) request: Request,
-    /// The pending change that an earlier attempt began.
-    pub(crate) change: Option<PendingChange>,
-    pub(crate) inflight: InflightCall,
-    /// The client first sent the call in a session that the server has discarded.
-    pub(crate) resent: bool,
-    /// Progress of a streamed reply, from an earlier attempt.
-    pub(crate) stream: Option<ReplyStream>,
-}
-
-impl Job {
-    /// Aborts a cancelled call that has changed nothing.
-    pub(crate) fn abort(self) {
-        drop(self.change);
-        if matches!(self.stream, Some(ReplyStream::Listing(_))) {
-            self.session.outbox.done(&self.request.call);
-        }
-        self.session.prefetch_jobs.forget(self.call);
-        if self.request.call.waits_for_lock()
-            && let Some(attached) = self.session.attached()
-        {
-            attached.locks.forget(self.session.id, self.call);
-        }
-        self.session.reply(self.call, Response::plain(Err(Errno::INTR)));
-        drop(self.inflight);
-    }
-}
-
-impl Job {
-    fn execute(self) {
-        let session = Arc::clone(&self.session);
-        session.execute(self);
-    }
-
-    /// Fails a call that waited for a hung filesystem and has had no effect.
-    fn fail(self) {
-        if self.stream.is_some() || self.request.call.waits_for_lock() {
-            return self.abort();
-        }
-        drop(self.change);
-        self.session.reply(self.call, Response::plain(Err(Errno::IO)));
-        drop(self.inflight);
-    }
-
-    fn place(&self) -> Option<CallTarget> {
-        let export = self.session.attached().map_or(0, |attached| Arc::as_ptr(&attached.export).addr());
-        CallTarget::of(export, &self.request.call)
-    }
-}
 
 /// A bounded thread pool with two queues. Each queue serves origins round-robin, and the sessions within an origin.
 /// Long calls (listings, copies, syncs, closing files) get at most half of the threads, so that they do not delay
@@ -153,6 +98,14 @@ const MIN_THREADS: u32 = 4;
 
 /// Queue key of the server's own work.
 pub(crate) const OWN: QueueKey = (Origin { uid: None, host: None }, 0);
+
+impl CallExecutor for Weak<Pool> {
+    fn resume(&self, call: Box<dyn ParkedCall>) {
+        if let Some(pool) = self.upgrade() {
+            pool.submit(Job::of_parked(call));
+        }
+    }
+}
 
 impl Pool {
     pub(crate) fn start(threads: u32) -> std::io::Result<Arc<Pool>> {
@@ -464,13 +417,13 @@ mod tests {
     use nigh_lease::LeaseConfig;
     use nigh_link::Peer;
     use nigh_native::{ServerConfig, ServerSession};
-    use nigh_types::{Credentials, NodeId, NodeRef};
+    use nigh_types::{Credentials, NodeId, NodeRef, Request};
     use std::os::unix::net::UnixStream;
 
     /// Factory for calls of one session.
     struct Jobs {
         session: Arc<Session>,
-        under_way: Arc<crate::pool::inflight_calls::InflightCalls>,
+        under_way: Arc<crate::limits::inflight_calls::InflightCalls>,
     }
 
     impl Jobs {
@@ -478,9 +431,10 @@ mod tests {
             let (link, _theirs) = UnixStream::pair().unwrap();
             let leases = Leases::new(LeaseConfig::default(), None);
             let story = crate::session::log::SessionLog::new(&Arc::default(), nigh_link::Kind::Unix);
-            let connection = ServerSession::new(crate::session::now(), ServerConfig::default());
+            let connection = ServerSession::new(crate::os::clock::now(), ServerConfig::default());
             let of = (link.into(), Peer::in_process(), 0);
-            let session = Arc::new(Session::new(connection, of, story, &leases, &Arc::default()));
+            let session =
+                Arc::new(Session::new(connection, of, story, (&leases, Weak::new()), &Arc::default()));
             Jobs { session, under_way: Arc::default() }
         }
 

@@ -7,19 +7,21 @@ use crate::connection::quotas::ServerLimits;
 use crate::export::exports::Exports;
 use crate::export::states::States;
 use crate::export::{Export, ExportError, ExportOptions, ObjectWatch, OpenedRoot, WatchExport};
+use crate::lease::holder::LeaseSession;
 use crate::lease::leases::Leases;
-use crate::os::descriptors::Descriptors;
+use crate::limits::descriptors::Descriptors;
+use crate::limits::inflight_calls::InflightCalls;
+use crate::limits::reaper::SessionReaper;
+use crate::os::clock::now;
 use crate::os::impersonate::can_impersonate;
 use crate::os::stat::Stat;
-use crate::pool::inflight_calls::InflightCalls;
 use crate::pool::{OWN, Pool};
 use crate::session::grace::Grace;
 use crate::session::locks::Locks;
 use crate::session::log;
-use crate::session::reaper::SessionReaper;
 use crate::session::registry::{ClientIncarnation, SessionRegistry};
-use crate::session::reply_cache::ReplyCache;
-use crate::session::{Attached, End, Session, now};
+use crate::session::reply_cache::{Executing, ReplyCache};
+use crate::session::{Attached, End, Session};
 use crate::watch::{Watch, WatchMethod};
 use nigh_lease::{LeaseConfig, LeaseReport};
 use nigh_native::SESSION_TERM;
@@ -147,7 +149,7 @@ impl Server {
         let (register, absent, last) = SessionRegistry::open(&options.state_dir)?;
         let pool = Pool::start(options.threads)?;
         let config = LeaseConfig { term: options.session_term, ..options.leases };
-        let leases = Leases::new(config, Some(&pool));
+        let leases = Leases::new(config, Some(Box::new(Arc::downgrade(&pool))));
         leases.start_clock()?;
         if !absent.is_empty() {
             let sessions = absent.len();
@@ -296,7 +298,8 @@ impl Server {
         drop(sessions);
         self.discard_earlier(session, attached, dropped);
         self.locks.begin(session, attached.who, dropped);
-        self.leases.attach(session, attached, dropped);
+        let leased = Arc::clone(session) as Arc<dyn LeaseSession>;
+        self.leases.attach(&leased, attached.who, &attached.lease_terms(session.origin), dropped);
         if self.is_ending() {
             session.stop();
         }
@@ -336,9 +339,10 @@ impl Server {
         }
         // Under the lock, so that a lookup finds either the session or its stored replies.
         let earliest = match session.attached().filter(|_| !goodbye && !self.is_ending()) {
-            Some(attached) => {
-                session.take_replies().map(|answers| self.memory.store(session, attached, answers))
-            }
+            Some(attached) => session.take_replies().map(|answers| {
+                let executing = Arc::downgrade(session) as Weak<dyn Executing>;
+                self.memory.store(executing, attached.reply_client(&session.peer), answers)
+            }),
             None => None,
         };
         drop(sessions);
@@ -347,7 +351,7 @@ impl Server {
         self.pool.forget(session);
         self.grace.forget(session);
         if let Some(attached) = session.attached() {
-            self.leases.remove_session(session, attached.who, goodbye);
+            self.leases.remove_session(&**session, attached.who, goodbye);
             if goodbye {
                 self.locks.leave(session.id);
                 // Other calls in the grace period no longer wait for a client that has left.

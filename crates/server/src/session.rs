@@ -1,36 +1,37 @@
 //! A client session: its message stream, independent of connections, and its open files.
 
-pub(crate) mod fair_share;
 pub(crate) mod grace;
+mod lease_session;
 pub(crate) mod lock_reclaimers;
 pub(crate) mod locks;
 pub(crate) mod log;
-pub(crate) mod prefetch_control;
-pub(crate) mod reaper;
+pub(crate) mod outbox;
 pub(crate) mod registry;
 pub(crate) mod reply_cache;
 
-use crate::connection::outbox::Outbox;
 use crate::export::Export;
+use crate::lease::holder::LeaseSession;
 use crate::lease::leases::Leases;
 use crate::lease::session_files::SessionFiles;
+use crate::limits::reaper::{COURTESY_TIME, Charge, MemoryAccount, SessionPhase, SessionReaper};
 use crate::ops::execute::Progress;
+use crate::ops::prefetch_control::PrefetchJobs;
 use crate::ops::{self};
+use crate::os::clock::now;
 use crate::os::squash::CredentialPolicy;
-use crate::pool::Job;
+use crate::pool::Pool;
+use crate::pool::job::Job;
 use crate::session::locks::{Locks, Running};
 use crate::session::log::SessionLog;
-use crate::session::prefetch_control::PrefetchJobs;
-use crate::session::reaper::{COURTESY_TIME, Charge, MemoryAccount, SessionPhase, SessionReaper};
-use crate::session::reply_cache::{Replies, ReplyCache};
-use nigh_lease::Holder;
+use crate::session::outbox::Outbox;
+use crate::session::reply_cache::{Executing, Replies, ReplyCache};
 use nigh_link::{Link, Peer};
 use nigh_native::{COMPRESSED, ProtocolError, ServerSession, encode_response};
 use nigh_types::{Call, CallId, Credentials, MutationId, NodeRef, Origin, Request, Response, Term, Time};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 /// Lock order: `input_lock`, the server's session table, the lease table, `Session::wire`, then `cancelled` or the
@@ -112,6 +113,12 @@ pub(crate) struct Attached {
     pub(crate) who: (u64, u64),
 }
 
+impl Executing for Session {
+    fn is_settled(&self) -> bool {
+        self.is_settled()
+    }
+}
+
 impl Session {
     /// Maximum size in bytes of the unsent and unconfirmed replies and recalls of one session. [`Outbox::admit`]
     /// stops calls at much less; the rest covers replies under way at that moment, and recalls.
@@ -122,10 +129,10 @@ impl Session {
         connection: ServerSession,
         (link, peer, moment): (Link, Peer, u64),
         log: SessionLog,
-        leases: &Arc<Leases>,
+        (leases, pool): (&Arc<Leases>, Weak<Pool>),
         keeper: &Arc<SessionReaper>,
     ) -> Session {
-        let outbox = Outbox::new(leases.pool());
+        let outbox = Outbox::new(pool);
         let link = outbox.connect(link);
         let tally = MemoryAccount::new(keeper);
         let held = Charge::new(&tally, 0);
@@ -156,11 +163,6 @@ impl Session {
             running: Running::default(),
             outbox,
         }
-    }
-
-    /// The session's identity in the lease table.
-    pub(crate) fn holder(&self) -> Holder {
-        Holder(self.id)
     }
 
     pub(crate) fn attached(&self) -> Option<&Attached> {
@@ -223,12 +225,13 @@ impl Session {
             return Ok(Resumption::Stale);
         }
         let Some(attached) = self.attached() else { return Ok(Resumption::Discarded) };
-        let mut lapsed = self.leases.resume(self, attached);
+        let terms = attached.lease_terms(self.origin);
+        let mut lapsed = self.leases.resume(&**self, &terms);
         let mut wire = self.wire.lock();
         if !lapsed && self.phase.is_courtesy() {
             // The lease of a suspect session expired in between: its messages do not renew it.
             drop(wire);
-            lapsed = self.leases.resume(self, attached);
+            lapsed = self.leases.resume(&**self, &terms);
             wire = self.wire.lock();
         }
         if wire.connection.is_ended() || !self.phase.resume() {
@@ -283,15 +286,6 @@ impl Session {
     /// The time at which the client stops trusting its grants unless it renews.
     pub(crate) fn lapse_moment(&self) -> Time {
         if self.phase.is_courtesy() { Time(0) } else { self.wire.lock().connection.lapses() }
-    }
-
-    pub(crate) fn lease(&self) -> u64 {
-        self.lease.load(Ordering::SeqCst)
-    }
-
-    /// Counts a new lease in the table. Called under the table's lock.
-    pub(crate) fn begin_lease(&self) {
-        self.lease.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Since when the client is disconnected.
@@ -431,11 +425,6 @@ impl Session {
         }
     }
 
-    /// Whether the session is over and none of its calls is being executed or will be.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.running.is_settled()
-    }
-
     fn free_locks(&self) {
         if let Some(attached) = self.attached() {
             attached.locks.end(self.id);
@@ -472,7 +461,7 @@ impl Session {
         while let Some(job) = next {
             let waits = self.attempt(job);
             let goes_on =
-                waits.and_then(|job| if job.stream.is_some() { Some(job) } else { self.leases.park(job) });
+                waits.and_then(|job| if job.stream.is_some() { Some(job) } else { job.park(&self.leases) });
             next = goes_on.and_then(|job| self.hold(job));
         }
     }
@@ -526,7 +515,7 @@ impl Session {
     /// Answers a resent call from the replies of the client's discarded sessions, if one of them executed it. The
     /// call counts as running until its reply is sent, or, if this session is discarded by then, stored again.
     pub(crate) fn replay_reply(&self, memory: &ReplyCache, call: CallId, name: MutationId) -> bool {
-        let known = if self.running.enter() { memory.find_reply(self, name) } else { None };
+        let known = if self.running.enter() { self.find_reply(memory, name) } else { None };
         let found = known.is_some();
         if let Some(response) = known {
             self.reply_to_mutation(call, Some(name), response);
@@ -535,6 +524,16 @@ impl Session {
             self.free_locks();
         }
         found
+    }
+
+    pub(crate) fn find_reply(&self, memory: &ReplyCache, name: MutationId) -> Option<Response> {
+        let attached = self.attached()?;
+        memory.find_reply(&attached.reply_client(&self.peer), name, &attached.files)
+    }
+
+    /// Whether the session is over and none of its calls is being executed or will be.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.running.is_settled()
     }
 
     /// Sends a response without grants that have ended since their registration; a data grant whose recall waits for this
@@ -560,13 +559,6 @@ impl Session {
             });
         }
         self.outbox.send();
-    }
-
-    /// Queues a recall, an update prepare or an update commit. The caller flushes the outbox once it holds no lock.
-    pub(crate) fn queue(&self, say: impl FnOnce(&mut ServerSession)) {
-        let mut wire = self.wire.lock();
-        say(&mut wire.connection);
-        self.flush(&mut wire);
     }
 
     fn transmit(&self, call: CallId, name: Option<MutationId>, response: &Response, bytes: Vec<u8>) {
@@ -605,11 +597,4 @@ impl Wire {
         self.connection.handle_disconnect();
         self.disconnected_since.get_or_insert_with(Instant::now);
     }
-}
-
-/// The sessions' clock, `CLOCK_BOOTTIME`: it advances during suspend.
-pub(crate) fn now() -> Time {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let part = |n: i64| u64::try_from(n).unwrap_or(0);
-    Time(part(t.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(t.tv_nsec)))
 }

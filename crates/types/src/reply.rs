@@ -139,4 +139,14 @@ impl Response {
     pub fn plain(result: Result<Reply, Errno>) -> Response {
         Response { result, after: Vec::new(), grants: Vec::new(), last: true }
     }
+
+    /// The handle of the file that this reply opens.
+    pub fn opened_handle(&mut self) -> Option<&mut Handle> {
+        match self.result.as_mut().ok()? {
+            Reply::Opened { handle, .. } => Some(handle),
+            Reply::Created { handle, .. } => handle.as_mut(),
+            Reply::Removed { pinned, .. } | Reply::Renamed { pinned, .. } => pinned.as_mut(),
+            _ => None,
+        }
+    }
 }

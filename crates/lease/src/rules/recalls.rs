@@ -2,10 +2,8 @@
 
 use super::{deadlock, delays, grants, merging, read_grants, updates, write_queue};
 use crate::merge_base::MergeBase;
-use crate::state::{
-    Entry, FactKey, GrantKey, OutstandingRecall, PendingUpdate, RecalledGrant, State, UpdatedKey,
-};
-use crate::types::{Change, ChangeId, Holder, LeaseKey, LeaseOutput};
+use crate::state::{Entry, FactKey, GrantKey, OutstandingRecall, PendingUpdate, RecalledGrant, State};
+use crate::types::{Change, ChangeId, Holder, LeaseKey, LeaseOutput, UpdatedKey};
 use nigh_types::{LeaseScope, Name, RecallId};
 use std::collections::BTreeMap;
 

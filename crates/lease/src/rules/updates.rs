@@ -4,8 +4,8 @@
 //! one fact may be in progress at a time. The last of them sends the fact's value, if that value was observed after all
 //! others had ended.
 
-use crate::state::{Entry, FactKey, ObservedAt, PendingUpdate, State, SuspendedFacts, UpdatedKey};
-use crate::types::{ChangeId, Holder, LeaseKey, LeaseOutput};
+use crate::state::{Entry, FactKey, PendingUpdate, State, SuspendedFacts};
+use crate::types::{ChangeId, Holder, LeaseKey, LeaseOutput, ObservedAt, UpdatedKey};
 use nigh_types::{LeaseScope, Name, NodeId, UpdatePrepare, UpdateScope};
 use std::collections::BTreeMap;
 

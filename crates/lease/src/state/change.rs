@@ -1,8 +1,8 @@
 //! Changes in progress, and reads that wait like them.
 
-use super::facts::{FactKey, ObservedAt, SuspendedFacts, UpdatedKey};
+use super::facts::{FactKey, SuspendedFacts};
 use super::timers::Armed;
-use crate::types::{Granted, Holder, LeaseKey};
+use crate::types::{Granted, Holder, LeaseKey, ObservedAt, UpdatedKey};
 use nigh_types::{NodeId, RecallId, Time};
 use std::collections::BTreeSet;
 

@@ -2,10 +2,12 @@
 
 use crate::connection::Ended;
 use crate::connection::validate_ids;
+use crate::lease::holder::LeaseSession;
 use crate::ops::prefetch::{PrefetchJob, ReplyStream};
-use crate::pool::Job;
+use crate::os::clock::now;
+use crate::pool::job::Job;
 use crate::server::Server;
-use crate::session::{Session, now};
+use crate::session::Session;
 use nigh_native::{ProtocolError, ServerEvent};
 use nigh_types::{Call, CallId, Errno, Request, Response, WriteFlags};
 use std::sync::Arc;
@@ -176,7 +178,7 @@ impl Server {
         session.prefetch_jobs.end(call);
         let job = self.grace.take_back(session, call);
         let job = job.or_else(|| self.pool.take_back(session, call));
-        let job = job.or_else(|| self.leases.take_back(session, call));
+        let job = job.or_else(|| self.leases.take_back(session.holder(), call).map(Job::of_parked));
         if let Some(job) = job.or_else(|| session.outbox.take_back(call)) {
             job.abort();
         } else if locks && self.locks.cancel(session.id, call) {

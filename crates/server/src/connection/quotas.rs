@@ -3,9 +3,9 @@
 //! A scarce resource is taken from the origin that uses most, and there from the client that uses most. A peer that
 //! invents many clients takes the resource from its own origin.
 
+use crate::limits::fair_share::{Client, largest_user};
 use crate::pool::QueueKey;
 use crate::server::Server;
-use crate::session::fair_share::{Client, largest_user};
 use crate::session::{End, Session};
 use nigh_link::Origin;
 use nigh_native::{Limits, MAX_UNANSWERED_BYTES};

@@ -4,7 +4,7 @@
 //! supports short names too (vfat). So the names of such a directory are never leased. Every lookup is a request, and
 //! no cached name answers for another one. Attributes and data of the files in it are leased as usual.
 
-use crate::export::node_resolver::proc_path;
+use crate::export::node::{Directory, proc_path};
 use crate::os::filesystem::kind_of;
 use crate::os::stat::{self, Dev};
 use parking_lot::RwLock;
@@ -14,13 +14,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::LazyLock;
-
-/// A directory: a descriptor (`O_PATH` is enough), with its device, mount, and [`crate::os::stat::Stat::known_anew`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Directory<'a> {
-    pub(crate) fd: &'a OwnedFd,
-    pub(crate) device: (Dev, u64, bool),
-}
 
 /// Name comparison of known filesystems. None of the locks is held during a system call.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! Entries: what a client learns of an inode under a name.
 
-use crate::export::node_resolver::{Node, proc_path};
+use crate::export::node::{Node, proc_path};
 use crate::os::error::Result;
 use nigh_types::{Attr, Entry, Kind};
 

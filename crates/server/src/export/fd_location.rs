@@ -1,6 +1,6 @@
 //! Resolution of a bare descriptor to the directory and name of its file.
 
-use crate::export::node_resolver::current_path;
+use crate::export::node::current_path;
 use crate::os::error::{Fault, Result};
 use crate::os::stat::{self, Stat};
 use nigh_types::Name;

@@ -4,7 +4,6 @@
 //! once. Closing a file may wait without bound for its filesystem (a hung FUSE daemon or NFS server), and the refused
 //! call holds inode locks. So each filesystem has a closing thread of its own.
 
-use super::Export;
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -108,16 +107,6 @@ impl SpaceReclaimer {
             drop(files);
             state = self.state.lock();
         }
-    }
-}
-
-impl Export {
-    /// Removes and returns all kept files that no client has open.
-    pub(crate) fn take_kept_fds(&self) -> Vec<KeptFd> {
-        let mut kept = self.read_fds.take_all();
-        kept.append(&mut self.reach.recently_unlinked.take_all());
-        kept.append(&mut self.reach.removed_dirs.take_all());
-        kept
     }
 }
 

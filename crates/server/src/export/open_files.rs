@@ -6,7 +6,7 @@
 //! file.
 
 use crate::export::orphans::{Orphan, Orphans};
-use crate::os::descriptors::OpenFileCharge;
+use crate::limits::descriptors::OpenFileCharge;
 use nigh_lease::Object;
 use nigh_types::Attr;
 use parking_lot::Mutex;

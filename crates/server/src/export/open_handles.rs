@@ -1,7 +1,7 @@
 //! The open files of one session.
 
 use crate::export::open_files::OpenRef;
-use crate::os::descriptors::{Descriptors, OpenFileCharge};
+use crate::limits::descriptors::{Descriptors, OpenFileCharge};
 use crate::os::error::{Fault, Result};
 use nigh_lease::{Object, WriteHistory};
 use nigh_types::{Errno, Handle, NodeId, Origin, Term};
@@ -302,10 +302,7 @@ mod tests {
         let files = OpenHandles::new(5, Term::Session);
         let first = files.insert(file(1)).unwrap();
         assert_eq!(files.insert_reopened(first, file(2)), Err(Fault(Errno::INVAL)));
-        assert_eq!(
-            files.insert_reopened(Handle(MOST_REOPENED + 1), file(2)),
-            Err(Fault(Errno::INVAL))
-        );
+        assert_eq!(files.insert_reopened(Handle(MOST_REOPENED + 1), file(2)), Err(Fault(Errno::INVAL)));
         files.insert_reopened(Handle(9), file(2)).unwrap();
         assert_eq!(files.insert_reopened(Handle(9), file(2)), Err(Fault(Errno::INVAL)));
         assert_eq!((files.insert(file(3)).unwrap(), files.count()), (Handle(10), 3));

@@ -5,7 +5,8 @@
 //! survives a restart of the server, and its id still resolves. The link's name encodes inode number and birth time;
 //! other files in the folder are left alone.
 
-use crate::export::node_resolver::{Node, NodeResolver, open_beneath, proc_path};
+use crate::export::node::{Node, open_beneath, proc_path};
+use crate::export::node_resolver::NodeResolver;
 use crate::os::error::{Fault, Result};
 use crate::os::stat::{self, Stat};
 use nigh_lease::Object;

@@ -1,7 +1,7 @@
 //! Cached descriptors for reads without an open file.
 
-use crate::export::KeptFd;
-use crate::os::descriptors::{CachedFdCharge, Descriptors};
+use crate::export::kept_fds::KeptFd;
+use crate::limits::descriptors::{CachedFdCharge, Descriptors};
 use lru::LruCache;
 use nigh_lease::Object;
 use nigh_types::NodeId;

@@ -3,9 +3,9 @@
 //! these descriptors the client would have to look the path up again, possibly too late once more: Linux retries a
 //! lookup once and then fails with ESTALE.
 
-use crate::export::KeptFd;
-use crate::export::node_resolver::Node;
-use crate::os::descriptors::{CachedFdCharge, Descriptors};
+use crate::export::kept_fds::KeptFd;
+use crate::export::node::Node;
+use crate::limits::descriptors::{CachedFdCharge, Descriptors};
 use nigh_types::NodeId;
 use parking_lot::Mutex;
 use std::collections::VecDeque;

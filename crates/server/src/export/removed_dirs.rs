@@ -6,9 +6,9 @@
 //! of disk space and inode quota, and a read-only remount. So it is closed after a time without use, and when space
 //! is needed.
 
-use crate::export::KeptFd;
-use crate::export::node_resolver::{Node, is_deleted};
-use crate::os::descriptors::{CachedFdCharge, Descriptors};
+use crate::export::kept_fds::KeptFd;
+use crate::export::node::{Node, is_deleted};
+use crate::limits::descriptors::{CachedFdCharge, Descriptors};
 use lru::LruCache;
 use nigh_types::NodeId;
 use parking_lot::Mutex;

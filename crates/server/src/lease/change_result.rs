@@ -3,7 +3,8 @@
 
 use crate::export::Export;
 use crate::export::entry::entry;
-use crate::export::node_resolver::{Node, is_reserved, open_beneath};
+use crate::export::node::{Node, open_beneath};
+use crate::export::node_resolver::is_reserved;
 use crate::export::open_files::OpenFileTable;
 use crate::export::open_handles::OpenFile;
 use crate::os::error::{Fault, Result};

@@ -4,22 +4,19 @@
 use crate::export::open_files::OpenFileTable;
 use crate::export::{Export, SpaceReclaimer};
 use crate::lease::change_result::{ChangeProbe, ObservedFacts};
+use crate::lease::holder::{CallExecutor, LeaseMessage, LeaseSession, ParkedCall};
 use crate::lease::inode_locks::InodeLocks;
-use crate::pool::{Job, Pool};
-use crate::session::log;
-use crate::session::{Attached, Session, now};
-use nigh_lease::LeaseTable;
+use crate::os::clock::now;
 use nigh_lease::{
-    Change, ChangeId, ClientOrigin, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, LeaseSequencer,
-    MergeBase, ObservedAt, ParkResult, ReadGrant, SequencerOutput, UpdatedKey, WroteBack,
+    Change, ChangeId, DiscardedLeases, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, LeaseSequencer,
+    LeaseTable, LeaseTerms, MergeBase, ObservedAt, ParkResult, ReadGrant, SequencerOutput, UpdatedKey,
+    WroteBack,
 };
 use nigh_link::Peer;
-use nigh_native::{EXCLUSIVE_DIR_LEASES, ServerSession, TRUSTS_WATCH, UPDATES};
-use nigh_types::{CallId, Grant, GrantId, LeaseScope, NodeId, RecallId, Span, Term, Time, UpdateCommit};
+use nigh_types::{CallId, Grant, GrantId, LeaseScope, NodeId, RecallId, Term, Time, UpdateCommit};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The lease table shared by all sessions of a server.
@@ -32,20 +29,20 @@ pub(crate) struct Leases {
     state: Mutex<State>,
     /// Signals an earlier deadline to the clock thread.
     wake: Condvar,
-    /// Pool that resumes parked calls; `None` for a table of one session, which never parks any.
-    pool: Option<Weak<Pool>>,
+    /// Resumes parked calls; `None` for a table of one session, which never parks any.
+    executor: Option<Box<dyn CallExecutor>>,
     pub(crate) places: InodeLocks,
     pub(crate) homes: Arc<OpenFileTable>,
     pub(crate) space_reclaimer: Arc<SpaceReclaimer>,
 }
 
 struct State {
-    sequencer: LeaseSequencer<Job>,
+    sequencer: LeaseSequencer<Box<dyn ParkedCall>>,
     /// Observed result of the change that is ending.
     seen: Option<ObservedFacts>,
-    sessions: FxHashMap<Holder, Arc<Session>>,
+    sessions: FxHashMap<Holder, Arc<dyn LeaseSession>>,
     /// Holders whose session was discarded before its lease expired.
-    detached: BTreeMap<Holder, DetachedSession>,
+    detached: DiscardedLeases<DetachedSession>,
     /// The table's next deadline.
     due: Time,
     /// The deadline that the clock thread waits for.
@@ -77,10 +74,10 @@ pub(crate) struct Parked {
 /// Output of the lease table that is carried out after its lock is released.
 #[derive(Default)]
 struct Pending {
-    send: Vec<Arc<Session>>,
-    ready: Vec<Job>,
+    send: Vec<Arc<dyn LeaseSession>>,
+    ready: Vec<Box<dyn ParkedCall>>,
     /// Sessions with expired leases, and the lease numbers.
-    fenced: Vec<(Arc<Session>, u64)>,
+    fenced: Vec<(Arc<dyn LeaseSession>, u64)>,
 }
 
 /// The time may jump during suspend, so the clock thread checks this often while a deadline is set.
@@ -90,12 +87,12 @@ const CLOCK_STEP: Duration = Duration::from_secs(1);
 const OBSERVE_ATTEMPTS: u32 = 4;
 
 impl Leases {
-    pub(crate) fn new(config: LeaseConfig, pool: Option<&Arc<Pool>>) -> Arc<Leases> {
+    pub(crate) fn new(config: LeaseConfig, executor: Option<Box<dyn CallExecutor>>) -> Arc<Leases> {
         let state = State {
             sequencer: LeaseSequencer::new(config),
             seen: None,
             sessions: FxHashMap::default(),
-            detached: BTreeMap::new(),
+            detached: DiscardedLeases::default(),
             due: Time::FAR,
             clock: Time::FAR,
             stopping: false,
@@ -103,16 +100,11 @@ impl Leases {
         Arc::new(Leases {
             state: Mutex::new(state),
             wake: Condvar::new(),
-            pool: pool.map(Arc::downgrade),
+            executor,
             places: InodeLocks::new(),
             homes: Arc::default(),
             space_reclaimer: Arc::default(),
         })
-    }
-
-    /// The pool that resumes parked calls.
-    pub(crate) fn pool(&self) -> Weak<Pool> {
-        self.pool.clone().unwrap_or_default()
     }
 
     /// Starts the thread that drives the table's timeouts, until [`Leases::stop`].
@@ -138,41 +130,39 @@ impl Leases {
         LeaseSnapshot {
             report: state.sequencer.report(),
             parked: parked
-                .map(|(change, job)| Parked {
-                    change,
-                    session: job.session.id,
-                    call: job.request.call.type_name(),
-                })
+                .map(|(change, job)| Parked { change, session: job.holder().0, call: job.type_name() })
                 .collect(),
-            detached: state.detached.iter().map(|(holder, absent)| (*holder, absent.who.0)).collect(),
+            detached: state.detached.iter().map(|(holder, absent)| (holder, absent.who.0)).collect(),
         }
     }
 
     /// Registers a session. `dropped`: its client has dropped all grants of its earlier sessions.
-    pub(crate) fn attach(&self, session: &Arc<Session>, attached: &Attached, dropped: bool) {
+    pub(crate) fn attach(
+        &self,
+        session: &Arc<dyn LeaseSession>,
+        who: (u64, u64),
+        terms: &LeaseTerms,
+        dropped: bool,
+    ) {
         self.with(|state, now| {
-            let is_it = |absent: &DetachedSession| {
-                absent.who == attached.who && absent.peer.has_same_rights(&session.peer)
-            };
-            let returned = state.detached.iter().filter(|(_, absent)| dropped && is_it(absent));
-            let returned: Vec<Holder> = returned.map(|(holder, _)| *holder).collect();
-            for holder in returned {
-                state.detached.remove(&holder);
-                state.sequencer.table_mut().handle_goodbye(now, holder);
+            let is_it =
+                |absent: &DetachedSession| absent.who == who && absent.peer.has_same_rights(session.peer());
+            if dropped {
+                state.detached.handle_dropped((state.sequencer.table_mut(), now), is_it);
             }
             state.sessions.insert(session.holder(), Arc::clone(session));
-            state.begin_session(now, session, attached);
+            state.begin_session(now, &**session, terms);
         });
     }
 
     /// Resumes a session over another connection. Returns true if its lease had expired and a new one begins.
     /// Otherwise the lease is renewed, unless the session is suspect, which it stays.
-    pub(crate) fn resume(&self, session: &Arc<Session>, attached: &Attached) -> bool {
+    pub(crate) fn resume(&self, session: &dyn LeaseSession, terms: &LeaseTerms) -> bool {
         self.with(|state, now| {
             state.sequencer.table_mut().handle_renewal(now, session.holder());
             let lapsed = !state.sequencer.table().is_known(session.holder());
             if lapsed {
-                state.begin_session(now, session, attached);
+                state.begin_session(now, session, terms);
             }
             lapsed
         })
@@ -185,23 +175,21 @@ impl Leases {
 
     /// Registers a holder without a session.
     pub(crate) fn attach_unconnected(&self, holder: Holder, term: Term) {
-        self.with(|state, now| state.begin(now, holder, false, term));
+        self.with(|state, now| {
+            state.sequencer.table_mut().handle_begin(now, holder, &LeaseTerms::plain(term))
+        });
     }
 
     /// Removes a session with its parked calls. `goodbye`: its client has dropped its grants; otherwise they stay
     /// until the lease expires.
-    pub(crate) fn remove_session(&self, session: &Arc<Session>, who: (u64, u64), goodbye: bool) {
-        let peer = session.peer.clone();
+    pub(crate) fn remove_session(&self, session: &dyn LeaseSession, who: (u64, u64), goodbye: bool) {
+        let peer = session.peer().clone();
         let dropped = self.with(|state, now| {
             let holder = session.holder();
             state.sessions.remove(&holder);
-            if goodbye {
-                state.sequencer.table_mut().handle_goodbye(now, holder);
-            } else if state.sequencer.table().is_known(holder) {
-                state.sequencer.table_mut().handle_disconnect(now, holder);
-                state.detached.insert(holder, DetachedSession { who, peer });
-            }
-            state.sequencer.take_parked(|job| Arc::ptr_eq(&job.session, session))
+            let client = DetachedSession { who, peer };
+            state.detached.end_session((state.sequencer.table_mut(), now), (holder, client), goodbye);
+            state.sequencer.take_parked(|call| call.holder() == holder)
         });
         drop(dropped); // ends the calls' changes
     }
@@ -364,8 +352,7 @@ impl Leases {
         let state = self.state.lock();
         let mut exports: Vec<Arc<Export>> = Vec::new();
         for holder in state.sequencer.table().awaiting_update(id) {
-            let attached = state.sessions.get(&holder).and_then(|session| session.attached());
-            let export = attached.map(|attached| &attached.export);
+            let export = state.sessions.get(&holder).and_then(|session| session.export());
             let known = |export: &&Arc<Export>| exports.iter().any(|known| Arc::ptr_eq(known, export));
             exports.extend(export.filter(|export| !known(export)).cloned());
         }
@@ -377,8 +364,7 @@ impl Leases {
     pub(crate) fn reclaim_space(&self, own: &Export, filesystem: Option<u64>, rounds: u64) -> bool {
         let exports: Vec<Arc<Export>> = {
             let state = self.state.lock();
-            let attached = state.sessions.values().filter_map(|session| session.attached());
-            attached.map(|attached| Arc::clone(&attached.export)).collect()
+            state.sessions.values().filter_map(|session| session.export()).cloned().collect()
         };
         let others = || exports.iter().flat_map(|export| export.take_kept_fds());
         self.space_reclaimer
@@ -390,24 +376,23 @@ impl Leases {
     }
 
     /// Parks a call until its change is ready. Returns the call if it may go on at once; a cancelled call is aborted.
-    pub(crate) fn park(&self, job: Job) -> Option<Job> {
-        let Some(change) = job.change.as_ref().map(|change| change.id) else { return Some(job) };
-        let is_wanted = |job: &Job| !job.session.is_over() && !job.session.is_cancelled(job.call);
-        let parking = self.state.lock().sequencer.park(change, job, is_wanted);
+    pub(crate) fn park(&self, call: Box<dyn ParkedCall>) -> Option<Box<dyn ParkedCall>> {
+        let Some(change) = call.change() else { return Some(call) };
+        let parking = self.state.lock().sequencer.park(change, call, |call| call.is_wanted());
         match parking {
             ParkResult::Parked => None,
-            ParkResult::Ready(job) => Some(job),
-            ParkResult::Cancelled(job) => {
-                job.abort();
+            ParkResult::Ready(call) => Some(call),
+            ParkResult::Cancelled(call) => {
+                call.abort();
                 None
             }
         }
     }
 
     /// Removes and returns a parked call.
-    pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
-        let is_it = |job: &Job| job.call == call && Arc::ptr_eq(&job.session, session);
-        self.state.lock().sequencer.take_parked(is_it).pop()
+    pub(crate) fn take_back(&self, holder: Holder, call: CallId) -> Option<Box<dyn ParkedCall>> {
+        let is_it = |parked: &dyn ParkedCall| parked.call() == call && parked.holder() == holder;
+        self.state.lock().sequencer.take_parked(|parked| is_it(&**parked)).pop()
     }
 
     /// Runs one input to the table and all its output.
@@ -436,13 +421,10 @@ impl Leases {
 
     fn carry_out(&self, pending: Pending) {
         let Pending { send, ready, fenced } = pending;
-        send.iter().for_each(|session| session.outbox.send());
-        for (session, lease) in fenced {
-            log::fenced(&session);
-            session.lapse(lease);
-        }
-        if let Some(pool) = self.pool.as_ref().and_then(Weak::upgrade) {
-            ready.into_iter().for_each(|job| pool.submit(job));
+        send.iter().for_each(|session| session.send());
+        fenced.into_iter().for_each(|(session, lease)| session.fence(lease));
+        if let Some(executor) = &self.executor {
+            ready.into_iter().for_each(|call| executor.resume(call));
         }
     }
 
@@ -470,48 +452,31 @@ impl Leases {
 }
 
 impl State {
-    fn begin_session(&mut self, now: Time, session: &Session, attached: &Attached) {
+    fn begin_session(&mut self, now: Time, session: &dyn LeaseSession, terms: &LeaseTerms) {
         session.begin_lease();
-        let needs_exclusive_dir_lease = attached.features & EXCLUSIVE_DIR_LEASES != 0;
-        self.begin(now, session.holder(), needs_exclusive_dir_lease, attached.term);
-        let party = ClientOrigin { client: attached.who, origin: session.origin };
-        self.sequencer.table_mut().handle_client(now, session.holder(), party);
-        // A peer that does not vouch for its machine's users: the rights of each caller are checked on every call.
-        if attached.export.impersonates() && !attached.files.is_vouched() {
-            self.sequencer.table_mut().handle_confine(now, session.holder());
-        }
-        if attached.features & UPDATES != 0 {
-            self.sequencer.table_mut().handle_takes_updates(now, session.holder());
-        }
-        if attached.features & TRUSTS_WATCH != 0 {
-            self.sequencer.table_mut().handle_trusts_watch(now, session.holder());
-        }
+        self.sequencer.table_mut().handle_begin(now, session.holder(), terms);
     }
 
-    fn begin(&mut self, now: Time, holder: Holder, needs_exclusive_dir_lease: bool, term: Term) {
-        self.sequencer.table_mut().handle_attach(now, holder, needs_exclusive_dir_lease);
-        let limit = match term {
-            Term::Session => Span::FOREVER,
-            Term::Limited(span) => span,
-        };
-        self.sequencer.table_mut().handle_limit(now, holder, limit);
-    }
-
-    fn send(&self, pending: &mut Pending, holder: Holder, say: impl FnOnce(&mut ServerSession)) {
+    fn send(&self, pending: &mut Pending, holder: Holder, message: LeaseMessage) {
         if let Some(session) = self.sessions.get(&holder) {
-            session.queue(say);
+            session.queue(message);
             pending.send.push(Arc::clone(session));
         }
     }
 
     fn send_commit(&self, pending: &mut Pending, holder: Holder, id: RecallId, told: Vec<UpdatedKey>) {
         let Some(session) = self.sessions.get(&holder) else { return };
-        let export = session.attached().map(|attached| &attached.export);
-        let commit = match (&self.seen, export) {
+        let commit = match (&self.seen, session.export()) {
             (Some(seen), Some(export)) => seen.commit(export, id, told),
             _ => UpdateCommit { id, facts: Vec::new() },
         };
-        self.send(pending, holder, |connection| connection.commit(commit));
+        self.send(pending, holder, LeaseMessage::Commit(commit));
+    }
+
+    fn log_suspect(&self, holder: Holder, suspect: bool) {
+        if let Some(session) = self.sessions.get(&holder) {
+            session.log_suspect(suspect);
+        }
     }
 
     /// Polls the sequencer until it has no more output. Recalls are queued on their wires when this returns.
@@ -520,10 +485,10 @@ impl State {
         loop {
             match self.sequencer.poll_output() {
                 SequencerOutput::Recall { holder, recall } => {
-                    self.send(&mut pending, holder, |connection| connection.recall(recall))
+                    self.send(&mut pending, holder, LeaseMessage::Recall(recall))
                 }
                 SequencerOutput::Prepare { holder, hold } => {
-                    self.send(&mut pending, holder, |connection| connection.prepare(hold))
+                    self.send(&mut pending, holder, LeaseMessage::Prepare(hold))
                 }
                 SequencerOutput::Commit { holder, id, told } => {
                     self.send_commit(&mut pending, holder, id, told)
@@ -533,17 +498,13 @@ impl State {
                     put(grants, same);
                 }
                 SequencerOutput::Ready(call) => pending.ready.push(call),
-                SequencerOutput::Suspect(holder) => {
-                    self.sessions.get(&holder).into_iter().for_each(|session| log::suspect(session));
-                }
-                SequencerOutput::Trusted(holder) => {
-                    self.sessions.get(&holder).into_iter().for_each(|session| log::acknowledged(session));
-                }
+                SequencerOutput::Suspect(holder) => self.log_suspect(holder, true),
+                SequencerOutput::Trusted(holder) => self.log_suspect(holder, false),
                 SequencerOutput::Fenced(holder) => {
                     let session = self.sessions.get(&holder);
                     pending.fenced.extend(session.map(|session| (Arc::clone(session), session.lease())));
-                    if self.detached.remove(&holder).is_some() {
-                        log::fenced_apart(holder);
+                    if self.detached.handle_fenced(holder) {
+                        log_fenced_apart(holder);
                     }
                 }
                 SequencerOutput::Timeout(due, _) => {
@@ -553,4 +514,10 @@ impl State {
             }
         }
     }
+}
+
+/// Logs the lease expiry of a discarded session.
+fn log_fenced_apart(holder: Holder) {
+    let session = holder.0;
+    tracing::warn!(event = "fenced", session, "session fenced: it did not come back within its lease");
 }

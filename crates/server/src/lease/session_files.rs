@@ -2,7 +2,7 @@
 
 use crate::export::open_handles::OpenHandles;
 use crate::lease::session_leases::SessionLeases;
-use crate::os::descriptors::Descriptors;
+use crate::limits::descriptors::Descriptors;
 use nigh_types::{Origin, Term};
 use std::ops::Deref;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
-use crate::export::node_resolver::{Node, proc_path};
+use crate::export::node::{Node, proc_path};
 use crate::os::error::{Fault, Result};
 use crate::os::impersonate::SetIdBits;
 use nigh_types::{Errno, Handle, Kind, NodeRef, Reply, SetAttr, SetTime};

@@ -6,7 +6,7 @@
 //! answered.
 
 use crate::export::fd_location::{Location, locate_by_path, locate_on_mount};
-use crate::export::node_resolver::{Found, LookupOutcome, Node};
+use crate::export::node::{Found, LookupOutcome, Node};
 use crate::lease::change_result::{ChangeProbe, ProbeTarget};
 use crate::lease::inode_locks::{InodeLockSet, LockMode};
 use crate::ops::Context;

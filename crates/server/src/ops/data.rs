@@ -1,11 +1,11 @@
 //! Calls on file data.
 
-use super::execute::with_space;
 use super::open::{DataFile, for_reading, for_writing};
+use super::space::with_space;
 use super::write_back::{self, WriteBack};
 use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
-use crate::export::node_resolver::reopen;
+use crate::export::node::reopen;
 use crate::os::error::{Fault, Result};
 use crate::os::impersonate::SetIdBits;
 use nigh_types::{Attr, Errno, Handle, Kind, LeaseScope, NodeId, NodeRef, Reply, WriteFlags};

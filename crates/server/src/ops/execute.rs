@@ -1,6 +1,7 @@
 //! Execution of one call on an export, in one attempt or several.
 
 use super::prefetch::{self, ReplyStream};
+use super::space::with_space;
 use super::{Context, Outcome, attributes, conflicts, data, lookup, make, open, remove, rename};
 use crate::export::Export;
 use crate::lease::call_leases::CallLeases;
@@ -178,22 +179,5 @@ fn mutate(cx: Context<'_>, call: &Call) -> Result<Outcome> {
         Call::RemoveXattr { node, name } => attributes::removexattr(cx, node, name),
         Call::Fsync { node, handle, data_only } => data::fsync(cx, node, *handle, *data_only),
         _ => Err(Fault(Errno::PROTO)),
-    }
-}
-
-/// Attempts a call, or a repeatable part of one. If its filesystem is out of space, closes kept files and retries
-/// once.
-pub(super) fn with_space<T>(
-    cx: Context<'_>,
-    filesystem: Option<u64>,
-    mut attempt: impl FnMut() -> Result<T>,
-) -> Result<T> {
-    let leases = &cx.files.leases().table;
-    let rounds = leases.space_reclaimer.rounds();
-    match attempt() {
-        Err(Fault(Errno::NOSPC | Errno::DQUOT)) if leases.reclaim_space(cx.export, filesystem, rounds) => {
-            attempt()
-        }
-        other => other,
     }
 }

@@ -2,11 +2,12 @@
 
 use super::Context;
 use crate::export::entry::has_no_xattrs;
-use crate::export::node_resolver::{Node, is_reserved, open_beneath, reopen, without_atime};
+use crate::export::node::{Node, open_beneath, reopen, without_atime};
+use crate::export::node_resolver::is_reserved;
+use crate::limits::reaper::{Charge, MemoryAccount};
 use crate::os::error::{Fault, Result};
 use crate::os::impersonate::WorkingDirGuard;
 use crate::os::stat;
-use crate::session::reaper::{Charge, MemoryAccount};
 use nigh_lease::Object;
 use nigh_types::{Cookie, Entries, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeRef, Reply, Response};
 use rustix::fs::{FileType, OFlags, RawDir};

@@ -2,7 +2,7 @@
 
 use super::open::only_files;
 use crate::export::Export;
-use crate::export::node_resolver::{Node, reopen};
+use crate::export::node::{Node, reopen};
 use crate::lease::session_files::SessionFiles;
 use crate::os::error::Result;
 use crate::os::impersonate::{Impersonation, SetIdBits};

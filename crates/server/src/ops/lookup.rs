@@ -2,7 +2,7 @@
 
 use super::{Context, Outcome, entry_of};
 use crate::export::entry::{SELINUX, target};
-use crate::export::node_resolver::{proc_path, reopen};
+use crate::export::node::{proc_path, reopen};
 use crate::os::error::{Fault, Result};
 use nigh_types::{Errno, Kind, LeaseScope, Name, NodeRef, Reply, Space, XattrSet};
 use rustix::fs::OFlags;

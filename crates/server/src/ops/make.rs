@@ -2,7 +2,8 @@
 
 use super::open::{buffered, flags_of, insert_open, open_as_caller};
 use super::{Context, Outcome, entry_of};
-use crate::export::node_resolver::{Node, is_reserved, proc_path, reopen};
+use crate::export::node::{Node, proc_path, reopen};
+use crate::export::node_resolver::is_reserved;
 use crate::os::error::{Fault, Result};
 use crate::os::impersonate::use_umask;
 use nigh_types::{Access, Errno, Handle, Kind, LeaseScope, Name, NodeRef, Reply};

@@ -15,14 +15,17 @@ pub(crate) mod lookup;
 pub(crate) mod make;
 pub(crate) mod open;
 pub(crate) mod prefetch;
+pub(crate) mod prefetch_control;
 pub(crate) mod remove;
 pub(crate) mod rename;
+mod space;
 mod write_back;
 mod write_tracking;
 
 use crate::export::Export;
 use crate::export::entry::entry_with;
-use crate::export::node_resolver::{Node, NodeResolver};
+use crate::export::node::Node;
+use crate::export::node_resolver::NodeResolver;
 use crate::export::open_files::OpenRef;
 use crate::lease::call_leases::CallLeases;
 use crate::lease::inode_locks::LockMode;

@@ -2,7 +2,7 @@
 
 use super::write_tracking::TrackedWrite;
 use super::{Context, Outcome};
-use crate::export::node_resolver::{Node, reopen, without_atime};
+use crate::export::node::{Node, reopen, without_atime};
 use crate::export::open_files::OpenRef;
 use crate::export::open_handles::OpenFile;
 use crate::os::error::{Fault, Result};

@@ -2,9 +2,9 @@
 
 use super::Context;
 use super::list::{self, Listing, PART_BYTES};
+use crate::limits::reaper::MemoryAccount;
+use crate::ops::prefetch_control::{ControlMessages, PrefetchControl};
 use crate::os::error::{Fault, Result};
-use crate::session::prefetch_control::{ControlMessages, PrefetchControl};
-use crate::session::reaper::MemoryAccount;
 use nigh_types::{
     Call, Errno, Grant, LeaseScope, NodeId, NodeRef, PrefetchOrder, PrefetchedDir, Reply, Response,
 };

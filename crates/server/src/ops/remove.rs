@@ -3,7 +3,7 @@
 use super::make::parent;
 use super::open::pin;
 use super::{Context, Outcome};
-use crate::export::node_resolver::Node;
+use crate::export::node::Node;
 use crate::export::open_files::UnlinkGuard;
 use crate::os::error::{Fault, Result};
 use nigh_types::{Attr, Errno, Handle, Kind, Name, NodeId, NodeRef, Reply};

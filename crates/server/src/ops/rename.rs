@@ -3,7 +3,7 @@
 use super::make::parent;
 use super::remove::{UnlinkPreparation, after_unlink, pin_if_kept, unpin};
 use super::{Context, Outcome};
-use crate::export::node_resolver::Node;
+use crate::export::node::Node;
 use crate::os::error::{Fault, Result};
 use nigh_types::{Attr, Errno, Kind, Name, NodeId, NodeRef, Reply};
 use rustix::fs::RenameFlags;

@@ -2,9 +2,10 @@
 
 use super::Server;
 use crate::lease::leases::LeaseSnapshot;
+use crate::os::clock::now;
+use crate::session::Session;
 use crate::session::locks::LockSnapshot;
 use crate::session::log::{LogLimits, client_name};
-use crate::session::{Session, now};
 use nigh_lease::{ChangeId, Holder, HolderReport, LeaseKey};
 use nigh_types::{LeaseScope, Time};
 use serde_json::{Map, Value, json};

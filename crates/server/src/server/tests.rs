@@ -1,8 +1,10 @@
 //! Races between a session's reader, the pool and the clock.
 
 use super::*;
-use crate::pool::Job;
+use crate::lease::holder::LeaseMessage;
+use crate::pool::job::Job;
 use crate::session::Resumption;
+use crate::session::reply_cache::{Replies, SessionReplies};
 use nigh_lease::Object;
 use nigh_link::Peer;
 use nigh_native::{
@@ -84,6 +86,11 @@ fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+fn store_replies(server: &Server, session: &Arc<Session>, answers: Arc<Replies>) -> Vec<SessionReplies> {
+    let executing = Arc::downgrade(session) as Weak<dyn Executing>;
+    server.memory.store(executing, session.attached().unwrap().reply_client(&session.peer), answers)
+}
+
 #[test]
 fn cancel_after_reply_is_not_recorded() {
     let (server, _state, dir) = world();
@@ -163,7 +170,7 @@ fn new_session_waits_until_calls_of_discarded_session_end() {
     // An intermediate state: the session table has lost the session, while a thread may still take one of its calls
     // from the pool.
     let answers = session.take_replies().unwrap();
-    drop(server.memory.store(&session, session.attached().unwrap(), answers));
+    drop(store_replies(&server, &session, answers));
     std::thread::scope(|scope| {
         let (done, is_done) = mpsc::channel();
         let server = &server;
@@ -191,7 +198,7 @@ fn cached_reply_survives_discard_of_the_session_that_requests_it() {
     server.handle_request(&second, CallId(9), Request { mutation_id: Some(name), ..asking(call) }, true);
     server.discard(&second, End::Discarded);
     let (third, _theirs) = back(&server, dir.path());
-    assert_eq!(server.memory.find_reply(&third, name), Some(done));
+    assert_eq!(third.find_reply(&server.memory, name), Some(done));
     assert!(!dir.path().join("once").exists());
 }
 
@@ -265,7 +272,7 @@ fn lease_expiry_does_not_close_the_link_of_a_concurrent_resumption() {
     let Attached { export, files, .. } = session.attached().unwrap();
     // An unconfirmed recall keeps the session from being discarded.
     let (id, node, covers, names) = (RecallId(1), export.resolver().root(), LeaseScope::Directory, vec![]);
-    session.queue(|connection| connection.recall(Recall { id, node, covers, names }));
+    session.queue(LeaseMessage::Recall(Recall { id, node, covers, names }));
     let agreed = export.session(files).unwrap();
     let (begun, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let wait = |number: &AtomicU64, nth| {
@@ -326,7 +333,7 @@ fn suspect_session_whose_lease_expires_during_resume_gets_new_lease() {
             is_held.recv_timeout(LONG).unwrap();
         });
         pause();
-        server.leases.remove_session(&session, *who, true);
+        server.leases.remove_session(&*session, *who, true);
         session.phase.lapse();
         release.send(()).unwrap();
         assert!(matches!(back.unwrap().join().unwrap(), Ok(Resumption::Link(_))));

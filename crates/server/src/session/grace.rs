@@ -1,28 +1,20 @@
 //! Grace period after a restart: clients of the earlier server may return and reclaim their state.
 
-use crate::pool::Job;
+use crate::pool::job::Job;
 use crate::session::Session;
 use crate::session::registry::ClientIncarnation;
-use nigh_types::{Call, CallId, Time};
+use nigh_types::{CallId, Time};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Grace period. A client of the earlier server may still trust the grants of its old session. Until that ends, no
-/// mutation is applied, and a lock goes only to the client that held it. Calls that wait occupy no thread. No other
-/// lock is taken under `state`.
+/// The server's grace period ([`nigh_lease::Grace`]). Calls that wait occupy no thread. No other lock is taken under
+/// `state`.
 pub(crate) struct Grace {
     /// The grace period is not over. Only ever cleared, with `state` held.
     active: Arc<AtomicBool>,
-    state: Mutex<State>,
-}
-
-struct State {
-    /// Clients that have not returned, and whether no other client can have held the locks that they reclaim.
-    awaited: BTreeMap<ClientIncarnation, bool>,
-    until: Time,
-    parked: Vec<Job>,
+    state: Mutex<nigh_lease::Grace<ClientIncarnation, Job>>,
 }
 
 impl std::fmt::Debug for Grace {
@@ -35,7 +27,7 @@ impl Grace {
     /// A grace period until all of these clients are back, or until `until`.
     pub(crate) fn new(absent: BTreeMap<ClientIncarnation, bool>, until: Time) -> Grace {
         let active = Arc::new(AtomicBool::new(!absent.is_empty()));
-        Grace { active, state: Mutex::new(State { awaited: absent, until, parked: Vec::new() }) }
+        Grace { active, state: Mutex::new(nigh_lease::Grace::new(absent, until)) }
     }
 
     /// The flag that is set while the grace period lasts.
@@ -49,31 +41,30 @@ impl Grace {
 
     /// Whether this client may reclaim any lock that it claims to have held: no other client had it since.
     pub(crate) fn may_reclaim_any(&self, who: ClientIncarnation) -> bool {
-        self.is_active() && self.state.lock().awaited.get(&who) == Some(&true)
+        self.is_active() && self.state.lock().may_reclaim_any(&who)
     }
 
     /// Ends the wait for absent clients once `until` is reached. Returns how many did not come back.
     pub(crate) fn expire_absent(&self, now: Time) -> usize {
-        let mut state = self.state.lock();
-        if state.until <= now { std::mem::take(&mut state.awaited).len() } else { 0 }
+        self.state.lock().handle_timeout(now)
     }
 
     /// Parks a call that has to wait. Returns the call if it may run now.
     pub(crate) fn admit(&self, job: Job) -> Option<Job> {
-        if !self.is_active() || !has_to_wait(&job.request.call) {
-            return Some(job);
-        }
-        let mut state = self.state.lock();
         if !self.is_active() {
             return Some(job);
         }
-        state.parked.push(job);
+        let mut state = self.state.lock();
+        if !state.must_wait(&job.request.call) {
+            return Some(job);
+        }
+        state.park(job);
         None
     }
 
     /// Removes a client that has reclaimed its state, or had none left.
     pub(crate) fn returned(&self, who: ClientIncarnation) {
-        self.state.lock().awaited.remove(&who);
+        self.state.lock().handle_return(&who);
     }
 
     /// Ends the grace period once no client is absent. Returns the parked calls in their order. `record` runs first:
@@ -83,39 +74,32 @@ impl Grace {
         if !self.is_active() {
             return Vec::new();
         }
-        let waits = !self.state.lock().awaited.is_empty();
-        // Clients are only ever removed from `absent`, so the slow recording needs no lock.
+        let waits = !self.state.lock().can_end();
+        // A client that is not awaited any more is never awaited again, so the slow recording needs no lock.
         if waits || !record() {
             return Vec::new();
         }
         let mut state = self.state.lock();
         self.active.store(false, Ordering::SeqCst);
-        std::mem::take(&mut state.parked)
+        state.end()
     }
 
     /// Removes and returns all parked calls.
     pub(crate) fn take_parked(&self) -> Vec<Job> {
-        std::mem::take(&mut self.state.lock().parked)
+        self.state.lock().take_parked(|_| true)
     }
 
     /// Removes and returns one parked call.
     pub(crate) fn take_back(&self, session: &Arc<Session>, call: CallId) -> Option<Job> {
-        let mut state = self.state.lock();
         let is_it = |job: &Job| job.call == call && Arc::ptr_eq(&job.session, session);
-        let at = state.parked.iter().position(is_it)?;
-        Some(state.parked.remove(at))
+        self.state.lock().take_parked(is_it).pop()
     }
 
     /// Drops the parked calls of an ended session.
     pub(crate) fn forget(&self, session: &Arc<Session>) {
-        let theirs = |job: &mut Job| Arc::ptr_eq(&job.session, session);
-        let dropped: Vec<Job> = self.state.lock().parked.extract_if(.., theirs).collect();
+        let dropped = self.state.lock().take_parked(|job| Arc::ptr_eq(&job.session, session));
         drop(dropped);
     }
-}
-
-fn has_to_wait(call: &Call) -> bool {
-    call.is_mutation() || matches!(call, Call::Lock { reclaim: false, .. } | Call::GetLock { .. })
 }
 
 #[cfg(test)]

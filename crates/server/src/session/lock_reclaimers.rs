@@ -1,7 +1,7 @@
 //! Sessions with locks left to be reclaimed (docs/decisions/0011-locks.md): discarded sessions, and their successors
 //! that have not completed their reclaim.
 
-use crate::session::fair_share;
+use crate::limits::fair_share;
 use crate::session::registry::ClientIncarnation;
 use nigh_link::Peer;
 use std::collections::VecDeque;

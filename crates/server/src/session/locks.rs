@@ -402,10 +402,16 @@ mod tests {
         let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![], privileges: None });
         let peer = Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap());
         let config = ServerConfig { session_id: id, ..ServerConfig::default() };
-        let connection = ServerSession::new(crate::session::now(), config);
+        let connection = ServerSession::new(crate::os::clock::now(), config);
         let story = crate::session::log::SessionLog::new(&Arc::default(), nigh_link::Kind::Unix);
         let leases = Leases::new(LeaseConfig::default(), None);
-        Arc::new(Session::new(connection, (link.into(), peer, 0), story, &leases, &Arc::default()))
+        Arc::new(Session::new(
+            connection,
+            (link.into(), peer, 0),
+            story,
+            (&leases, std::sync::Weak::new()),
+            &Arc::default(),
+        ))
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! logged. Before a connection is attached its peer may be any stranger, so lines about it are rate-limited.
 
 use crate::session::{End, Session};
-use nigh_lease::Holder;
 use nigh_link::{Kind, Peer};
 use nigh_types::{Credentials, Errno, Term};
 use parking_lot::Mutex;
@@ -188,12 +187,6 @@ pub(crate) fn fenced(session: &Session) {
             "session fenced: its lease ran out"
         );
     }
-}
-
-/// Logs the lease expiry of a discarded session.
-pub(crate) fn fenced_apart(holder: Holder) {
-    let session = holder.0;
-    tracing::warn!(event = "fenced", session, "session fenced: it did not come back within its lease");
 }
 
 /// Logs the loss of a session's connection; the client may reconnect.

@@ -3,12 +3,11 @@
 
 use crate::export::open_handles::OpenFile;
 use crate::lease::session_files::SessionFiles;
-use crate::session::fair_share;
-use crate::session::{Attached, Session};
+use crate::limits::fair_share;
 use nigh_link::Peer;
-use nigh_types::{Errno, Handle, MutationId, Reply, Response};
+use nigh_types::{Errno, MutationId, Response};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,8 +17,6 @@ const KEEP_TIME: Duration = Duration::from_secs(600);
 /// Limits on sessions and replies. Beyond them the oldest entry of the client with the most replies is dropped.
 const MOST_SESSIONS: usize = 1_024;
 const MOST_ALTOGETHER: usize = 1 << 18;
-/// Maximum number of replies of one session. A client has fewer calls outstanding.
-const MOST_REPLIES: usize = 4_096;
 /// How long calls of a discarded session may go on before its client may begin another session.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -30,58 +27,46 @@ pub(crate) struct ReplyCache {
     sessions: Mutex<VecDeque<SessionReplies>>,
 }
 
+/// A discarded session whose calls may still be executing.
+pub(crate) trait Executing: Send + Sync {
+    /// Whether none of its calls is being executed or will be.
+    fn is_settled(&self) -> bool;
+}
+
+/// The client that may be answered with replies of its earlier sessions.
+#[derive(Clone)]
+pub(crate) struct ReplyClient {
+    pub(crate) peer: Peer,
+    /// The client id and its incarnation.
+    pub(crate) who: (u64, u64),
+    /// The export's name in the client's request.
+    pub(crate) export: Vec<u8>,
+}
+
 /// Cached replies of one discarded session.
 pub(crate) struct SessionReplies {
-    /// Its calls may still be executing.
-    session: Weak<Session>,
-    peer: Peer,
-    who: (u64, u64),
-    export: Vec<u8>,
+    session: Weak<dyn Executing>,
+    client: ReplyClient,
     since: Instant,
     answers: Arc<Replies>,
 }
 
-/// Replies of one session to named operations, by sequence number.
+/// Replies of one session to named operations. The files that they name stay open.
 #[derive(Default)]
-pub(crate) struct Replies {
-    by_sequence: Mutex<BTreeMap<u64, CachedReply>>,
-}
-
-struct CachedReply {
-    response: Response,
-    /// The open file named by the reply.
-    file: Option<Arc<OpenFile>>,
-}
+pub(crate) struct Replies(Mutex<nigh_lease::Replies<Arc<OpenFile>>>);
 
 impl Replies {
-    /// Stores a reply. The file that it names stays open.
-    pub(crate) fn note(&self, sequence: u64, mut response: Response, files: &SessionFiles) {
-        // On ESTALE the client resolves the path again and sends a new call.
-        if !response.last || response.result == Err(Errno::STALE) {
-            return;
-        }
-        response.grants.clear();
-        let file = handle(&mut response).and_then(|handle| files.share(*handle));
-        let mut told = self.by_sequence.lock();
-        if told.len() < MOST_REPLIES {
-            told.insert(sequence, CachedReply { response, file });
-        }
+    /// Stores a reply.
+    pub(crate) fn note(&self, sequence: u64, response: Response, files: &SessionFiles) {
+        self.0.lock().note(sequence, response, |handle| files.share(handle));
     }
 
     fn count(&self) -> usize {
-        self.by_sequence.lock().len()
+        self.0.lock().count()
     }
 
     fn take(&self, sequence: u64, files: &SessionFiles) -> Option<Response> {
-        let CachedReply { mut response, file } = self.by_sequence.lock().remove(&sequence)?;
-        if let Some(handle) = handle(&mut response) {
-            match file.map(|file| files.adopt(file)) {
-                Some(Ok(adopted)) => *handle = adopted,
-                Some(Err(fault)) => response.result = Err(fault.into()),
-                None => response.result = Err(Errno::IO),
-            }
-        }
-        Some(response)
+        self.0.lock().take(sequence, |file| files.adopt(file).map_err(Errno::from))
     }
 }
 
@@ -91,38 +76,32 @@ impl ReplyCache {
     #[must_use]
     pub(crate) fn store(
         &self,
-        session: &Arc<Session>,
-        attached: &Attached,
+        session: Weak<dyn Executing>,
+        client: ReplyClient,
         answers: Arc<Replies>,
     ) -> Vec<SessionReplies> {
-        let left = SessionReplies {
-            session: Arc::downgrade(session),
-            peer: session.peer.clone(),
-            who: attached.who,
-            export: attached.name.clone(),
-            since: Instant::now(),
-            answers,
-        };
+        let left = SessionReplies { session, client, since: Instant::now(), answers };
         let mut all = self.sessions.lock();
         all.push_back(left);
         std::iter::from_fn(|| evict(&mut all)).collect()
     }
 
-    /// Returns the reply to a resent operation, if it was executed.
-    pub(crate) fn find_reply(&self, session: &Session, name: MutationId) -> Option<Response> {
-        let attached = session.attached()?;
-        let answers = self.replies_of(session, attached);
-        answers.into_iter().find_map(|answers| answers.take(name.sequence, &attached.files))
+    /// Returns the reply to a resent operation, if it was executed. Its file is adopted by `files`.
+    pub(crate) fn find_reply(
+        &self,
+        client: &ReplyClient,
+        name: MutationId,
+        files: &SessionFiles,
+    ) -> Option<Response> {
+        self.replies_of(client).into_iter().find_map(|answers| answers.take(name.sequence, files))
     }
 
-    fn replies_of(&self, session: &Session, attached: &Attached) -> Vec<Arc<Replies>> {
+    fn replies_of(&self, client: &ReplyClient) -> Vec<Arc<Replies>> {
         let left = self.sessions.lock();
-        let theirs = left.iter().filter(|left| {
-            left.who == attached.who
-                && left.export == attached.name
-                && left.peer.has_same_rights(&session.peer)
+        let theirs = left.iter().map(|left| (&left.client, &left.answers)).filter(|(of, _)| {
+            of.who == client.who && of.export == client.export && of.peer.has_same_rights(&client.peer)
         });
-        theirs.map(|left| Arc::clone(&left.answers)).collect()
+        theirs.map(|(_, answers)| Arc::clone(answers)).collect()
     }
 
     /// Waits until no call of this client's discarded sessions is executing or will be: resent calls must find their
@@ -132,7 +111,7 @@ impl ReplyCache {
         let mut pause = Duration::from_micros(100);
         loop {
             let left = self.sessions.lock();
-            let theirs = left.iter().filter(|left| left.who == who);
+            let theirs = left.iter().filter(|left| left.client.who == who);
             let sessions: Vec<_> = theirs.filter_map(|left| left.session.upgrade()).collect();
             drop(left);
             if sessions.iter().all(|session| session.is_settled()) {
@@ -165,19 +144,9 @@ fn evict(all: &mut VecDeque<SessionReplies>) -> Option<SessionReplies> {
     {
         return None;
     }
-    let client = |left: &SessionReplies| (left.peer.origin(), left.who.0);
+    let client = |left: &SessionReplies| (left.client.peer.origin(), left.client.who.0);
     let shares = all.iter().zip(0..).map(|(left, at)| (client(left), 1 + left.answers.count() as u64, at));
     let most = fair_share::largest_user(shares)?;
     let at = all.iter().position(|left| client(left) == most)?;
     all.remove(at)
-}
-
-/// Returns the handle in a reply that opens a file.
-fn handle(response: &mut Response) -> Option<&mut Handle> {
-    match response.result.as_mut().ok()? {
-        Reply::Opened { handle, .. } => Some(handle),
-        Reply::Created { handle, .. } => handle.as_mut(),
-        Reply::Removed { pinned: kept, .. } | Reply::Renamed { pinned: kept, .. } => kept.as_mut(),
-        _ => None,
-    }
 }

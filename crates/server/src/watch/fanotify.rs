@@ -36,7 +36,7 @@ pub(crate) fn open(unlimited_marks: bool) -> io::Result<OwnedFd> {
 /// Marks the object of a descriptor, which may be `O_PATH`. It goes by the descriptor, since a name may lead to
 /// another object by now.
 pub(crate) fn mark(group: &OwnedFd, scope: Scope, mask: u64, object: impl AsFd) -> io::Result<()> {
-    let path = CString::new(crate::export::node_resolver::proc_path(object))?;
+    let path = CString::new(crate::export::node::proc_path(object))?;
     let scope = match scope {
         Scope::Filesystem => libc::FAN_MARK_FILESYSTEM,
         Scope::Object => 0,

@@ -4,8 +4,7 @@ use super::server::Server;
 use super::session::{PendingReply, Work};
 use nigh_lease::{Change, ChangeId, Granted, Holder, LeaseKey, Object, ParkResult, ReadGrant};
 use nigh_types::{
-    Call, CallId, Errno, Grant, Handle, LeaseScope, Mode, NodeId, Reply, Request, Response, Span, Time,
-    WriteFlags,
+    Call, CallId, Errno, Grant, Handle, LeaseScope, Mode, NodeId, Request, Response, Span, Time, WriteFlags,
 };
 
 /// A call without a reply.
@@ -21,16 +20,6 @@ pub(super) struct PendingCall {
 /// Returns a node's key in the lease table.
 pub(super) fn key(node: NodeId, covers: LeaseScope) -> LeaseKey {
     LeaseKey { object: Object { filesystem: 1, ino: node.ino, birth: node.generation }, covers }
-}
-
-/// Returns the open file in a reply.
-pub(super) fn handle(response: &mut Response) -> Option<&mut Handle> {
-    match response.result.as_mut().ok()? {
-        Reply::Opened { handle, .. } => Some(handle),
-        Reply::Created { handle, .. } => handle.as_mut(),
-        Reply::Removed { pinned: kept, .. } | Reply::Renamed { pinned: kept, .. } => kept.as_mut(),
-        _ => None,
-    }
 }
 
 impl Server {
@@ -61,11 +50,11 @@ impl Server {
         if again && self.answer_again(now, id, call, &request) {
             return;
         }
-        let waits = request.call.is_mutation();
+        let waits = self.grace.must_wait(&request.call);
         let job = PendingCall { session: id, call, request, change: None };
-        if waits && self.in_grace() {
+        if waits {
             self.counts.graced += 1;
-            return self.grace.parked.push(job);
+            return self.grace.park(job);
         }
         let when = now.after(self.service());
         self.later(when, Work::Begin(job));
@@ -76,17 +65,12 @@ impl Server {
         let Some(name) = request.mutation_id else { return false };
         let session = self.sessions.get_mut(&id).expect("it asks");
         let who = session.who;
-        let Some(known) = self.reply_cache.answers.remove(&(who, name.sequence)) else { return false };
-        let mut response = known.response;
-        if let Some(handle) = handle(&mut response) {
-            match known.kept {
-                Some(kept) => {
-                    *handle = kept;
-                    session.handles.insert(kept);
-                }
-                None => response.result = Err(Errno::IO),
-            }
-        }
+        let adopt = |kept| {
+            session.handles.insert(kept);
+            Ok(kept)
+        };
+        let known = self.reply_cache.get_mut(&who).and_then(|replies| replies.take(name.sequence, adopt));
+        let Some(response) = known else { return false };
         self.counts.again += 1;
         let due = PendingReply { session: id, who, call, sequence: Some(name.sequence), response };
         self.later(now, Work::Answer(due));
@@ -221,7 +205,7 @@ impl Server {
             let wanted = std::mem::take(&mut response.grants);
             response.grants =
                 wanted.into_iter().filter_map(|g| self.grant(now, holder, g, &mut given)).collect();
-            if let Some(handle) = handle(response).copied() {
+            if let Some(handle) = response.opened_handle().copied() {
                 self.sessions.get_mut(&job.session).expect("it asks").handles.insert(handle);
             }
         }

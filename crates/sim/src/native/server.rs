@@ -1,19 +1,22 @@
 //! A server without threads and sockets: the real state machines of the protocol and the leases, over a model tree.
 //!
-//! The real server's other decisions (a session's latest connection, grace, remembered replies of forgotten sessions)
-//! are re-implemented here; inode locks, real files and file locks are absent.
+//! Grace period, replies to resend and leases of discarded sessions are those of the real server; which connection of a
+//! session counts is decided here once more. Inode locks, real files and file locks are absent.
 
 mod scheduling;
 
 use super::calls::PendingCall;
 use super::counts::Counts;
-use super::session::{CachedReply, ClientKey, Grace, Hello, PendingReply, ReplyCache, Session, Work};
+use super::session::{ClientKey, Hello, PendingReply, Session, Work};
 use crate::random::Dice;
-use nigh_lease::{ClientOrigin, Holder, LeaseConfig, LeaseSequencer, SequencerOutput, UpdatedKey};
+use nigh_lease::{
+    ClientOrigin, DiscardedLeases, Grace, Holder, LeaseConfig, LeaseSequencer, LeaseTerms, Replies,
+    SequencerOutput, UpdatedKey,
+};
 use nigh_native::{EXCLUSIVE_DIR_LEASES, ServerConfig, ServerEvent, ServerSession, UPDATES};
 use nigh_remote::model_fs::ModelFs;
 use nigh_types::{
-    Call, CallId, Credentials, Errno, Handle, NodeId, NodeRef, Origin, Request, Response, Span, Term, Time,
+    Call, CallId, Credentials, Errno, Handle, NodeId, NodeRef, Origin, Request, Response, Span, Time,
     UpdateCommit, UpdatedFact,
 };
 use std::collections::BTreeMap;
@@ -38,13 +41,14 @@ pub(super) struct Server {
     work: BTreeMap<(Time, u64), Work>,
     sequence: u64,
     sequencer_due: Time,
-    pub(super) reply_cache: ReplyCache,
+    /// Replies to forgotten sessions that their clients may not have received.
+    pub(super) reply_cache: BTreeMap<ClientKey, Replies<Handle>>,
     /// Durable: sessions, their clients, and the time until which the clients may rely on leases (`None`: the session
     /// is active).
     session_registry: BTreeMap<u64, (ClientKey, Option<Time>)>,
-    pub(super) grace: Grace,
+    pub(super) grace: Grace<ClientKey, PendingCall>,
     /// Leases of forgotten sessions.
-    forgotten_leases: BTreeMap<Holder, ClientKey>,
+    forgotten_leases: DiscardedLeases<ClientKey>,
     last_session: u64,
     last_kept: u64,
     pub(super) config: LeaseConfig,
@@ -69,10 +73,10 @@ impl Server {
             work: BTreeMap::new(),
             sequence: 0,
             sequencer_due: Time::FAR,
-            reply_cache: ReplyCache::default(),
+            reply_cache: BTreeMap::new(),
             session_registry: BTreeMap::new(),
             grace: Grace::default(),
-            forgotten_leases: BTreeMap::new(),
+            forgotten_leases: DiscardedLeases::default(),
             last_session: 0,
             last_kept: 0,
             config,
@@ -146,10 +150,9 @@ impl Server {
         let (dormant, handles) = (None, std::collections::BTreeSet::new());
         let session = Session { connection, link, moment, who, term, features, expired_at: dormant, handles };
         self.sessions.insert(id, session);
-        let returned = self.forgotten_leases.iter().filter(|(_, absent)| whole && **absent == who);
-        for holder in returned.map(|(holder, _)| *holder).collect::<Vec<Holder>>() {
-            self.forgotten_leases.remove(&holder);
-            self.sequencer.table_mut().handle_goodbye(now, holder);
+        if whole {
+            let table = self.sequencer.table_mut();
+            self.forgotten_leases.handle_dropped((table, now), |absent| *absent == who);
         }
         self.begin_lease(now, id);
         self.settle(now);
@@ -199,17 +202,14 @@ impl Server {
 
     fn begin_lease(&mut self, now: Time, id: u64) {
         let session = &self.sessions[&id];
-        let (holder, table) = (Holder(id), self.sequencer.table_mut());
-        table.handle_attach(now, holder, session.features & EXCLUSIVE_DIR_LEASES != 0);
-        let limit = match session.term {
-            Term::Session => Span::FOREVER,
-            Term::Limited(span) => span,
+        let client = ClientOrigin { client: session.who, origin: Origin::default() };
+        let terms = LeaseTerms {
+            client: Some(client),
+            needs_exclusive_dir_lease: session.features & EXCLUSIVE_DIR_LEASES != 0,
+            takes_updates: session.features & UPDATES != 0,
+            ..LeaseTerms::plain(session.term)
         };
-        table.handle_limit(now, holder, limit);
-        table.handle_client(now, holder, ClientOrigin { client: session.who, origin: Origin::default() });
-        if session.features & UPDATES != 0 {
-            table.handle_takes_updates(now, holder);
-        }
+        self.sequencer.table_mut().handle_begin(now, Holder(id), &terms);
     }
 
     /// Handles input. A client gets replies only while its lease is renewed by that input.
@@ -317,7 +317,7 @@ impl Server {
                 SequencerOutput::Fenced(holder) => {
                     self.counts.fences += 1;
                     self.alarms.push((now, format!("session {} is fenced", holder.0)));
-                    self.forgotten_leases.remove(&holder);
+                    self.forgotten_leases.handle_fenced(holder);
                     self.lapse(now, holder.0);
                 }
                 SequencerOutput::Timeout(due, _) => {
@@ -384,14 +384,10 @@ impl Server {
         };
         let over = self.take_work(theirs);
         let parked = self.sequencer.take_parked(|job| job.session == id);
-        self.grace.parked.retain(|job| job.session != id);
+        self.grace.take_parked(|job| job.session == id);
         let holder = Holder(id);
-        if goodbye {
-            self.sequencer.table_mut().handle_goodbye(now, holder);
-        } else if self.sequencer.table().is_known(holder) {
-            self.sequencer.table_mut().handle_disconnect(now, holder);
-            self.forgotten_leases.insert(holder, who);
-        }
+        let table = self.sequencer.table_mut();
+        self.forgotten_leases.end_session((table, now), (holder, who), goodbye);
         for work in over {
             match work {
                 Work::Begin(job) => self.end_change(now, job.change),
@@ -413,15 +409,13 @@ impl Server {
     }
 
     /// Remembers a reply that the client may not have received, for when it sends the request again.
-    fn remember(&mut self, now: Time, of: (ClientKey, u64), mut response: Response) {
-        if !response.last || response.result == Err(Errno::STALE) {
-            return;
-        }
-        response.grants.clear();
-        let kept = super::calls::handle(&mut response).copied();
-        let node = kept.and_then(|handle| self.tree.opened(handle));
-        let kept = node.and_then(|node| self.keep(now, node));
-        self.reply_cache.answers.insert(of, CachedReply { response, kept });
+    fn remember(&mut self, now: Time, (who, sequence): (ClientKey, u64), response: Response) {
+        let mut replies = self.reply_cache.remove(&who).unwrap_or_default();
+        replies.note(sequence, response, |handle| {
+            let node = self.tree.opened(handle)?;
+            self.keep(now, node)
+        });
+        self.reply_cache.insert(who, replies);
     }
 
     /// Keeps a file open under a handle of the server's own.
@@ -434,19 +428,19 @@ impl Server {
     }
 
     fn returned(&mut self, now: Time, who: ClientKey) {
-        self.grace.absent.remove(&who);
+        self.grace.handle_return(&who);
         self.end_grace(now);
     }
 
     pub(super) fn in_grace(&self) -> bool {
-        self.grace.until > Time(0)
+        self.grace.is_active()
     }
 
     fn end_grace(&mut self, now: Time) {
-        if !self.in_grace() || !self.grace.absent.is_empty() {
+        if !self.grace.can_end() {
             return;
         }
-        let parked = std::mem::take(&mut self.grace).parked;
+        let parked = self.grace.end();
         let sessions = &self.sessions;
         self.session_registry.retain(|id, (_, until)| sessions.contains_key(id) || until.is_some());
         parked.into_iter().for_each(|job| self.later(now, Work::Begin(job)));
@@ -465,16 +459,15 @@ impl Server {
             orphans.extend(node.and_then(|node| self.keep(now, node)));
             self.tree.release(&[*handle]);
         }
-        self.tree.release(
-            &self.reply_cache.answers.values().filter_map(|known| known.kept).collect::<Vec<Handle>>(),
-        );
+        let kept = self.reply_cache.values().flat_map(Replies::files).copied();
+        self.tree.release(&kept.collect::<Vec<Handle>>());
         self.work.clear();
-        (self.reply_cache, self.forgotten_leases) = (ReplyCache::default(), BTreeMap::new());
+        (self.reply_cache, self.forgotten_leases) = (BTreeMap::new(), DiscardedLeases::default());
         self.sequencer = LeaseSequencer::new(self.config);
         self.session_registry.retain(|_, (_, until)| until.is_none_or(|until| until > now));
-        let absent = self.session_registry.values().map(|(who, _)| *who).collect();
+        let absent = self.session_registry.values().map(|(who, _)| (*who, true)).collect();
         let until = now.after(self.config.lapse());
-        self.grace = Grace { absent, until, parked: Vec::new() };
+        self.grace = Grace::new(absent, until);
         self.later(until, Work::Sweep(orphans));
         self.end_grace(now);
         self.settle(now);
@@ -483,19 +476,19 @@ impl Server {
     /// Returns when the next event is due.
     pub(super) fn due(&self) -> Time {
         let work = self.work.keys().next().map_or(Time::FAR, |(due, _)| *due);
-        let grace = if self.in_grace() { self.grace.until } else { Time::FAR };
+        let grace = self.grace.due();
         work.min(self.sequencer_due).min(grace)
     }
 
     /// Returns when the next event is due that needs no thread.
     pub(super) fn clock_due(&self) -> Time {
-        self.sequencer_due.min(if self.in_grace() { self.grace.until } else { Time::FAR })
+        self.sequencer_due.min(self.grace.due())
     }
 
     /// Executes the due events that need no thread.
     pub(super) fn time_passes(&mut self, now: Time) {
-        if self.in_grace() && self.grace.until <= now {
-            self.grace.absent.clear();
+        if self.grace.due() <= now {
+            self.grace.handle_timeout(now);
             self.end_grace(now);
         }
         if self.sequencer_due <= now {
@@ -542,7 +535,7 @@ impl Server {
         if let Some(Work::Begin(job)) = self.take_work(begins).pop() {
             return Some(job);
         }
-        let parked = self.grace.parked.iter().position(is_it).map(|at| self.grace.parked.remove(at));
+        let parked = self.grace.take_parked(is_it).pop();
         parked.or_else(|| self.sequencer.take_parked(is_it).pop())
     }
 

@@ -3,7 +3,7 @@
 use super::calls::PendingCall;
 use nigh_native::{Resume, ServerEvent, ServerSession};
 use nigh_types::{GrantId, Handle, Response, Term, Time};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// A client id and its incarnation.
 pub(super) type ClientKey = (u64, u64);
@@ -61,27 +61,6 @@ pub(super) enum Work {
     Tend(u64),
     /// Frees files that were kept open for clients that might return after a restart.
     Sweep(Vec<Handle>),
-}
-
-/// Replies to forgotten sessions that their clients may not have received.
-#[derive(Clone, Default, Debug)]
-pub(super) struct ReplyCache {
-    pub(super) answers: BTreeMap<(ClientKey, u64), CachedReply>,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct CachedReply {
-    pub(super) response: Response,
-    /// The handle under which the file named in the reply is kept open.
-    pub(super) kept: Option<Handle>,
-}
-
-/// The grace period after a restart, in which no client changes anything.
-#[derive(Clone, Default, Debug)]
-pub(super) struct Grace {
-    pub(super) absent: BTreeSet<ClientKey>,
-    pub(super) until: Time,
-    pub(super) parked: Vec<PendingCall>,
 }
 
 impl PendingReply {

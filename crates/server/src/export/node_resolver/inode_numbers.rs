@@ -1,7 +1,8 @@
 //! Resolution of inodes by inode number alone. See docs/decisions/0035-file-handles.md.
 
-use super::{Node, NodeResolver, ResolvedName, absent_if_stale, current_path, is_reserved};
+use super::{NodeResolver, absent_if_stale, is_reserved};
 use crate::export::fd_location::{Location, locate_on_mount};
+use crate::export::node::{Node, ResolvedName, current_path};
 use crate::os::error::{Fault, Result};
 use crate::os::stat::{self, Stat};
 use nigh_types::{Errno, Name, NodeId};

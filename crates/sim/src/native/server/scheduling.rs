@@ -26,7 +26,7 @@ impl Server {
         let text = |((due, _), work): (&(Time, u64), &Work)| format!("{due:?}{work:?}");
         let mut work: Vec<String> = self.work.iter().map(text).collect();
         work.sort_unstable();
-        write!(out, "{:?}{work:?}{:?}{:?}", self.sequencer, self.reply_cache.answers, self.session_registry)?;
+        write!(out, "{:?}{work:?}{:?}{:?}", self.sequencer, self.reply_cache, self.session_registry)?;
         write!(out, "{:?}{:?}{:?}", self.grace, self.forgotten_leases, self.sequencer_due)?;
         write!(out, "{} {} {}", self.effects, self.last_session, self.last_kept)
     }

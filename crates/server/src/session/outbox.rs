@@ -1,7 +1,8 @@
 //! Send queue of a client.
 
 use crate::ops::prefetch::ReplyStream;
-use crate::pool::{Job, Pool};
+use crate::pool::Pool;
+use crate::pool::job::Job;
 use nigh_link::Link;
 use nigh_native::{FrameBytes, WINDOW_BYTES, compress, is_urgent};
 use nigh_types::{Call, CallId};
