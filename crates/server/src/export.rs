@@ -31,6 +31,7 @@ use crate::export::read_fds::ReadFds;
 use crate::export::state_log::{Log, Record};
 use crate::limits::descriptors::Descriptors;
 use crate::os::error::{Fault, Result};
+use crate::os::file_lock;
 use crate::os::filesystem::{Filesystem, identify};
 use crate::os::impersonate::can_impersonate;
 use crate::os::stat::{self, Stat};
@@ -151,9 +152,6 @@ pub struct Export {
     pub(crate) read_fds: ReadFds,
     watched: Option<Arc<dyn ObjectWatch>>,
 }
-
-/// How long to wait for an export's state that is in use.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Export {
     /// Opens the directory at `path`; symlinks in `path` itself are followed. The export's state directory is made
@@ -403,10 +401,9 @@ fn id_of(filesystem: &Filesystem, root: &Stat, path: &Path) -> String {
     id
 }
 
-/// Opens the log. Waits briefly for a thread that closes the same export, and for a child of this process between
-/// fork and exec, which holds the lock too.
+/// Opens the log, waiting a moment for its lock.
 fn open_log(path: &Path, first: Record) -> std::io::Result<(Log, Vec<Record>)> {
-    let give_up = Instant::now() + LOCK_PATIENCE;
+    let give_up = Instant::now() + file_lock::PATIENCE;
     loop {
         match Log::open(path, first) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < give_up => {

@@ -2,6 +2,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod error;
+pub(crate) mod file_lock;
 pub(crate) mod filesystem;
 pub(crate) mod impersonate;
 pub(crate) mod own_mounts;

@@ -336,6 +336,25 @@ fn removed_open_file_is_kept_for_every_client_that_may_return() {
     assert_eq!(read(&mut second, &f, handle), Ok(b"content".to_vec()));
 }
 
+/// The earlier server may still be ending, and a child of it between fork and exec holds its locks too.
+#[test]
+fn removed_open_file_is_found_while_the_folder_is_still_locked_for_a_moment() {
+    let (x, f) = Restart::left();
+    let folder = fs::File::open(x.dir.path().join(".nigh-orphans")).unwrap();
+    rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let unlocks = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        drop(folder);
+    });
+    let server = x.server(15_000);
+    let mut client = Client::connect(&server, x.dir.path(), Term::Session);
+    client.root();
+    let f = NodeRef::without_hint(f.node);
+    let handle = client.open(&f, READ);
+    assert_eq!(read(&mut client, &f, handle), Ok(b"content".to_vec()));
+    unlocks.join().unwrap();
+}
+
 #[test]
 fn unclaimed_orphan_is_removed_after_a_term() {
     let (x, f) = Restart::left();

@@ -8,12 +8,13 @@
 use crate::export::node::{Node, open_beneath, proc_path};
 use crate::export::node_resolver::NodeResolver;
 use crate::os::error::{Fault, Result};
+use crate::os::file_lock;
 use crate::os::stat::{self, Stat};
 use nigh_lease::Object;
 use nigh_types::{Attr, Errno, Kind, NodeId, Span};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
-use rustix::fs::{Access, AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir, Timespec, Timestamps};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, RawDir, Timespec, Timestamps};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -124,8 +125,8 @@ impl Orphans {
     pub(crate) fn find_leftovers(&self, reach: &NodeResolver) {
         let root = reach.root_node();
         let top = OrphanRoot { fd: Arc::clone(&root.fd), object: root.object, is_root: true };
-        // There is no folder, or it belongs to another user.
-        let _ = self.folder(reach, &top, false);
+        // There is no folder, or it belongs to another user. Later calls do not wait for its lock.
+        let _ = self.folder_within(reach, &top, false, file_lock::PATIENCE);
     }
 
     /// Sets how long leftovers of an earlier server are kept for returning sessions.
@@ -245,6 +246,18 @@ impl Orphans {
     }
 
     fn folder(&self, reach: &NodeResolver, top: &OrphanRoot, make: bool) -> Result<Arc<Folder>> {
+        self.folder_within(reach, top, make, Duration::ZERO)
+    }
+
+    /// Returns the folder of this root. An open one is returned at once; otherwise waits at most `patience` for its
+    /// lock.
+    fn folder_within(
+        &self,
+        reach: &NodeResolver,
+        top: &OrphanRoot,
+        make: bool,
+        patience: Duration,
+    ) -> Result<Arc<Folder>> {
         let mut folders = self.0.folders.lock();
         let open = match top.is_root {
             true => folders.root.clone(),
@@ -253,7 +266,7 @@ impl Orphans {
         if let Some(open) = open {
             return Ok(open);
         }
-        let folder = Arc::new(Folder::open(top, make)?);
+        let folder = Arc::new(Folder::open(top, make, patience)?);
         self.note_leftovers(reach, &folder)?;
         if top.is_root {
             folders.root = Some(Arc::clone(&folder));
@@ -345,7 +358,7 @@ impl Drop for LinkChange<'_> {
 impl Folder {
     /// Opens the folder. Fails with `ENOENT` if it is missing and `make` is false, with `EACCES` if it is not this
     /// server's.
-    fn open(top: &OrphanRoot, make: bool) -> Result<Folder> {
+    fn open(top: &OrphanRoot, make: bool, patience: Duration) -> Result<Folder> {
         if make {
             make_in(&top.fd)?;
         }
@@ -359,7 +372,7 @@ impl Folder {
         if stat.attr.mode & 0o7777 != 0o700 {
             rustix::fs::fchmod(&fd, Mode::RWXU)?;
         }
-        rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
+        file_lock::lock_exclusively(&fd, patience)?;
         Ok(Folder { fd, parent: top.is_root.then(|| Arc::clone(&top.fd)) })
     }
 

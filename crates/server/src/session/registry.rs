@@ -11,19 +11,16 @@
 //! rename, after a failed append, at each start, and when most lines are obsolete.
 
 use crate::export::{is_disk_full, make_private};
+use crate::os::file_lock;
 use nigh_types::Time;
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 const TITLE: &str = "nigh sessions 1\n";
-/// How long to wait for the lock file of a server that is about to exit.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Obsolete lines that trigger no rewrite.
 const SLACK: u64 = 256;
 
@@ -183,13 +180,7 @@ impl State {
             .truncate(false)
             .mode(0o600)
             .open(dir.join("sessions.lock"))?;
-        let give_up = Instant::now() + LOCK_PATIENCE;
-        while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            if error != rustix::io::Errno::WOULDBLOCK || Instant::now() > give_up {
-                return Err(error.into());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        file_lock::lock_exclusively(&lock, file_lock::PATIENCE)?;
         let path = dir.join("sessions");
         let (standing, last) = match std::fs::read_to_string(&path) {
             Ok(text) => read(&text)?,
