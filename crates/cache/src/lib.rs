@@ -32,6 +32,7 @@ mod facts;
 mod grants;
 mod inotify;
 mod inputs;
+mod invalidation_queue;
 mod kernel;
 mod memory;
 mod op;
@@ -52,6 +53,7 @@ pub use cache::Cache;
 pub use config::{Config, OnDisconnect, Prefetch};
 pub use counters::{Counters, Gauges};
 pub use inotify::{RemoteChange, WatchStatus};
+pub use invalidation_queue::{InvalidationJob, InvalidationQueue};
 pub use kernel::NotifyLevel;
 pub use op::{
     Caller, Fh, InvalidationId, KernelInvalidation, LockSpan, Node, Op, OpReply, Opened, Output, Page,

@@ -20,48 +20,19 @@ mod thread;
 
 use crate::driver::Driver;
 use crate::worker::WorkerPool;
-use nigh_cache::{InvalidationId, KernelInvalidation, Op, Urgency};
+use nigh_cache::{InvalidationId, InvalidationJob, InvalidationQueue, KernelInvalidation, Op, Urgency};
 use nigh_fuse::Notification;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use thread::NotifierThread;
 
-/// A set of invalidations with one cause.
-struct Job {
-    id: InvalidationId,
-    stale: VecDeque<KernelInvalidation>,
-    urgency: Urgency,
-    /// What is left of an urgent job. Other jobs need not wait for it, because its facts are no longer relied upon.
-    is_leftover_of_urgent: bool,
-    /// Dentries of other jobs, which keep them too. They are not copied again.
-    copies: VecDeque<KernelInvalidation>,
-}
-
-impl Job {
-    fn ordinary(id: InvalidationId, stale: VecDeque<KernelInvalidation>) -> Job {
-        Job { id, stale, urgency: Urgency::Ordinary, is_leftover_of_urgent: false, copies: VecDeque::new() }
-    }
-
-    fn is_urgent(&self) -> bool {
-        self.urgency != Urgency::Ordinary
-    }
-}
-
-/// Two queues; `urgent` goes first.
-#[derive(Default)]
-struct Jobs {
-    urgent: VecDeque<Job>,
-    ordinary: VecDeque<Job>,
-}
-
 /// Pending invalidations of the kernel.
 pub(crate) struct Notifier {
-    jobs: Mutex<Jobs>,
+    jobs: Mutex<InvalidationQueue>,
     /// Readable when a job was queued or on stop, until it is read.
     wake: OwnedFd,
     stopped: AtomicBool,
@@ -72,10 +43,6 @@ pub(crate) struct Notifier {
     has_overlay: AtomicBool,
     /// Number of epoch invalidations sent because a single dentry could not be invalidated in time.
     pub epoch_fallbacks: AtomicU64,
-}
-
-fn names_dentries(stale: &KernelInvalidation) -> bool {
-    matches!(stale, KernelInvalidation::Entry { .. } | KernelInvalidation::AllDentries(_))
 }
 
 impl Notifier {
@@ -93,14 +60,7 @@ impl Notifier {
 
     /// Queues a job.
     pub fn queue(&self, id: InvalidationId, stale: Vec<KernelInvalidation>, urgency: Urgency) {
-        let job = Job { urgency, ..Job::ordinary(id, stale.into()) };
-        let mut jobs = self.jobs.lock();
-        if job.is_urgent() {
-            jobs.urgent.push_back(job);
-        } else {
-            jobs.ordinary.push_back(job);
-        }
-        drop(jobs);
+        self.jobs.lock().push(id, stale, urgency);
         self.wake();
     }
 
@@ -156,22 +116,14 @@ impl Notifier {
     }
 
     /// Processes one job; its rest continues after all urgent jobs.
-    fn process(&self, teller: &mut NotifierThread<'_>, job: Job) {
-        let (id, behind) = (job.id, job.is_urgent() || job.is_leftover_of_urgent);
-        let (stale, copies) = teller.process(job);
+    fn process(&self, teller: &mut NotifierThread<'_>, job: InvalidationJob) {
+        let left = teller.process(job);
         if self.is_stopped() {
             return;
         }
-        if stale.is_empty() && copies.is_empty() {
+        let done = self.jobs.lock().finish(left);
+        if let Some(id) = done {
             teller.driver.with(|core, now| core.cache.handle_invalidated(now, id));
-            return;
-        }
-        let left = Job { is_leftover_of_urgent: behind, copies, ..Job::ordinary(id, stale) };
-        let mut jobs = self.jobs.lock();
-        if behind {
-            jobs.ordinary.push_back(left);
-        } else {
-            jobs.ordinary.push_front(left);
         }
     }
 
@@ -197,25 +149,20 @@ impl Notifier {
 
     /// Whether the current job must give way to an urgent one.
     fn must_yield(&self) -> bool {
-        self.is_stopped() || !self.jobs.lock().urgent.is_empty()
+        self.is_stopped() || self.jobs.lock().has_urgent()
     }
 
-    fn next(&self, teller: &mut NotifierThread<'_>) -> Option<Job> {
+    fn next(&self, teller: &mut NotifierThread<'_>) -> Option<InvalidationJob> {
         if self.is_stopped() {
             return None;
         }
         teller.submounts.refresh();
         let given_up = teller.invalidate_names_once();
+        let can_use_epoch = teller.can_use_epoch();
         let mut jobs = self.jobs.lock();
         if let Some((id, stale)) = given_up {
-            jobs.ordinary.push_front(Job::ordinary(id, stale));
+            jobs.push_first(id, stale);
         }
-        let Some(mut first) = jobs.urgent.pop_front() else { return jobs.ordinary.pop_front() };
-        if first.urgency == Urgency::AllGrantsEnded && !teller.can_use_epoch() {
-            // There is no epoch to invalidate the dentries of the other jobs, and those jobs may block.
-            let others = jobs.ordinary.iter().flat_map(|job| &job.stale);
-            first.copies = others.filter(|one| names_dentries(one)).cloned().collect();
-        }
-        Some(first)
+        jobs.take_next(can_use_epoch)
     }
 }

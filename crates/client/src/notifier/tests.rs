@@ -15,14 +15,12 @@ impl Notifier {
     /// Invalidations in the queue, and copies.
     fn queued(&self) -> (usize, usize) {
         let jobs = self.jobs.lock();
-        let all = || jobs.urgent.iter().chain(&jobs.ordinary);
-        (all().map(|job| job.stale.len()).sum(), all().map(|job| job.copies.len()).sum())
+        (jobs.jobs().map(|job| job.stale.len()).sum(), jobs.jobs().map(|job| job.copies.len()).sum())
     }
 
     /// Whether nothing is queued.
     pub fn is_idle(&self) -> bool {
-        let jobs = self.jobs.lock();
-        jobs.urgent.is_empty() && jobs.ordinary.is_empty()
+        self.jobs.lock().jobs().next().is_none()
     }
 }
 

@@ -14,13 +14,13 @@
 //!
 //! Invalidations without a free worker are sent later, and stay unacknowledged until then.
 
+use super::Notifier;
 use super::pages::{File, PageDrop, Ranges};
-use super::{Job, Notifier};
 use crate::driver::Driver;
 use crate::revalidations::{NameKey, Revalidation};
 use crate::submounts::Submounts;
 use crate::worker::{SleepWatch, Worker, WorkerPool};
-use nigh_cache::{InvalidationId, KernelInvalidation};
+use nigh_cache::{InvalidationId, InvalidationJob, KernelInvalidation};
 use nigh_fuse::{Level, Notification, NotifyOutcome};
 use nigh_types::{Bug, Name, planted};
 use std::collections::{BTreeMap, VecDeque};
@@ -134,13 +134,13 @@ impl NotifierThread<'_> {
         Some((id, names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name }).collect()))
     }
 
-    /// Sends what it can. Returns the rest and the rest of the copies, to be sent again; all of it if an urgent job
-    /// interrupted this one.
-    pub fn process(&mut self, mut job: Job) -> (VecDeque<KernelInvalidation>, VecDeque<KernelInvalidation>) {
+    /// Sends what it can. Returns the job with the rest, to be sent again; all of it if an urgent job interrupted this
+    /// one.
+    pub fn process(&mut self, mut job: InvalidationJob) -> InvalidationJob {
         let mut progress = Progress {
             id: job.id,
             is_urgent: job.is_urgent(),
-            is_leftover_of_urgent: job.is_leftover_of_urgent,
+            is_leftover_of_urgent: job.is_leftover_of_urgent(),
             until: Instant::now() + ANSWERS,
             is_copy: false,
             patience: PATIENCE,
@@ -187,7 +187,7 @@ impl NotifierThread<'_> {
         if !is_done && !self.notifier.must_yield() {
             std::thread::sleep(AGAIN);
         }
-        (job.stale, job.copies)
+        job
     }
 
     fn send_copies(&mut self, progress: &mut Progress, copies: &mut VecDeque<KernelInvalidation>) {

@@ -1,21 +1,19 @@
-//! Model of a notifier and its kernel: the order of notifications, and what each one waits for.
+//! Model of a notifier and its kernel: the order of notifications ([`InvalidationQueue`], which the real notifier uses
+//! too), and what each one waits for.
 
 use super::{Backend, Client, World, name_of, words};
-use nigh_cache::{InvalidationId, KernelInvalidation, NotifyLevel, Op, Urgency};
+use nigh_cache::{
+    InvalidationId, InvalidationJob, InvalidationQueue, KernelInvalidation, NotifyLevel, Op, Urgency,
+};
 use nigh_types::{OpId, WriteFlags};
 use std::collections::VecDeque;
 
-/// The notifications of one invalidation.
+/// The job in progress.
 #[derive(Clone, Debug)]
-struct Job {
-    id: InvalidationId,
-    stale: VecDeque<KernelInvalidation>,
-    /// An urgent job goes before all others, and waits for no request.
-    urgent: bool,
+struct Current {
+    job: InvalidationJob,
     /// Page invalidations of an urgent job for which no worker was free.
     untold: VecDeque<KernelInvalidation>,
-    /// The remainder of an urgent job; other jobs do not wait for it.
-    is_remainder: bool,
 }
 
 /// A page range that a worker is invalidating.
@@ -31,30 +29,34 @@ struct BlockedInvalidation {
 /// Notifications queued for a kernel.
 #[derive(Clone, Default, Debug)]
 pub(super) struct NotifierModel {
-    jobs: VecDeque<Job>,
-    /// The blocked page invalidation that the first job waits for.
+    queue: InvalidationQueue,
+    current: Option<Current>,
+    /// The blocked page invalidation that the current job waits for.
     stuck: Option<BlockedInvalidation>,
-    /// Blocked page invalidations that the first job waits for at its end.
+    /// Blocked page invalidations that the current job waits for at its end.
     blocked: Vec<BlockedInvalidation>,
     /// Page invalidations without a waiting job, because a local request blocks them.
     detached: Vec<BlockedInvalidation>,
 }
 
-impl Job {
-    fn new(id: InvalidationId, stale: impl IntoIterator<Item = KernelInvalidation>, urgent: bool) -> Job {
-        Job { id, stale: stale.into_iter().collect(), urgent, untold: VecDeque::new(), is_remainder: false }
-    }
-}
-
 impl NotifierModel {
     pub fn is_idle(&self) -> bool {
-        self.jobs.is_empty()
+        self.count() == 0
+    }
+
+    fn count(&self) -> usize {
+        self.queue.jobs().count() + usize::from(self.current.is_some())
+    }
+
+    fn job(&mut self) -> &mut InvalidationJob {
+        &mut self.current.as_mut().expect("a job is in progress").job
     }
 
     /// Returns whether an invalidation of an inode's data or listing is queued.
     pub fn has_queued_invalidation(&self, ino: u64) -> bool {
         let about = |stale: &KernelInvalidation| matches!(stale, KernelInvalidation::Data { ino: i, .. } if *i == ino);
-        self.jobs.iter().any(|job| job.stale.iter().chain(&job.untold).any(about))
+        let current = self.current.iter().flat_map(|current| current.job.stale.iter().chain(&current.untold));
+        self.queue.jobs().flat_map(|job| &job.stale).chain(current).any(about)
             || self.stuck.iter().chain(&self.blocked).any(|stuck| stuck.ino == ino)
     }
 
@@ -77,10 +79,7 @@ impl<B: Backend> World<B> {
         client.kernel.has_submounts = true;
         if let Some((id, names)) = client.cache.handle_mounted_below() {
             let stale = names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name });
-            // After the job in progress.
-            let behind = client.notifier.jobs.iter().filter(|job| job.urgent).count();
-            let behind = behind.max(usize::from(client.notifier.stuck.is_some()));
-            client.notifier.jobs.insert(behind, Job::new(id, stale, false));
+            client.notifier.queue.push_first(id, stale.collect());
         }
         self.settle();
     }
@@ -107,9 +106,9 @@ impl<B: Backend> World<B> {
 
     /// Delivers the first queued job only.
     pub(crate) fn deliver_first(&mut self, at: usize) {
-        let before = self.clients[at].notifier.jobs.len();
+        let before = self.clients[at].notifier.count();
         self.clients[at].hold_invalidations = false;
-        while self.clients[at].notifier.jobs.len() == before && self.deliver_one(at) {}
+        while self.clients[at].notifier.count() == before && self.deliver_one(at) {}
         self.clients[at].hold_invalidations = true;
         self.settle();
     }
@@ -139,28 +138,23 @@ impl<B: Backend> World<B> {
         if client.hold_invalidations && (client.asleep || !first) {
             self.trace.push(format!("{}'s kernel is slow to forget", name_of(at)));
         }
-        let mut job = Job::new(id, stale, first);
-        if urgency == Urgency::AllGrantsEnded && client.cache.level() != NotifyLevel::All {
-            // Without the epoch, the urgent job must itself contain the dentries of other jobs, since those may wait.
-            let named = |one: &&KernelInvalidation| {
-                matches!(one, KernelInvalidation::Entry { .. } | KernelInvalidation::AllDentries(_))
-            };
-            let others = client.notifier.jobs.iter().flat_map(|other| &other.stale);
-            job.stale.extend(others.filter(named).cloned());
-        }
+        client.notifier.queue.push(id, stale, urgency);
         if !first {
-            return client.notifier.jobs.push_back(job);
+            return;
         }
         // A blocked invalidation in progress no longer delays the queue; it is repeated after this job.
         let mut left: Vec<BlockedInvalidation> = client.notifier.stuck.take().into_iter().collect();
-        if let Some(told) = client.notifier.jobs.front_mut() {
-            for stuck in client.notifier.blocked.drain(..) {
-                told.untold.push_back(stuck.stale());
+        let NotifierModel { queue, current, blocked, .. } = &mut client.notifier;
+        if let Some(current) = current {
+            for stuck in blocked.drain(..) {
+                current.untold.push_back(stuck.stale());
                 left.push(stuck);
             }
         }
-        let behind = client.notifier.jobs.iter().filter(|job| job.urgent).count();
-        client.notifier.jobs.insert(behind, job);
+        if let Some(Current { job, .. }) = current.take_if(|current| !current.job.is_urgent()) {
+            let done = queue.finish(job);
+            assert_eq!(done, None, "it was interrupted");
+        }
         for stuck in left {
             self.trace.push(format!("{}'s kernel is left writing back {}", name_of(at), stuck.ino));
             self.clients[at].notifier.detached.push(stuck);
@@ -201,11 +195,24 @@ impl<B: Backend> World<B> {
             return self.wait_for(at, stuck);
         }
         let client = &mut self.clients[at];
-        let Some(job) = client.notifier.jobs.front() else { return false };
-        if client.hold_invalidations && (client.asleep || !job.urgent) {
+        let NotifierModel { queue, current, .. } = &mut client.notifier;
+        let Some(is_urgent) = current
+            .as_ref()
+            .map(|current| &current.job)
+            .or(queue.jobs().next())
+            .map(InvalidationJob::is_urgent)
+        else {
+            return false;
+        };
+        if client.hold_invalidations && (client.asleep || !is_urgent) {
             return false;
         }
-        match job.stale.front().cloned() {
+        if current.is_none() {
+            let next = queue.take_next(client.cache.level() == NotifyLevel::All);
+            *current = next.map(|job| Current { job, untold: VecDeque::new() });
+        }
+        let job = client.notifier.job();
+        match job.stale.front().or(job.copies.front()).cloned() {
             Some(one) => self.deliver_invalidation(at, one),
             None => self.end_job(at),
         }
@@ -220,13 +227,13 @@ impl<B: Backend> World<B> {
         }
         let client = &mut self.clients[at];
         let telling = &mut client.notifier;
-        let job = &mut telling.jobs[0];
+        let job = telling.job();
         if over {
             job.stale.pop_front();
             self.drop_stuck(at, &stuck);
         } else if client.cache.blocks_drop(job.id, stuck.ino, &stuck.ranges) {
             telling.detached.push(stuck);
-        } else if job.urgent {
+        } else if job.is_urgent() {
             job.stale.pop_front();
             telling.blocked.push(stuck);
         } else {
@@ -255,7 +262,7 @@ impl<B: Backend> World<B> {
             let over = self.is_over(at, &stuck);
             let again = if over { self.launder(at, &stuck) } else { None };
             let client = &mut self.clients[at];
-            let job = &mut client.notifier.jobs[0];
+            let job = client.notifier.job();
             if let Some(stuck) = again {
                 client.notifier.blocked.push(stuck);
             } else if over {
@@ -273,41 +280,47 @@ impl<B: Backend> World<B> {
         if moved || !telling.blocked.is_empty() {
             return moved;
         }
-        let Some(Job { id, untold, .. }) = telling.jobs.pop_front() else { return false };
-        if untold.is_empty() {
+        let Some(Current { mut job, mut untold }) = telling.current.take() else { return false };
+        job.stale.append(&mut untold);
+        if let Some(id) = telling.queue.finish(job) {
             let now = self.time(at);
             self.clients[at].cache.handle_invalidated(now, id);
-        } else {
-            telling.jobs.push_back(Job { is_remainder: true, ..Job::new(id, untold, false) });
         }
         true
     }
 
     /// Postpones a page invalidation of the first job, because no worker is free.
     fn postpone(&mut self, at: usize, one: KernelInvalidation) -> bool {
-        let jobs = &mut self.clients[at].notifier.jobs;
-        if jobs[0].urgent {
-            jobs[0].stale.pop_front();
-            jobs[0].untold.push_back(one);
-        } else if jobs[0].is_remainder && jobs.iter().any(|job| !job.is_remainder) {
-            jobs.rotate_left(1);
+        let NotifierModel { queue, current, .. } = &mut self.clients[at].notifier;
+        let Some(Current { mut job, mut untold }) = current.take() else { return false };
+        if job.is_urgent() {
+            job.stale.pop_front();
+            untold.push_back(one);
+        } else if job.is_leftover_of_urgent() && queue.has_other_than_leftover() {
+            // The job goes behind the others.
+            return queue.finish(job).is_none();
         } else {
+            *current = Some(Current { job, untold });
             return false;
         }
+        *current = Some(Current { job, untold });
         true
     }
 
     fn deliver_invalidation(&mut self, at: usize, one: KernelInvalidation) -> bool {
         let client = &mut self.clients[at];
-        let job = &mut client.notifier.jobs[0];
+        let job = client.notifier.job();
         let KernelInvalidation::Data { ino, offset, length } = one else {
-            job.stale.pop_front();
+            if job.stale.pop_front().is_none() {
+                job.copies.pop_front();
+            }
             self.trace.push(format!("{}'s kernel forgets {}", name_of(at), words(&one)));
             client.kernel.invalidate(&one);
             return true;
         };
         // As a notifier does: page ranges that the kernel has locked for local requests are left out.
-        let ranges = client.cache.droppable_ranges(job.id, ino, (offset, length));
+        let id = job.id;
+        let ranges = client.cache.droppable_ranges(id, ino, (offset, length));
         if !ranges.is_empty() && !client.notifier.has_worker(client.workers) {
             return self.postpone(at, one);
         }
@@ -326,7 +339,7 @@ impl<B: Backend> World<B> {
         if flush.is_some() || client.invalidates_slowly && !ranges.is_empty() {
             client.notifier.stuck = Some(BlockedInvalidation { ino, range: (offset, length), ranges, flush });
         } else {
-            client.notifier.jobs[0].stale.pop_front();
+            client.notifier.job().stale.pop_front();
             self.drop_stuck(at, &BlockedInvalidation { ino, range: (offset, length), ranges, flush: None });
         }
         true

@@ -53,7 +53,7 @@ fn urgent_jobs_do_not_multiply_names_of_a_locked_directory() {
         driver.notifier.queue(InvalidationId(901), vec![entry("x"), entry("y")], Urgency::Ordinary);
         for urgent in 0..JOBS as u64 {
             driver.notifier.queue(InvalidationId(902 + urgent), vec![stale.clone()], urgency);
-            until("it is sent", || driver.notifier.jobs.lock().urgent.is_empty());
+            until("it is sent", || !driver.notifier.jobs.lock().has_urgent());
             thread::sleep(Duration::from_millis(30));
             let queued = driver.notifier.queued();
             assert!(queued.0 <= 8 && queued.1 <= copies, "{queued:?} are queued");
