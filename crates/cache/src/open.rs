@@ -7,7 +7,7 @@ mod name_streams;
 mod readers;
 
 pub(crate) use dirs::{OpenDir, OpenDirs};
-pub(crate) use files::{OpenFile, OpenFiles};
+pub(crate) use files::{OpenFile, OpenFiles, OpenKind};
 pub(crate) use locks::{Correction, LockOwner, LockRecords};
 pub(crate) use name_streams::NameStreams;
 pub(crate) use readers::{FilesWithAttrs, ReaderTable};

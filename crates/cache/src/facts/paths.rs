@@ -1,6 +1,7 @@
 //! Node references and paths: how the remote finds an inode, and how it is shown in log lines.
 
 use crate::op::{Fh, Op};
+use crate::open::OpenFile;
 use crate::state::State;
 use nigh_types::{Call, Errno, Handle, Name, NodeId, NodeRef};
 
@@ -64,7 +65,7 @@ pub(crate) fn handle_for(
     if file.is_some_and(|file| file.generation != node.node.generation) {
         return None;
     }
-    let handle = file.and_then(|f| f.handle);
+    let handle = file.and_then(OpenFile::handle);
     let pinned = state.store.inode(ino).and_then(|i| i.pin_handle);
     Some((node, handle.or(pinned)))
 }

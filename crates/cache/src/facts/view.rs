@@ -3,7 +3,7 @@
 use crate::calls::{CallKind, InflightCall};
 use crate::grants::LiveGrant;
 use crate::op::{Fh, Op};
-use crate::open::OpenFile;
+use crate::open::{OpenFile, OpenKind};
 use crate::state::State;
 use crate::store::{CachedEntry, Directory, Inode};
 use nigh_types::{Attr, Call, Handle, Kind, LeaseScope, Name, NodeId, Time, WriteFlags};
@@ -197,8 +197,10 @@ pub(crate) fn is_reclaiming(state: &State, handle: Handle) -> bool {
 
 /// Returns whether a request uses an open file that could not be reclaimed, or whose locks could not.
 pub(crate) fn is_lost(state: &State, op: &Op) -> bool {
-    let lost =
-        |fh: &Fh| state.open.locks.are_lost(*fh) || state.open.files.get(*fh).is_some_and(|file| file.lost);
+    let lost = |fh: &Fh| {
+        state.open.locks.are_lost(*fh)
+            || state.open.files.get(*fh).is_some_and(|file| file.kind == OpenKind::Lost)
+    };
     op.open_files().iter().flatten().any(lost)
 }
 

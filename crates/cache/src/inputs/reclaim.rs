@@ -52,7 +52,8 @@ pub(crate) fn reclaim_all(state: &mut State, now: Time) {
     pins::assign_pins(state);
     let mut files = Vec::new();
     for (fh, file) in state.open.files.iter() {
-        files.extend(file.handle.map(|handle| (file.ino, Some(fh), handle, file.access, Some(file.caller))));
+        files
+            .extend(file.handle().map(|handle| (file.ino, Some(fh), handle, file.access, Some(file.caller))));
     }
     let mut pins: Vec<_> = state.store.inodes().filter_map(|i| Some((i.id.ino, i.pin_handle?))).collect();
     pins.sort_unstable();
@@ -161,7 +162,7 @@ fn on_reopen_reply(
         return;
     }
     let wanted = match fh {
-        Some(fh) => state.open.files.get(fh).is_some_and(|file| file.handle == Some(handle)),
+        Some(fh) => state.open.files.get(fh).is_some_and(|file| file.handle() == Some(handle)),
         None => state.store.inode(ino).is_some_and(|inode| inode.pin_handle == Some(handle)),
     };
     match state.store.id_of(ino).filter(|_| wanted) {

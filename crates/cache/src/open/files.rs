@@ -10,24 +10,40 @@ pub(crate) struct OpenFile {
     pub ino: u64,
     /// Generation of the opened inode: another inode may have the number by now.
     pub generation: u64,
-    /// `None`: opened under a grant, without a call to the remote.
-    pub handle: Option<Handle>,
+    pub kind: OpenKind,
     /// Access mode of the open.
     pub access: Access,
     /// Writes through it bypass the kernel's page cache.
     pub direct: bool,
     /// Offset of the latest such write, until it is known to be done.
     pub unfinished_write_at: Option<u64>,
-    /// The file could not be reopened in a new session: every use fails with `EIO`.
-    pub lost: bool,
     /// Caller of the open; writes use its credentials.
     pub caller: Caller,
 }
 
+/// How a file is open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OpenKind {
+    /// At the remote, which knows it by this handle.
+    Remote(Handle),
+    /// Under a grant, without a call to the remote.
+    Granted,
+    /// It could not be reopened in a new session: every use fails with `EIO`.
+    Lost,
+}
+
 impl OpenFile {
-    /// Returns whether the file is of that inode and has no handle.
+    /// The remote's handle.
+    pub fn handle(&self) -> Option<Handle> {
+        match self.kind {
+            OpenKind::Remote(handle) => Some(handle),
+            OpenKind::Granted | OpenKind::Lost => None,
+        }
+    }
+
+    /// Returns whether the file is of that inode and was opened under a grant.
     pub fn lacks_handle_for(&self, id: NodeId) -> bool {
-        self.handle.is_none() && !self.lost && self.generation == id.generation
+        self.kind == OpenKind::Granted && self.generation == id.generation
     }
 }
 
@@ -41,13 +57,13 @@ pub(crate) struct OpenFiles {
 
 impl OpenFiles {
     pub fn insert(&mut self, fh: Fh, file: OpenFile) {
-        self.without_handle += u64::from(file.handle.is_none());
+        self.without_handle += u64::from(file.handle().is_none());
         self.files.insert(fh, file);
     }
 
     pub fn remove(&mut self, fh: Fh) -> Option<OpenFile> {
         let file = self.files.remove(&fh)?;
-        self.without_handle -= u64::from(file.handle.is_none());
+        self.without_handle -= u64::from(file.handle().is_none());
         Some(file)
     }
 
@@ -75,14 +91,14 @@ impl OpenFiles {
     /// Marks a file as lost. Returns whether it had a handle, which it has no more; `None`: it is not open.
     pub fn lose(&mut self, fh: Fh) -> Option<bool> {
         let file = self.files.get_mut(&fh)?;
-        file.lost = true;
-        let had_handle = file.handle.take().is_some();
+        let had_handle = file.handle().is_some();
+        file.kind = OpenKind::Lost;
         self.without_handle += u64::from(had_handle);
         Some(had_handle)
     }
 
     pub fn lose_all(&mut self) {
-        self.files.values_mut().for_each(|file| (file.handle, file.lost) = (None, true));
+        self.files.values_mut().for_each(|file| file.kind = OpenKind::Lost);
         self.without_handle = self.count();
     }
 
@@ -100,7 +116,7 @@ impl OpenFiles {
 
     #[cfg(test)]
     pub fn take_handles(&mut self) {
-        self.files.values_mut().for_each(|file| file.handle = None);
+        self.files.values_mut().for_each(|file| file.kind = OpenKind::Granted);
         self.without_handle = self.count();
     }
 }

@@ -12,7 +12,7 @@ use nigh_types::{Call, LeaseScope, Time};
 pub(crate) fn release(state: &mut State, now: Time, fh: Fh, flock: Option<u64>) -> Option<OpReply> {
     let Some(file) = state.open.files.remove(fh) else { return Some(OpReply::Done) };
     release_with_file(state, now, file.ino, fh, flock);
-    if let Some(handle) = file.handle {
+    if let Some(handle) = file.handle() {
         sending::release_handle(state, handle);
     }
     let mut idle_pin = None;
@@ -30,7 +30,7 @@ pub(crate) fn release(state: &mut State, now: Time, fh: Fh, flock: Option<u64>) 
             more.base.take_if(|_| !keeps_pages);
             more.last_getattr = None;
         }
-        if file.handle.is_none() {
+        if file.handle().is_none() {
             more.unpinned_opens -= 1;
         }
         // No timer checks the pages before that grant ends: the next open compares attributes.

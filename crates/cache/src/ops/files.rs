@@ -4,14 +4,13 @@ use crate::calls::{CallKind, InflightCall, OpenParams, attr_after};
 use crate::facts::{inodes, learn, leases, paths, view};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened};
-use crate::open::OpenFile;
+use crate::open::{OpenFile, OpenKind};
 use crate::out::{invalidate, replies, sending};
 use crate::page_cache::{drops, full_pages, writeback};
 use crate::state::State;
 use crate::store::{CachedPages, ChangeToken};
 use nigh_types::{
-    Access, Attr, Call, DataVersion, Errno, Handle, LeaseScope, NodeId, OpId, Reply, Response, Time,
-    WriteFlags,
+    Access, Attr, Call, DataVersion, Errno, LeaseScope, NodeId, OpId, Reply, Response, Time, WriteFlags,
 };
 
 pub(crate) fn open(
@@ -30,7 +29,7 @@ pub(crate) fn open(
         let keep = pages_match(state, now, None, id, &attr, Some(held));
         // The remote recalls the grant before the last name goes.
         invalidate::set_timers(state, held.deadline, ino);
-        return Some(OpReply::Opened(opened_file(state, id, file, None, keep)));
+        return Some(OpReply::Opened(opened_file(state, id, file, OpenKind::Granted, keep)));
     }
     let Some(node) = paths::node_ref(state, ino) else { return Some(OpReply::Failed(Errno::STALE)) };
     sending::send_for(state, now, op, caller, CallKind::Open { ino, file }, Call::Open { node, access })
@@ -68,7 +67,7 @@ pub(crate) fn opened_file(
     state: &mut State,
     id: NodeId,
     file: OpenParams,
-    handle: Option<Handle>,
+    kind: OpenKind,
     keep_cache: bool,
 ) -> Opened {
     let fh = state.open.new_fh();
@@ -85,7 +84,7 @@ pub(crate) fn opened_file(
     }
     more.opens += 1;
     more.writers += u32::from(file.access.write);
-    if handle.is_none() {
+    if kind == OpenKind::Granted {
         more.unpinned_opens += 1;
     }
     if !keep_cache {
@@ -96,16 +95,15 @@ pub(crate) fn opened_file(
         OpenFile {
             ino: id.ino,
             generation: id.generation,
-            handle,
+            kind,
             access: Access { truncate: false, ..file.access },
             direct,
             unfinished_write_at: None,
-            lost: false,
             caller: file.caller,
         },
     );
     invalidate::set_data_timers(state, id.ino);
-    let no_flush = handle.is_none() && !may_lock;
+    let no_flush = kind == OpenKind::Granted && !may_lock;
     Opened { fh, keep_cache, cache_dir: false, no_flush, direct }
 }
 
@@ -139,7 +137,7 @@ pub(crate) fn on_open_reply(
         flight.granted(&response.grants, id, LeaseScope::Data).map(|g| LiveGrant::begin(g, flight.sent));
     let keep = pages_match(state, now, Some(flight), id, &attr, data.filter(|h| h.is_live(now)).or(under));
     learn::begin_data_grant(state, now, flight, id, Some(ChangeToken::of(&attr)), response);
-    OpReply::Opened(opened_file(state, id, file, Some(handle), keep))
+    OpReply::Opened(opened_file(state, id, file, OpenKind::Remote(handle), keep))
 }
 
 pub(crate) fn read(
@@ -172,7 +170,7 @@ pub(crate) fn write(
     flags: WriteFlags,
 ) -> Option<OpReply> {
     let Some(file) = state.open.files.get(fh) else { return Some(OpReply::Failed(Errno::BADF)) };
-    let (Some(handle), Some(node)) = (file.handle, paths::node_ref(state, ino)) else {
+    let (Some(handle), Some(node)) = (file.handle(), paths::node_ref(state, ino)) else {
         return Some(OpReply::Failed(Errno::BADF));
     };
     let (is_flush, size) = (flags.write_back, data.len() as u64);

@@ -5,6 +5,7 @@ use crate::facts::{forgetting, inodes, learn, leases, order, paths, victims, vie
 use crate::grants::LiveGrant;
 use crate::kernel::NotifyLevel;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply};
+use crate::open::{OpenFile, OpenKind};
 use crate::ops::{files, lookup, privs};
 use crate::out::{invalidate, pins, queue, sending};
 use crate::page_cache::{full_pages, writeback};
@@ -118,7 +119,7 @@ pub(crate) fn on_create_reply(
                 Some(ChangeToken::of(&entry.attr)),
                 response,
             );
-            OpReply::Created(node, files::opened_file(state, entry.id, file, Some(handle), false))
+            OpReply::Created(node, files::opened_file(state, entry.id, file, OpenKind::Remote(handle), false))
         }
         (Some(_), None) => OpReply::Failed(Errno::PROTO),
         (None, _) => OpReply::Node(node),
@@ -169,7 +170,7 @@ pub(crate) fn on_tmpfile_reply(
     learn::apply_attrs_after(state, now, flight, response);
     learn::apply_attr(state, now, flight, entry.id, entry.attr, &response.grants);
     learn::begin_data_grant(state, now, flight, entry.id, Some(ChangeToken::of(&entry.attr)), response);
-    OpReply::Created(node, files::opened_file(state, entry.id, file, Some(handle), false))
+    OpReply::Created(node, files::opened_file(state, entry.id, file, OpenKind::Remote(handle), false))
 }
 
 pub(crate) fn unlink(
@@ -498,7 +499,7 @@ pub(crate) fn set_attr(
         return Some(OpReply::Failed(Errno::STALE));
     };
     // A handle is sent only where it makes a difference: truncation depends on the access mode of the open.
-    let own = fh.and_then(|fh| state.open.files.get(fh)).and_then(|f| f.handle);
+    let own = fh.and_then(|fh| state.open.files.get(fh)).and_then(OpenFile::handle);
     let handle = if set.size.is_some() { own } else { handle };
     let call = Call::SetAttr { node, handle, set };
     sending::send_for(state, now, op, caller, CallKind::Change { ino, xattrs: set.mode.is_some() }, call)
