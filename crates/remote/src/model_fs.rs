@@ -127,6 +127,13 @@ impl ModelFs {
         self.root
     }
 
+    /// The facts that `call` would change if executed now. The tree's server recalls the grants that cover them before
+    /// it executes the call.
+    #[must_use]
+    pub fn affected(&self, call: &Call) -> Vec<Change> {
+        affected::of(self, call)
+    }
+
     /// Parameters of a session with a server of this tree that has no optional ability.
     ///
     /// # Panics

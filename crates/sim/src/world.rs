@@ -5,7 +5,6 @@ mod facts;
 mod local_changes;
 mod mmap_stores;
 mod notifier_model;
-mod reply_effects;
 mod trace_text;
 
 use crate::kernel::Kernel;

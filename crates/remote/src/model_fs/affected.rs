@@ -11,45 +11,40 @@ pub struct Change {
     pub names: Vec<Name>,
 }
 
-impl ModelFs {
-    /// The facts that `call` would change if executed now. The tree's server recalls the grants that cover them before
-    /// it executes the call.
-    #[must_use]
-    pub fn affected(&self, call: &Call) -> Vec<Change> {
-        let mut changes = Changes { tree: self, list: Vec::new() };
-        match call {
-            Call::Create { dir, name, access, .. } => match self.child(dir.node.ino, name) {
-                Some(there) if access.truncate => changes.file(there),
-                Some(_) => {}
-                None => changes.name(dir, name),
-            },
-            Call::Mknod { dir, name, .. }
-            | Call::Mkdir { dir, name, .. }
-            | Call::Symlink { dir, name, .. } => {
-                changes.name(dir, name);
-            }
-            Call::Link { node, dir, name } => {
-                changes.name(dir, name);
-                changes.attributes(node.node.ino);
-            }
-            Call::Unlink { dir, name, .. } | Call::Rmdir { dir, name } => changes.removed(dir, name),
-            Call::Rename { from, name, to, new_name, .. } => {
-                changes.removed(from, name);
-                changes.removed(to, new_name);
-            }
-            Call::SetAttr { node, set, .. } if set.size.is_none() => changes.attributes(node.node.ino),
-            Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } => {
-                changes.attributes(node.node.ino);
-            }
-            Call::Open { node, access: Access { truncate: true, .. } }
-            | Call::SetAttr { node, .. }
-            | Call::Write { node, .. }
-            | Call::Fallocate { node, .. }
-            | Call::CopyRange { to: node, .. } => changes.file(node.node.ino),
-            _ => {}
+/// The facts that `call` would change if executed now. The tree's server recalls the grants that cover them before
+/// it executes the call.
+pub(super) fn of(tree: &ModelFs, call: &Call) -> Vec<Change> {
+    let mut changes = Changes { tree, list: Vec::new() };
+    match call {
+        Call::Create { dir, name, access, .. } => match tree.child(dir.node.ino, name) {
+            Some(there) if access.truncate => changes.file(there),
+            Some(_) => {}
+            None => changes.name(dir, name),
+        },
+        Call::Mknod { dir, name, .. } | Call::Mkdir { dir, name, .. } | Call::Symlink { dir, name, .. } => {
+            changes.name(dir, name);
         }
-        changes.list
+        Call::Link { node, dir, name } => {
+            changes.name(dir, name);
+            changes.attributes(node.node.ino);
+        }
+        Call::Unlink { dir, name, .. } | Call::Rmdir { dir, name } => changes.removed(dir, name),
+        Call::Rename { from, name, to, new_name, .. } => {
+            changes.removed(from, name);
+            changes.removed(to, new_name);
+        }
+        Call::SetAttr { node, set, .. } if set.size.is_none() => changes.attributes(node.node.ino),
+        Call::SetXattr { node, .. } | Call::RemoveXattr { node, .. } => {
+            changes.attributes(node.node.ino);
+        }
+        Call::Open { node, access: Access { truncate: true, .. } }
+        | Call::SetAttr { node, .. }
+        | Call::Write { node, .. }
+        | Call::Fallocate { node, .. }
+        | Call::CopyRange { to: node, .. } => changes.file(node.node.ino),
+        _ => {}
     }
+    changes.list
 }
 
 struct Changes<'a> {

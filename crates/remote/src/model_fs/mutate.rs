@@ -3,6 +3,7 @@
 use super::make::Plan;
 use super::node::Body;
 use super::rename::{Ends, How};
+use super::xattr;
 use super::{ModelFs, Outcome};
 use nigh_types::{
     Access, Call, DataVersion, Errno, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, Reply, Request,
@@ -95,8 +96,10 @@ impl ModelFs {
                 let outcome = self.copy(now, (source, *from_offset), (ino, *to_offset), *length)?;
                 Ok(self.covered(outcome, ino, to))
             }
-            Call::SetXattr { node, name, value, flags, .. } => self.set_xattr(now, node, name, value, *flags),
-            Call::RemoveXattr { node, name } => self.remove_xattr(now, node, name),
+            Call::SetXattr { node, name, value, flags, .. } => {
+                xattr::set_xattr(self, now, node, name, value, *flags)
+            }
+            Call::RemoveXattr { node, name } => xattr::remove_xattr(self, now, node, name),
             Call::Fsync { node, handle, .. } => {
                 if handle.is_some() {
                     self.reach_open(node, *handle)?

@@ -1,6 +1,7 @@
 //! Calls without effects.
 
 use super::node::Body;
+use super::xattr;
 use super::{ModelFs, Outcome};
 use nigh_types::{
     Access, Call, Cookie, Dirent, Entries, Errno, Handle, Kind, LeaseScope, Name, NodeId, NodeRef, Reply,
@@ -16,8 +17,8 @@ impl ModelFs {
             Call::GetAttr { node } => self.getattr(node),
             Call::LookupNumber { ino } => self.by_number(*ino),
             Call::ReadLink { node } => self.readlink(node),
-            Call::Xattrs { node } => self.xattrs(node),
-            Call::Xattr { node, name } => self.xattr(node, name),
+            Call::Xattrs { node } => xattr::xattrs(self, node),
+            Call::Xattr { node, name } => xattr::xattr(self, node, name),
             Call::StatFs { node } => self.statfs(node),
             Call::Open { node, access: access @ Access { truncate: false, .. } } => {
                 self.open_file(node, *access)
