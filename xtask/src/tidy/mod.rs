@@ -7,6 +7,7 @@ mod planted;
 mod semantics;
 mod structure;
 mod vocabulary;
+mod walks;
 mod words;
 
 use std::path::{Path, PathBuf};
@@ -88,6 +89,7 @@ pub fn problems() -> Result<Vec<String>> {
     found.extend(imports::check()?);
     found.extend(semantics::check(&sources));
     found.extend(structure::check(&sources));
+    found.extend(walks::check(&sources));
     Ok(found.iter().map(|p| format!("{}:{}: {}: {}", p.path, p.line, p.rule, p.what)).collect())
 }
 
