@@ -343,7 +343,7 @@ fn removed_open_file_is_found_while_the_folder_is_still_locked_for_a_moment() {
     let folder = fs::File::open(x.dir.path().join(".nigh-orphans")).unwrap();
     rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let unlocks = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(50));
         drop(folder);
     });
     let server = x.server(15_000);

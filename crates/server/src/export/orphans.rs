@@ -126,7 +126,7 @@ impl Orphans {
         let root = reach.root_node();
         let top = OrphanRoot { fd: Arc::clone(&root.fd), object: root.object, is_root: true };
         // There is no folder, or it belongs to another user. Later calls do not wait for its lock.
-        let _ = self.folder_within(reach, &top, false, file_lock::PATIENCE);
+        let _ = self.folder_within(reach, &top, false, file_lock::FOLDER_PATIENCE);
     }
 
     /// Sets how long leftovers of an earlier server are kept for returning sessions.

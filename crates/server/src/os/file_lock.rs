@@ -5,9 +5,11 @@ use rustix::io::Errno;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// How long to wait for a lock. An earlier server may still be ending, a thread may be closing the same export, and a
-/// child of this process between fork and exec holds its locks too.
+/// How long to wait for the lock of a server's state. An earlier server may still be ending, a thread may be closing the
+/// same export, and a child of this process between fork and exec holds its locks too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait for the lock of an orphan folder, which another server may hold for as long as it runs.
+pub(crate) const FOLDER_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Locks a file exclusively, waiting at most `patience`.
 ///
