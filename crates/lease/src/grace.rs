@@ -81,7 +81,7 @@ impl<C: Ord, J> Grace<C, J> {
 
     /// Ends the period. Returns the parked calls in their order.
     pub fn end(&mut self) -> Vec<J> {
-        self.is_active = false;
+        (self.is_active, self.until) = (false, Time(0));
         std::mem::take(&mut self.parked)
     }
 }

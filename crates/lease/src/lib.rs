@@ -67,7 +67,7 @@ pub use discarded::DiscardedLeases;
 pub use grace::Grace;
 pub use locks::{LockOwner, LockRequest, LockResult, LockTable};
 pub use merge_base::{MergeBase, WroteBack};
-pub use replies::Replies;
+pub use replies::{Replies, StoredReply};
 pub use report::{ChangeReport, HolderReport, LeaseReport};
 pub use sequencer::{LeaseSequencer, ParkResult, ReadGrant, SequencerOutput};
 pub use state::MissedCursor;

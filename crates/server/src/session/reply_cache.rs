@@ -4,6 +4,7 @@
 use crate::export::open_handles::OpenFile;
 use crate::lease::session_files::SessionFiles;
 use crate::limits::fair_share;
+use nigh_lease::StoredReply;
 use nigh_link::Peer;
 use nigh_types::{Errno, MutationId, Response};
 use parking_lot::Mutex;
@@ -58,7 +59,10 @@ pub(crate) struct Replies(Mutex<nigh_lease::Replies<Arc<OpenFile>>>);
 impl Replies {
     /// Stores a reply.
     pub(crate) fn note(&self, sequence: u64, response: Response, files: &SessionFiles) {
-        self.0.lock().note(sequence, response, |handle| files.share(handle));
+        if let Some(reply) = StoredReply::new(response, |handle| files.share(handle)) {
+            let left = self.0.lock().insert(sequence, reply);
+            drop(left); // may close its file
+        }
     }
 
     fn count(&self) -> usize {
@@ -66,7 +70,8 @@ impl Replies {
     }
 
     fn take(&self, sequence: u64, files: &SessionFiles) -> Option<Response> {
-        self.0.lock().take(sequence, |file| files.adopt(file).map_err(Errno::from))
+        let reply = self.0.lock().take(sequence)?;
+        Some(reply.into_response(|file| files.adopt(file).map_err(Errno::from)))
     }
 }
 

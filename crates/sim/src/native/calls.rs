@@ -69,8 +69,12 @@ impl Server {
             session.handles.insert(kept);
             Ok(kept)
         };
-        let known = self.reply_cache.get_mut(&who).and_then(|replies| replies.take(name.sequence, adopt));
-        let Some(response) = known else { return false };
+        let Some(replies) = self.reply_cache.get_mut(&who) else { return false };
+        let Some(known) = replies.take(name.sequence) else { return false };
+        if replies.count() == 0 {
+            self.reply_cache.remove(&who);
+        }
+        let response = known.into_response(adopt);
         self.counts.again += 1;
         let due = PendingReply { session: id, who, call, sequence: Some(name.sequence), response };
         self.later(now, Work::Answer(due));

@@ -11,7 +11,7 @@ use super::session::{ClientKey, Hello, PendingReply, Session, Work};
 use crate::random::Dice;
 use nigh_lease::{
     ClientOrigin, DiscardedLeases, Grace, Holder, LeaseConfig, LeaseSequencer, LeaseTerms, Replies,
-    SequencerOutput, UpdatedKey,
+    SequencerOutput, StoredReply, UpdatedKey,
 };
 use nigh_native::{EXCLUSIVE_DIR_LEASES, ServerConfig, ServerEvent, ServerSession, UPDATES};
 use nigh_remote::model_fs::ModelFs;
@@ -410,12 +410,14 @@ impl Server {
 
     /// Remembers a reply that the client may not have received, for when it sends the request again.
     fn remember(&mut self, now: Time, (who, sequence): (ClientKey, u64), response: Response) {
-        let mut replies = self.reply_cache.remove(&who).unwrap_or_default();
-        replies.note(sequence, response, |handle| {
+        let reply = StoredReply::new(response, |handle| {
             let node = self.tree.opened(handle)?;
             self.keep(now, node)
         });
-        self.reply_cache.insert(who, replies);
+        if let Some(reply) = reply {
+            let left = self.reply_cache.entry(who).or_default().insert(sequence, reply);
+            assert!(left.is_none(), "an operation is executed once, and few replies are stored");
+        }
     }
 
     /// Keeps a file open under a handle of the server's own.
