@@ -114,7 +114,7 @@ impl Cache {
             (state.calls.next_deadline(), Reason::RequestDeadline),
             (state.session.flush_due(), Reason::SlowKernel),
             (state.store.suspended.due(), Reason::Commit),
-            (queue::queue_due(state), Reason::InvalidationQueue),
+            (queue::queue_due(state), Reason::NotifierQueue),
             (state.idle_due, Reason::IdleDirectories),
             (state.watches.due().filter(|_| state.session.is_active()), Reason::Watch),
         ];

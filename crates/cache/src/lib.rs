@@ -32,9 +32,9 @@ mod facts;
 mod grants;
 mod inotify;
 mod inputs;
-mod invalidation_queue;
 mod kernel;
 mod memory;
+mod notifier_queue;
 mod op;
 mod open;
 mod ops;
@@ -53,8 +53,8 @@ pub use cache::Cache;
 pub use config::{Config, OnDisconnect, Prefetch};
 pub use counters::{Counters, Gauges};
 pub use inotify::{RemoteChange, WatchStatus};
-pub use invalidation_queue::{InvalidationJob, InvalidationQueue};
 pub use kernel::NotifyLevel;
+pub use notifier_queue::{NotifierJob, NotifierQueue};
 pub use op::{
     Caller, Fh, InvalidationId, KernelInvalidation, LockSpan, Node, Op, OpReply, Opened, Output, Page,
     PageEntry, Reason, Urgency,

@@ -507,7 +507,7 @@ pub enum Reason {
     /// An inotify-watched directory is to be compared.
     Watch,
     /// A queued invalidation has waited for GETATTR replies for the longest time allowed.
-    InvalidationQueue,
+    NotifierQueue,
     /// Directories may have been idle for the longest time allowed.
     IdleDirectories,
 }

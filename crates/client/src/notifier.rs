@@ -20,7 +20,7 @@ mod thread;
 
 use crate::driver::Driver;
 use crate::worker::WorkerPool;
-use nigh_cache::{InvalidationId, InvalidationJob, InvalidationQueue, KernelInvalidation, Op, Urgency};
+use nigh_cache::{InvalidationId, KernelInvalidation, NotifierJob, NotifierQueue, Op, Urgency};
 use nigh_fuse::Notification;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
@@ -32,7 +32,7 @@ use thread::NotifierThread;
 
 /// Pending invalidations of the kernel.
 pub(crate) struct Notifier {
-    jobs: Mutex<InvalidationQueue>,
+    jobs: Mutex<NotifierQueue>,
     /// Readable when a job was queued or on stop, until it is read.
     wake: OwnedFd,
     stopped: AtomicBool,
@@ -116,7 +116,7 @@ impl Notifier {
     }
 
     /// Processes one job; its rest continues after all urgent jobs.
-    fn process(&self, teller: &mut NotifierThread<'_>, job: InvalidationJob) {
+    fn process(&self, teller: &mut NotifierThread<'_>, job: NotifierJob) {
         let left = teller.process(job);
         if self.is_stopped() {
             return;
@@ -152,17 +152,16 @@ impl Notifier {
         self.is_stopped() || self.jobs.lock().has_urgent()
     }
 
-    fn next(&self, teller: &mut NotifierThread<'_>) -> Option<InvalidationJob> {
+    fn next(&self, teller: &mut NotifierThread<'_>) -> Option<NotifierJob> {
         if self.is_stopped() {
             return None;
         }
         teller.submounts.refresh();
         let given_up = teller.invalidate_names_once();
-        let can_use_epoch = teller.can_use_epoch();
         let mut jobs = self.jobs.lock();
         if let Some((id, stale)) = given_up {
             jobs.push_first(id, stale);
         }
-        jobs.take_next(can_use_epoch)
+        jobs.take_next(|| teller.can_use_epoch())
     }
 }

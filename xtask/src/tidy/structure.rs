@@ -12,7 +12,7 @@ struct Layers {
     most_in_circle: usize,
 }
 
-/// The first layer of the cache has the owners of state, which know nothing of requests.
+/// The first layer of the cache has the owners of state, and the notifier's queue; they know nothing of requests.
 const LAYERS: &[Layers] = &[
     Layers {
         name: "cache",
@@ -25,7 +25,7 @@ const LAYERS: &[Layers] = &[
                 "counters",
                 "grants",
                 "inotify",
-                "invalidation_queue",
+                "notifier_queue",
                 "kernel",
                 "op",
                 "open",

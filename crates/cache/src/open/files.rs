@@ -83,7 +83,7 @@ impl OpenFiles {
         self.files.len() as u64
     }
 
-    /// Returns whether some file was opened under a grant, without a call.
+    /// Returns whether some open file has no handle: it was opened under a grant, or is lost.
     pub fn has_any_without_handle(&self) -> bool {
         self.without_handle > 0
     }

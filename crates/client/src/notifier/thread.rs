@@ -20,7 +20,7 @@ use crate::driver::Driver;
 use crate::revalidations::{NameKey, Revalidation};
 use crate::submounts::Submounts;
 use crate::worker::{SleepWatch, Worker, WorkerPool};
-use nigh_cache::{InvalidationId, InvalidationJob, KernelInvalidation};
+use nigh_cache::{InvalidationId, KernelInvalidation, NotifierJob};
 use nigh_fuse::{Level, Notification, NotifyOutcome};
 use nigh_types::{Bug, Name, planted};
 use std::collections::{BTreeMap, VecDeque};
@@ -134,9 +134,9 @@ impl NotifierThread<'_> {
         Some((id, names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name }).collect()))
     }
 
-    /// Sends what it can. Returns the job with the rest, to be sent again; all of it if an urgent job interrupted this
-    /// one.
-    pub fn process(&mut self, mut job: InvalidationJob) -> InvalidationJob {
+    /// Sends what it can. Returns the job with what is left to send; after an interruption by an urgent job that includes
+    /// what was not tried.
+    pub fn process(&mut self, mut job: NotifierJob) -> NotifierJob {
         let mut progress = Progress {
             id: job.id,
             is_urgent: job.is_urgent(),

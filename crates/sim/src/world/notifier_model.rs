@@ -1,17 +1,15 @@
-//! Model of a notifier and its kernel: the order of notifications ([`InvalidationQueue`], which the real notifier uses
+//! Model of a notifier and its kernel: the order of notifications ([`NotifierQueue`], which the real notifier uses
 //! too), and what each one waits for.
 
 use super::{Backend, Client, World, name_of, words};
-use nigh_cache::{
-    InvalidationId, InvalidationJob, InvalidationQueue, KernelInvalidation, NotifyLevel, Op, Urgency,
-};
+use nigh_cache::{InvalidationId, KernelInvalidation, NotifierJob, NotifierQueue, NotifyLevel, Op, Urgency};
 use nigh_types::{OpId, WriteFlags};
 use std::collections::VecDeque;
 
 /// The job in progress.
 #[derive(Clone, Debug)]
 struct Current {
-    job: InvalidationJob,
+    job: NotifierJob,
     /// Page invalidations of an urgent job for which no worker was free.
     untold: VecDeque<KernelInvalidation>,
 }
@@ -29,7 +27,7 @@ struct BlockedInvalidation {
 /// Notifications queued for a kernel.
 #[derive(Clone, Default, Debug)]
 pub(super) struct NotifierModel {
-    queue: InvalidationQueue,
+    queue: NotifierQueue,
     current: Option<Current>,
     /// The blocked page invalidation that the current job waits for.
     stuck: Option<BlockedInvalidation>,
@@ -48,7 +46,7 @@ impl NotifierModel {
         self.queue.jobs().count() + usize::from(self.current.is_some())
     }
 
-    fn job(&mut self) -> &mut InvalidationJob {
+    fn job(&mut self) -> &mut NotifierJob {
         &mut self.current.as_mut().expect("a job is in progress").job
     }
 
@@ -79,7 +77,14 @@ impl<B: Backend> World<B> {
         client.kernel.has_submounts = true;
         if let Some((id, names)) = client.cache.handle_mounted_below() {
             let stale = names.into_iter().map(|(dir, name)| KernelInvalidation::Entry { dir, name });
-            client.notifier.queue.push_first(id, stale.collect());
+            let NotifierModel { queue, current, stuck, .. } = &mut client.notifier;
+            // An ordinary job that waits for a worker is behind them.
+            let waits = |current: &mut Current| stuck.is_none() && !current.job.is_urgent();
+            if let Some(Current { job, .. }) = current.take_if(waits) {
+                let done = queue.finish(job);
+                assert_eq!(done, None, "it waits");
+            }
+            queue.push_first(id, stale.collect());
         }
         self.settle();
     }
@@ -196,11 +201,8 @@ impl<B: Backend> World<B> {
         }
         let client = &mut self.clients[at];
         let NotifierModel { queue, current, .. } = &mut client.notifier;
-        let Some(is_urgent) = current
-            .as_ref()
-            .map(|current| &current.job)
-            .or(queue.jobs().next())
-            .map(InvalidationJob::is_urgent)
+        let Some(is_urgent) =
+            current.as_ref().map(|current| &current.job).or(queue.jobs().next()).map(NotifierJob::is_urgent)
         else {
             return false;
         };
@@ -208,7 +210,7 @@ impl<B: Backend> World<B> {
             return false;
         }
         if current.is_none() {
-            let next = queue.take_next(client.cache.level() == NotifyLevel::All);
+            let next = queue.take_next(|| client.cache.level() == NotifyLevel::All);
             *current = next.map(|job| Current { job, untold: VecDeque::new() });
         }
         let job = client.notifier.job();

@@ -375,7 +375,7 @@ fn queued_invalidation_waits_at_most_one_second() {
     ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     assert_eq!(recall_data(&mut cache), []);
     let due = T0.after(MAX_REPLY_WAIT);
-    assert_eq!(cache.poll_output(), Output::Timeout(due, crate::Reason::InvalidationQueue));
+    assert_eq!(cache.poll_output(), Output::Timeout(due, crate::Reason::NotifierQueue));
     cache.handle_timeout(due);
     assert!(matches!(outputs(&mut cache)[..], [Output::Invalidate { .. }]));
 }

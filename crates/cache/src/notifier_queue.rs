@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 /// A set of invalidations with one cause.
 #[derive(Clone, Debug)]
-pub struct InvalidationJob {
+pub struct NotifierJob {
     pub id: InvalidationId,
     /// Not sent yet.
     pub stale: VecDeque<KernelInvalidation>,
@@ -19,10 +19,10 @@ pub struct InvalidationJob {
     is_leftover_of_urgent: bool,
 }
 
-impl InvalidationJob {
-    fn ordinary(id: InvalidationId, stale: VecDeque<KernelInvalidation>) -> InvalidationJob {
+impl NotifierJob {
+    fn ordinary(id: InvalidationId, stale: VecDeque<KernelInvalidation>) -> NotifierJob {
         let (urgency, copies) = (Urgency::Ordinary, VecDeque::new());
-        InvalidationJob { id, stale, copies, urgency, is_leftover_of_urgent: false }
+        NotifierJob { id, stale, copies, urgency, is_leftover_of_urgent: false }
     }
 
     #[must_use]
@@ -39,15 +39,15 @@ impl InvalidationJob {
 
 /// Invalidations that wait to be sent.
 #[derive(Clone, Default, Debug)]
-pub struct InvalidationQueue {
-    urgent: VecDeque<InvalidationJob>,
-    ordinary: VecDeque<InvalidationJob>,
+pub struct NotifierQueue {
+    urgent: VecDeque<NotifierJob>,
+    ordinary: VecDeque<NotifierJob>,
 }
 
-impl InvalidationQueue {
+impl NotifierQueue {
     /// Queues what [`Output::Invalidate`](crate::Output::Invalidate) says.
     pub fn push(&mut self, id: InvalidationId, stale: Vec<KernelInvalidation>, urgency: Urgency) {
-        let job = InvalidationJob { urgency, ..InvalidationJob::ordinary(id, stale.into()) };
+        let job = NotifierJob { urgency, ..NotifierJob::ordinary(id, stale.into()) };
         if job.is_urgent() {
             self.urgent.push_back(job);
         } else {
@@ -57,7 +57,7 @@ impl InvalidationQueue {
 
     /// Queues an ordinary job before all other ordinary ones.
     pub fn push_first(&mut self, id: InvalidationId, stale: VecDeque<KernelInvalidation>) {
-        self.ordinary.push_front(InvalidationJob::ordinary(id, stale));
+        self.ordinary.push_front(NotifierJob::ordinary(id, stale));
     }
 
     /// Whether an ordinary job in progress has to give way.
@@ -73,15 +73,15 @@ impl InvalidationQueue {
     }
 
     /// The jobs in the queue, in their order.
-    pub fn jobs(&self) -> impl Iterator<Item = &InvalidationJob> {
+    pub fn jobs(&self) -> impl Iterator<Item = &NotifierJob> {
         self.urgent.iter().chain(&self.ordinary)
     }
 
-    /// Takes the next job. `can_use_epoch`: the kernel can invalidate all dentries at once. Otherwise a job for the end
-    /// of all grants gets copies of the dentries of the other jobs, since those may block.
-    pub fn take_next(&mut self, can_use_epoch: bool) -> Option<InvalidationJob> {
+    /// Takes the next job. If it is for the end of all grants, `can_use_epoch` says whether the kernel can invalidate all
+    /// dentries at once. Otherwise the job gets copies of the dentries of the other jobs, since those may block.
+    pub fn take_next(&mut self, can_use_epoch: impl FnOnce() -> bool) -> Option<NotifierJob> {
         let Some(mut first) = self.urgent.pop_front() else { return self.ordinary.pop_front() };
-        if first.urgency == Urgency::AllGrantsEnded && !can_use_epoch {
+        if first.urgency == Urgency::AllGrantsEnded && !can_use_epoch() {
             let others = self.ordinary.iter().flat_map(|job| &job.stale);
             first.copies = others.filter(|one| names_dentries(one)).cloned().collect();
         }
@@ -90,12 +90,12 @@ impl InvalidationQueue {
 
     /// Puts back what is left of a job. Returns the job's id if nothing is: the invalidation is to be acknowledged.
     #[must_use]
-    pub fn finish(&mut self, job: InvalidationJob) -> Option<InvalidationId> {
+    pub fn finish(&mut self, job: NotifierJob) -> Option<InvalidationId> {
         if job.stale.is_empty() && job.copies.is_empty() {
             return Some(job.id);
         }
         let is_behind = job.is_urgent() || job.is_leftover_of_urgent;
-        let left = InvalidationJob { urgency: Urgency::Ordinary, is_leftover_of_urgent: is_behind, ..job };
+        let left = NotifierJob { urgency: Urgency::Ordinary, is_leftover_of_urgent: is_behind, ..job };
         if is_behind {
             self.ordinary.push_back(left);
         } else {
@@ -118,13 +118,13 @@ mod tests {
         KernelInvalidation::Entry { dir: 1, name: Name::new(name.as_bytes()).unwrap() }
     }
 
-    fn next(queue: &mut InvalidationQueue) -> InvalidationJob {
-        queue.take_next(false).unwrap()
+    fn next(queue: &mut NotifierQueue) -> NotifierJob {
+        queue.take_next(|| false).unwrap()
     }
 
     #[test]
     fn leftover_of_urgent_job_goes_behind_and_interrupted_job_goes_on_first() {
-        let mut queue = InvalidationQueue::default();
+        let mut queue = NotifierQueue::default();
         queue.push(InvalidationId(1), vec![entry("a")], Urgency::Ordinary);
         queue.push(InvalidationId(2), vec![entry("b")], Urgency::Ordinary);
         let first = next(&mut queue);
@@ -135,20 +135,20 @@ mod tests {
         assert_eq!((urgent.id, queue.finish(urgent)), (InvalidationId(3), None));
         let ids: Vec<u64> = queue.jobs().map(|job| job.id.0).collect();
         assert_eq!(ids, [1, 2, 3]);
-        let done = InvalidationJob { stale: VecDeque::new(), ..next(&mut queue) };
+        let done = NotifierJob { stale: VecDeque::new(), ..next(&mut queue) };
         assert_eq!(queue.finish(done), Some(InvalidationId(1)));
     }
 
     #[test]
     fn end_of_all_grants_copies_dentries_once_if_there_is_no_epoch() {
-        let mut queue = InvalidationQueue::default();
+        let mut queue = NotifierQueue::default();
         queue.push(
             InvalidationId(1),
             vec![entry("a"), KernelInvalidation::Attr { ino: 2 }],
             Urgency::Ordinary,
         );
         queue.push(InvalidationId(2), vec![], Urgency::AllGrantsEnded);
-        let first = queue.clone().take_next(true).unwrap();
+        let first = queue.clone().take_next(|| true).unwrap();
         assert!(first.copies.is_empty());
         let first = next(&mut queue);
         assert_eq!(first.copies, [entry("a")]);
