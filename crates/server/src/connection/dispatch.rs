@@ -2,6 +2,7 @@
 
 use crate::connection::Ended;
 use crate::connection::validate_ids;
+use crate::export::open_handles::Closing;
 use crate::lease::holder::LeaseSession;
 use crate::ops::prefetch::{PrefetchJob, ReplyStream};
 use crate::os::clock::now;
@@ -115,8 +116,10 @@ impl Server {
         match &request.call {
             Call::Release { handles } => {
                 // Closing the last descriptor of a large file may take long, and this thread has to read the link.
-                if let Some(closing) = attached.files.take(handles) {
-                    self.pool.later(session.queue_key(), move || drop(closing));
+                let closing = attached.files.take(handles).into_iter().flat_map(Closing::by_filesystem);
+                for files in closing {
+                    let released = attached.files.leases().table.space_reclaimer.release(files);
+                    self.pool.later(session.queue_key(), move || drop(released));
                 }
                 return None;
             }

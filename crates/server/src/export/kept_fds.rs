@@ -1,4 +1,5 @@
-//! Descriptors that an export keeps open for later calls. A file without a name occupies space while one is open.
+//! Descriptors that an export keeps open for later calls, and those that a client has released and that wait to be
+//! closed. A file without a name occupies space while one is open.
 //!
 //! When a disk or quota is full, the server closes all of them that no client has open and retries the refused call
 //! once. Closing a file may wait without bound for its filesystem (a hung FUSE daemon or NFS server), and the refused
@@ -6,6 +7,7 @@
 
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,10 +33,33 @@ pub(crate) struct SpaceReclaimer {
 
 #[derive(Default)]
 struct State {
-    /// How often a filesystem has closed all its files.
+    /// How often a filesystem has closed all its files, or released ones were closed.
     rounds: u64,
     /// Filesystems with a closing thread.
     closing: FxHashMap<u64, Closing>,
+    /// Released files that are not closed yet, by number.
+    released: BTreeMap<u64, Released>,
+    last_released: u64,
+}
+
+/// Released files of one filesystem.
+enum Released {
+    /// They wait for a thread.
+    Waiting(KeptFd),
+    /// A thread is closing them: the filesystem, and since when.
+    Closing(u64, Instant),
+}
+
+/// Released files that wait to be closed; closed at the latest when this is dropped.
+pub(crate) struct ReleasedFiles {
+    reclaimer: Arc<SpaceReclaimer>,
+    number: u64,
+}
+
+impl Drop for ReleasedFiles {
+    fn drop(&mut self) {
+        self.reclaimer.close_released(self.number);
+    }
 }
 
 struct Closing {
@@ -48,9 +73,32 @@ impl SpaceReclaimer {
         self.state.lock().rounds
     }
 
-    /// Closes the files returned by `take`. Waits up to [`OWN_PATIENCE`] for `own`, the filesystem of the refused
-    /// call, and up to [`PATIENCE`] for others; a filesystem that exceeded its time earlier is not waited for.
-    /// Returns whether any file was closed since round `rounds`.
+    /// Notes files that a client has released. They are closed when the returned value is dropped, or earlier for a call
+    /// that is refused for want of space.
+    pub(crate) fn release(self: &Arc<SpaceReclaimer>, files: KeptFd) -> ReleasedFiles {
+        let mut state = self.state.lock();
+        state.last_released += 1;
+        let number = state.last_released;
+        state.released.insert(number, Released::Waiting(files));
+        ReleasedFiles { reclaimer: Arc::clone(self), number }
+    }
+
+    fn close_released(&self, number: u64) {
+        let mut state = self.state.lock();
+        let Some(slot) = state.released.get_mut(&number) else { return };
+        let Released::Waiting(KeptFd { filesystem, .. }) = *slot else { return };
+        let files = std::mem::replace(slot, Released::Closing(filesystem, Instant::now()));
+        drop(state);
+        drop(files);
+        let mut state = self.state.lock();
+        state.released.remove(&number);
+        state.rounds += 1;
+        self.closed.notify_all();
+    }
+
+    /// Closes the files returned by `take`, and all released ones. Waits up to [`OWN_PATIENCE`] for `own`, the filesystem
+    /// of the refused call, and up to [`PATIENCE`] for others; a filesystem that exceeded its time earlier is not waited
+    /// for. Returns whether any file was closed since round `rounds`.
     pub(crate) fn reclaim(
         self: &Arc<SpaceReclaimer>,
         rounds: u64,
@@ -61,22 +109,36 @@ impl SpaceReclaimer {
         let mut state = self.state.lock();
         let mut new = Vec::new();
         // Under the lock, so that another refused call finds each descriptor either kept or being closed.
-        for file in take() {
+        let mut files = take();
+        for (number, released) in std::mem::take(&mut state.released) {
+            match released {
+                Released::Waiting(waiting) => files.push(waiting),
+                closing => drop(state.released.insert(number, closing)),
+            }
+        }
+        for file in files {
             let closing = state.closing.entry(file.filesystem).or_insert_with(|| {
                 new.push(file.filesystem);
                 Closing { since: begun, pending: Vec::new() }
             });
             closing.pending.push(file);
         }
+        let last = state.last_released;
         drop(state);
         new.into_iter().for_each(|filesystem| self.start(filesystem));
         let mut state = self.state.lock();
         loop {
-            let until = |(filesystem, closing): (&u64, &Closing)| match Some(*filesystem) == own {
+            let until = |filesystem: u64, since: Instant| match Some(filesystem) == own {
                 true => begun + OWN_PATIENCE,
-                false => begun.min(closing.since) + PATIENCE,
+                false => begun.min(since) + PATIENCE,
             };
-            let Some(until) = state.closing.iter().map(until).max() else { break };
+            let kept = state.closing.iter().map(|(filesystem, closing)| until(*filesystem, closing.since));
+            // Those that were released before, and that a thread had begun to close.
+            let released = state.released.range(..=last).filter_map(|(_, released)| match released {
+                Released::Closing(filesystem, since) => Some(until(*filesystem, *since)),
+                Released::Waiting(_) => None,
+            });
+            let Some(until) = kept.chain(released).max() else { break };
             if self.closed.wait_until(&mut state, until).timed_out() {
                 break;
             }
@@ -160,6 +222,50 @@ mod tests {
         drop(release);
         assert_eq!(ended.recv_timeout(PATIENCE * 10), Ok(true));
         assert!(given_back.state.lock().closing.is_empty());
+    }
+
+    /// Sets a flag when it is closed.
+    struct Noted(Arc<std::sync::atomic::AtomicBool>);
+
+    impl Drop for Noted {
+        fn drop(&mut self) {
+            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn released_files_that_wait_for_a_thread_are_closed_for_refused_call() {
+        let given_back = Arc::new(SpaceReclaimer::default());
+        let closed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let noted = KeptFd { filesystem: 1, file: Box::new(Noted(Arc::clone(&closed))) };
+        let waits = given_back.release(noted);
+        let rounds = given_back.rounds();
+        assert!(given_back.reclaim(rounds, Some(1), Vec::new));
+        assert!(closed.load(std::sync::atomic::Ordering::SeqCst));
+        drop(waits);
+        assert!(given_back.state.lock().released.is_empty());
+        let rounds = given_back.rounds();
+        assert!(!given_back.reclaim(rounds, Some(1), Vec::new), "nothing was given back");
+    }
+
+    #[test]
+    fn refused_call_waits_for_released_files_that_are_being_closed() {
+        let given_back = Arc::new(SpaceReclaimer::default());
+        let (release, slow) = channel();
+        let rounds = given_back.rounds();
+        let closing = given_back.release(KeptFd { filesystem: 1, file: Box::new(Hung(slow)) });
+        let closes = std::thread::spawn(move || drop(closing));
+        let is_closing = |released: &Released| matches!(released, Released::Closing(1, _));
+        while !given_back.state.lock().released.values().any(is_closing) {
+            std::thread::yield_now();
+        }
+        let (other, (done, ended)) = (Arc::clone(&given_back), channel());
+        let refused = std::thread::spawn(move || done.send(other.reclaim(rounds, Some(1), Vec::new)));
+        assert!(ended.recv_timeout(PATIENCE / 5).is_err(), "it waits");
+        drop(release);
+        assert_eq!(ended.recv_timeout(OWN_PATIENCE), Ok(true));
+        closes.join().unwrap();
+        refused.join().unwrap().unwrap();
     }
 
     #[test]

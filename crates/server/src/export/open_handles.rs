@@ -1,5 +1,6 @@
 //! The open files of one session.
 
+use crate::export::kept_fds::KeptFd;
 use crate::export::open_files::OpenRef;
 use crate::limits::descriptors::{Descriptors, OpenFileCharge};
 use crate::os::error::{Fault, Result};
@@ -264,6 +265,21 @@ impl OpenHandles {
 pub(crate) struct Closing {
     files: Vec<Arc<OpenFile>>,
     pending: Arc<AtomicU64>,
+}
+
+impl Closing {
+    /// Returns the files of each filesystem by themselves.
+    pub(crate) fn by_filesystem(mut self) -> Vec<KeptFd> {
+        let mut parts = FxHashMap::<u64, Vec<Arc<OpenFile>>>::default();
+        for file in self.files.drain(..) {
+            parts.entry(file.object.filesystem).or_default().push(file);
+        }
+        let part = |(filesystem, files)| {
+            let closing = Closing { files, pending: Arc::clone(&self.pending) };
+            KeptFd { filesystem, file: Box::new(closing) }
+        };
+        parts.into_iter().map(part).collect()
+    }
 }
 
 impl Drop for Closing {
