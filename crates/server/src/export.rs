@@ -31,7 +31,6 @@ use crate::export::read_fds::ReadFds;
 use crate::export::state_log::{Log, Record};
 use crate::limits::descriptors::Descriptors;
 use crate::os::error::{Fault, Result};
-use crate::os::file_lock;
 use crate::os::filesystem::{Filesystem, identify};
 use crate::os::impersonate::can_impersonate;
 use crate::os::stat::{self, Stat};
@@ -44,7 +43,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kept_fds::KeptFd;
 pub(crate) use kept_fds::SpaceReclaimer;
@@ -379,7 +378,7 @@ impl OpenedRoot {
             getrandom::fill(random).map_err(|e| state_error(std::io::Error::other(e.to_string())))?;
         }
         let first = Record::Key { version: 1, key };
-        let (log, records) = open_log(&state.join("ids"), first).map_err(state_error)?;
+        let (log, records) = Log::open(&state.join("ids"), first).map_err(state_error)?;
         let ids = Ids::new(&self.stat, self.filesystem, log, &records, secret).map_err(state_error)?;
         Ok(Arc::new(ids.keeping_parents(state.join("parents"))))
     }
@@ -399,19 +398,6 @@ fn id_of(filesystem: &Filesystem, root: &Stat, path: &Path) -> String {
     }
     let _ = write!(id, "-{:x}-{:x}", root.ino, root.birth_ns);
     id
-}
-
-/// Opens the log, waiting a moment for its lock.
-fn open_log(path: &Path, first: Record) -> std::io::Result<(Log, Vec<Record>)> {
-    let give_up = Instant::now() + file_lock::PATIENCE;
-    loop {
-        match Log::open(path, first) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < give_up => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            opened => return opened,
-        }
-    }
 }
 
 pub(crate) fn make_private(dir: &Path) -> std::io::Result<()> {

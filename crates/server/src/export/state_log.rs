@@ -6,9 +6,11 @@
 //! file is created by renaming a complete one into place. A torn last record is cut off. Values are used only after
 //! [`Log::sync`] has returned.
 
+use crate::os::file_lock;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::time::Duration;
 
 /// Length of a record in bytes.
 const LENGTH: usize = 40;
@@ -38,6 +40,11 @@ impl Log {
     /// Reads the file at `path`, or creates it with `first`. Locks the file for the log's lifetime; fails with
     /// `EWOULDBLOCK` if another server holds the lock.
     pub(crate) fn open(path: &Path, first: Record) -> io::Result<(Log, Vec<Record>)> {
+        Log::open_within(path, first, file_lock::PATIENCE)
+    }
+
+    /// Like [`Log::open`], waiting at most `patience` for the lock.
+    fn open_within(path: &Path, first: Record, patience: Duration) -> io::Result<(Log, Vec<Record>)> {
         if !path.exists() {
             let made = path.with_extension("new");
             let mut file = File::create(&made)?;
@@ -49,7 +56,7 @@ impl Log {
             }
         }
         let mut file = OpenOptions::new().read(true).write(true).open(path)?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        file_lock::lock_exclusively(&file, patience)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         let records: Vec<Record> = bytes.chunks_exact(LENGTH).map_while(decode).collect();
@@ -213,7 +220,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ids");
         let first = Log::open(&path, KEY).unwrap();
-        assert_eq!(Log::open(&path, KEY).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let refused = Log::open_within(&path, KEY, Duration::ZERO);
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(first);
         assert!(Log::open(&path, KEY).is_ok());
     }
