@@ -66,12 +66,6 @@ impl NotifierQueue {
         !self.urgent.is_empty()
     }
 
-    /// Whether a job waits that is not left over from an urgent one.
-    #[must_use]
-    pub fn has_other_than_leftover(&self) -> bool {
-        self.jobs().any(|job| !job.is_leftover_of_urgent)
-    }
-
     /// The jobs in the queue, in their order.
     pub fn jobs(&self) -> impl Iterator<Item = &NotifierJob> {
         self.urgent.iter().chain(&self.ordinary)

@@ -298,7 +298,7 @@ impl<B: Backend> World<B> {
         if job.is_urgent() {
             job.stale.pop_front();
             untold.push_back(one);
-        } else if job.is_leftover_of_urgent() && queue.has_other_than_leftover() {
+        } else if job.is_leftover_of_urgent() && queue.jobs().any(|job| !job.is_leftover_of_urgent()) {
             // The job goes behind the others.
             return queue.finish(job).is_none();
         } else {
