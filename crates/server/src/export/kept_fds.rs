@@ -16,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long it waits for closes on its own filesystem, which answered just now.
 const OWN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A descriptor kept for later calls, with the id of its filesystem ([`nigh_lease::Object`]).
+/// Files that no client has open any more, a descriptor kept for later calls or released ones, with the id of their
+/// filesystem ([`nigh_lease::Object`]).
 pub(crate) struct KeptFd {
     pub(crate) filesystem: u64,
     #[allow(dead_code, reason = "held, not looked at")]
