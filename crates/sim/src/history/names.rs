@@ -58,9 +58,11 @@ pub enum Act {
         slots: [Slot; 2],
         what: Expected,
     },
-    /// The name no longer leads to the inode, and the inode has no other name.
+    /// The name no longer leads to the inode, and the inode has no other name. If the kernel may have counted one name
+    /// too few, the inode has at most one name.
     Gone {
         old: Slot,
+        undercounted: bool,
     },
     Links {
         inode: u16,
@@ -154,8 +156,9 @@ impl Object for Names {
                     }
                 }
             }
-            Act::Gone { old } => match at(state, *old) {
+            Act::Gone { old, undercounted } => match at(state, *old) {
                 0 => add(SATISFIED),
+                what if *undercounted && self.links(state, what - 1) == 1 => add(SATISFIED),
                 what => add(what),
             },
             _ => {}

@@ -50,6 +50,10 @@ struct Creator {
     seen: BTreeSet<u64>,
 }
 
+fn latest_end(record: &Record) -> u64 {
+    record.response.as_ref().map_or(u64::MAX, |(end, _)| *end)
+}
+
 /// # Errors
 /// The first record that is impossible under any order.
 pub fn partition(history: &History) -> Result<Partition, Impossible> {
@@ -371,25 +375,44 @@ impl<'h> Partitioner<'h> {
     /// itself, also for a removal of a name that another mount has moved to another file (`fuse_entry_unlinked`), and
     /// it ignores the server's count while it writes (`FUSE_I_SIZE_UNSTABLE`).
     fn is_miscounted(&self, number: usize) -> bool {
+        let mount = self.history.records[number].mount;
+        let moved =
+            |(at, slot): (usize, Slot)| self.changes_beside(at, slot).iter().any(|other| *other != mount);
+        let mut beside = self.own_calls_beside(number);
+        beside.any(|record| matches!(record.call, Call::Write { .. }))
+            && self.removals_before(number).any(moved)
+    }
+
+    /// Whether the kernel of the call's mount may have counted one name too few: it applies another reply with the new
+    /// count before it handles the reply to its own removal of a name (`fuse_entry_unlinked`).
+    fn may_undercount(&self, number: usize) -> bool {
+        self.removals_before(number).any(|(at, _)| self.own_calls_beside(at).next().is_some())
+    }
+
+    /// Returns the other calls of the same mount that may overlap the call.
+    fn own_calls_beside(&self, number: usize) -> impl Iterator<Item = &Record> {
         let call = &self.history.records[number];
-        let done = |record: &Record| !matches!(record.response, Some((_, CallResult::Failed(_))));
-        let end_of = |record: &Record| record.response.as_ref().map_or(u64::MAX, |(end, _)| *end);
-        let writes = |record: &Record| {
-            let beside = record.begin <= end_of(call) && call.begin <= end_of(record);
-            beside && matches!(record.call, Call::Write { .. })
-        };
-        let removes = |(at, record): (usize, &Record)| {
+        let others = self.history.records.iter().enumerate().filter(move |(other, _)| *other != number);
+        others.map(|(_, record)| record).filter(move |record| {
+            record.mount == call.mount && record.begin <= latest_end(call) && call.begin <= latest_end(record)
+        })
+    }
+
+    /// Returns the removals of names on the call's mount after which the mount's kernel may not have refreshed its
+    /// link count, each with its name.
+    fn removals_before(&self, number: usize) -> impl Iterator<Item = (usize, Slot)> {
+        let call = &self.history.records[number];
+        let end = latest_end(call);
+        self.history.records.iter().enumerate().filter_map(move |(at, record)| {
             let slot = match record.call {
                 Call::Unlink { slot } | Call::Rename { new: slot, how: RenameMode::Plain, .. } => slot,
-                _ => return false,
+                _ => return None,
             };
-            let lately =
-                record.begin <= end_of(call) && call.begin <= end_of(record).saturating_add(STALE_NLINK);
-            lately && done(record) && self.changes_beside(at, slot).iter().any(|mount| *mount != call.mount)
-        };
-        let records = self.history.records.iter().enumerate();
-        let own = || records.clone().filter(|(_, record)| record.mount == call.mount);
-        own().any(|(_, record)| writes(record)) && own().any(removes)
+            let done = !matches!(record.response, Some((_, CallResult::Failed(_))));
+            let stale_until = latest_end(record).saturating_add(STALE_NLINK);
+            let lately = record.begin <= end && call.begin <= stale_until;
+            (record.mount == call.mount && done && lately).then_some((at, slot))
+        })
     }
 
     /// Adds the reads that follow from a failed call.
@@ -414,7 +437,8 @@ impl<'h> Partitioner<'h> {
             }
             (Call::Link { old, .. }, Errno::NOENT) => {
                 let end = self.end(number);
-                self.name(number, end, true, Act::Gone { old });
+                let undercounted = self.may_undercount(number);
+                self.name(number, end, true, Act::Gone { old, undercounted });
                 return Ok(());
             }
             (Call::Link { new, .. } | Call::Rename { new, how: RenameMode::NoReplace, .. }, Errno::EXIST) => {
@@ -462,7 +486,7 @@ impl<'h> Partitioner<'h> {
         let any_name = Slot::all().collect();
         let slots: Vec<Slot> = match &act {
             Act::Is { slot, .. } => vec![*slot],
-            Act::Link { old, .. } | Act::Gone { old } => vec![*old],
+            Act::Link { old, .. } | Act::Gone { old, .. } => vec![*old],
             Act::Any { slots, .. } => slots.to_vec(),
             // The names that lead to the inode are not known beforehand.
             Act::Links { .. } => any_name,
