@@ -8,8 +8,8 @@ use crate::kernel::DeferredReply;
 use crate::memory::evict;
 use crate::op::{Fh, KernelInvalidation, OpReply, Output};
 use crate::ops::{
-    arrivals, files, listing_chunks, locks, lookup, mutate, prefetching, privs, restart, revalidate, statfs,
-    targets, xattr,
+    arrivals, create, files, listing_chunks, locks, lookup, prefetching, privs, remove, rename, restart,
+    revalidate, set_attr, statfs, targets, xattr,
 };
 use crate::out::{invalidate, queue, replies, sending};
 use crate::page_cache::{drops, writeback};
@@ -65,15 +65,15 @@ fn handle_reply(state: &mut State, now: Time, flight: InflightCall, response: Re
         CallKind::List { .. } | CallKind::ListNames { .. } | CallKind::Prefetch => return,
         CallKind::Open { ino, file } => files::on_open_reply(state, now, &flight, *ino, *file, &response),
         CallKind::Create { dir, name, file } => {
-            mutate::on_create_reply(state, now, &flight, (*dir, name), *file, &response)
+            create::on_create_reply(state, now, &flight, (*dir, name), *file, &response)
         }
-        CallKind::Tmpfile { file } => mutate::on_tmpfile_reply(state, now, &flight, *file, &response),
+        CallKind::Tmpfile { file } => create::on_tmpfile_reply(state, now, &flight, *file, &response),
         CallKind::Remove { dir, name } => {
-            mutate::on_remove_reply(state, now, &flight, (*dir, name), &response)
+            remove::on_remove_reply(state, now, &flight, (*dir, name), &response)
         }
-        CallKind::Rename { .. } => mutate::on_rename_reply(state, now, &flight, &response),
+        CallKind::Rename { .. } => rename::on_rename_reply(state, now, &flight, &response),
         CallKind::Change { ino, xattrs } => {
-            mutate::on_change_reply(state, now, &flight, (*ino, *xattrs), &response)
+            set_attr::on_change_reply(state, now, &flight, (*ino, *xattrs), &response)
         }
         CallKind::Write { ino, offset, .. } => {
             files::on_written(state, now, &flight, *ino, *offset, &response)

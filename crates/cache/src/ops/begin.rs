@@ -3,7 +3,7 @@
 use crate::calls::{CallKind, OpenParams};
 use crate::facts::{paths, view};
 use crate::op::{Caller, Op, OpReply};
-use crate::ops::{files, locks, lookup, mutate, readdir, statfs, targets, xattr};
+use crate::ops::{create, files, locks, lookup, readdir, remove, rename, set_attr, statfs, targets, xattr};
 use crate::out::{pins, sending};
 use crate::state::State;
 use nigh_types::{Call, Errno, OpId, Time};
@@ -43,10 +43,10 @@ fn begin_op(state: &mut State, now: Time, id: OpId, caller: Caller, op: Op) -> O
         }
         Op::Unlock { ino, span } => locks::unlock(state, now, id, caller, ino, span),
         Op::TestLock { ino, span, kind } => locks::test_lock(state, now, id, caller, ino, span, kind),
-        Op::SetAttr { ino, fh, set } => mutate::set_attr(state, now, id, caller, (ino, fh), set),
-        op @ Op::Rename { .. } => mutate::rename(state, now, id, caller, op),
-        Op::Unlink { dir, name } => mutate::unlink(state, now, id, caller, dir, name),
-        Op::Rmdir { dir, name } => mutate::rmdir(state, now, id, caller, dir, name),
+        Op::SetAttr { ino, fh, set } => set_attr::set_attr(state, now, id, caller, (ino, fh), set),
+        op @ Op::Rename { .. } => rename::rename(state, now, id, caller, op),
+        Op::Unlink { dir, name } => remove::unlink(state, now, id, caller, dir, name),
+        Op::Rmdir { dir, name } => remove::rmdir(state, now, id, caller, dir, name),
         Op::StatFs { ino } => statfs::stat_fs(state, now, id, caller, ino),
         op => start_create(state, now, id, caller, op),
     }
@@ -55,14 +55,14 @@ fn begin_op(state: &mut State, now: Time, id: OpId, caller: Caller, op: Op) -> O
 fn start_create(state: &mut State, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {
     match op {
         Op::Symlink { dir, name, target } => {
-            mutate::create(state, now, id, caller, dir, name, None, |dir, name| Call::Symlink {
+            create::create(state, now, id, caller, dir, name, None, |dir, name| Call::Symlink {
                 dir,
                 name,
                 target,
             })
         }
         Op::Mknod { dir, name, kind, mode, umask, rdev } => {
-            mutate::create(state, now, id, caller, dir, name, None, |dir, name| Call::Mknod {
+            create::create(state, now, id, caller, dir, name, None, |dir, name| Call::Mknod {
                 dir,
                 name,
                 kind,
@@ -72,7 +72,7 @@ fn start_create(state: &mut State, now: Time, id: OpId, caller: Caller, op: Op) 
             })
         }
         Op::Mkdir { dir, name, mode, umask } => {
-            mutate::create(state, now, id, caller, dir, name, None, |dir, name| Call::Mkdir {
+            create::create(state, now, id, caller, dir, name, None, |dir, name| Call::Mkdir {
                 dir,
                 name,
                 mode,
@@ -83,7 +83,7 @@ fn start_create(state: &mut State, now: Time, id: OpId, caller: Caller, op: Op) 
             let Some(node) = paths::node_ref(state, ino) else { return Some(OpReply::Failed(Errno::STALE)) };
             // With another name its attributes stand under another grant.
             pins::pin_open(state, ino);
-            mutate::create(state, now, id, caller, dir, name, None, |dir, name| Call::Link {
+            create::create(state, now, id, caller, dir, name, None, |dir, name| Call::Link {
                 node,
                 dir,
                 name,
@@ -91,7 +91,7 @@ fn start_create(state: &mut State, now: Time, id: OpId, caller: Caller, op: Op) 
         }
         Op::Create { dir, name, mode, umask, exclusive, access, append } => {
             let file = OpenParams { append, access, caller };
-            mutate::create(state, now, id, caller, dir, name, Some(file), |dir, name| Call::Create {
+            create::create(state, now, id, caller, dir, name, Some(file), |dir, name| Call::Create {
                 dir,
                 name,
                 mode,

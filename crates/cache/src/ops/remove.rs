@@ -1,0 +1,128 @@
+//! UNLINK and RMDIR.
+
+use crate::calls::{CallKind, InflightCall};
+use crate::facts::{inodes, learn, leases, paths, victims, view};
+use crate::op::{Caller, KernelInvalidation, OpReply};
+use crate::ops::name_errors;
+use crate::out::{invalidate, pins, sending};
+use crate::state::State;
+use nigh_types::{Attr, Call, Errno, Handle, Name, NodeId, OpId, Reply, Response, Time};
+
+pub(crate) fn unlink(
+    state: &mut State,
+    now: Time,
+    op: OpId,
+    caller: Caller,
+    dir: u64,
+    name: Name,
+) -> Option<OpReply> {
+    let Some(place) = paths::node_ref(state, dir) else { return Some(OpReply::Failed(Errno::STALE)) };
+    pins::pin_open_at(state, dir, &name);
+    let call = Call::Unlink { dir: place, name: name.clone(), keep: None };
+    sending::send_for(state, now, op, caller, CallKind::Remove { dir, name }, call)
+}
+
+pub(crate) fn rmdir(
+    state: &mut State,
+    now: Time,
+    op: OpId,
+    caller: Caller,
+    dir: u64,
+    name: Name,
+) -> Option<OpReply> {
+    let Some(place) = paths::node_ref(state, dir) else { return Some(OpReply::Failed(Errno::STALE)) };
+    let call = Call::Rmdir { dir: place, name: name.clone() };
+    sending::send_for(state, now, op, caller, CallKind::Remove { dir, name }, call)
+}
+
+pub(crate) fn on_remove_reply(
+    state: &mut State,
+    now: Time,
+    flight: &InflightCall,
+    (dir, name): (u64, &Name),
+    response: &Response,
+) -> OpReply {
+    let (node, kept) = match &response.result {
+        Ok(Reply::Removed { node, pinned: kept }) => (*node, *kept),
+        Ok(_) => return OpReply::Failed(Errno::PROTO),
+        Err(errno) => {
+            if !name_errors::says_nothing_of_names(*errno) {
+                leases::discard_uncertain_name(state, dir, name, name_errors::says_exists(*errno));
+            }
+            return OpReply::Failed(*errno);
+        }
+    };
+    if !flight.waiters.is_empty() {
+        victims::alias_live_directory(state, flight.victim_dir, Some(node));
+    }
+    on_name_removed(state, node, (dir, name), kept);
+    unbind(state, now, flight, (dir, name), response);
+    learn::apply_attrs_after(state, now, flight, response);
+    learn::note_local_inode(state, dir);
+    learn::note_local_inode(state, node.ino);
+    OpReply::Done
+}
+
+fn unbind(
+    state: &mut State,
+    now: Time,
+    flight: &InflightCall,
+    (dir, name): (u64, &Name),
+    response: &Response,
+) {
+    learn::note_local_dentry(state, flight, (dir, name), None);
+    if let Some(dir_id) = state.store.id_of(dir) {
+        learn::apply_dentry(state, now, flight, dir_id, name, None, &response.grants);
+    }
+}
+
+/// Handles an inode's loss of its name.
+pub(crate) fn on_name_removed(
+    state: &mut State,
+    node: NodeId,
+    (dir, name): (u64, &Name),
+    kept: Option<Handle>,
+) {
+    let last = view::last_attr(state, node).or_else(|| state.kernel.recent_dirs.attr_of(node));
+    invalidate_if_unforeseen(state, node, (dir, name));
+    inodes::forget_earlier_name(state, node, (dir, name));
+    leases::drop_dir_names(state, node.ino);
+    if state.store.id_of(node.ino) == Some(node) {
+        leases::drop_uncovered(state, node.ino, None);
+    }
+    let Some(inode) = state.store.inode_of_mut(node) else {
+        if let Some(handle) = kept {
+            sending::release_handle(state, handle);
+        }
+        return;
+    };
+    if inode.is_at(dir, name) {
+        inode.parent_entry = None;
+    }
+    if let Some(attr) = last.filter(Attr::is_dir) {
+        inode.ext_mut().unlinked_attr = Some(Attr { nlink: 0, ..attr });
+    }
+    let is_open = inode.opens > 0;
+    match kept {
+        // A caller that looked its name up may be about to open it.
+        Some(_) if inode.pin_handle.is_none() && (inode.unpinned_opens > 0 || inode.nlookup > 0) => {
+            inode.ext_mut().pin_handle = kept;
+        }
+        Some(handle) => sending::release_handle(state, handle),
+        None => {}
+    }
+    if is_open && state.kernel.can_notify() {
+        // The kernel keeps the attributes under the name's grant (`fuse_entry_unlinked` but sets the ctime).
+        invalidate::invalidate(state, vec![KernelInvalidation::Attr { ino: node.ino }], None);
+    }
+}
+
+/// Invalidates an inode's attributes if the kernel does not know that a local change took its name: it knows if it
+/// had a dentry of that name for the inode.
+fn invalidate_if_unforeseen(state: &mut State, node: NodeId, (dir, name): (u64, &Name)) {
+    let foreseen = state.store.child(dir, name).is_some_and(|child| child.id == node);
+    let known = view::knows(state, node);
+    if known && !foreseen && state.kernel.can_notify() {
+        invalidate::invalidate(state, vec![KernelInvalidation::Attr { ino: node.ino }], None);
+    }
+}
