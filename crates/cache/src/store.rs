@@ -255,7 +255,7 @@ impl Store {
     }
 
     /// Returns the directory of an inode's parent entry, with the name there and its cookie.
-    pub fn parent_dir_mut(&mut self, ino: u64) -> Option<(&mut Directory, &Name, Cookie)> {
+    fn parent_dir_mut(&mut self, ino: u64) -> Option<(&mut Directory, &Name, Cookie)> {
         let (dir, name) = self.inodes.record(ino)?.parent_entry.as_ref()?;
         let cookie = self.key.cookie(name.as_bytes());
         Some((self.dirs.get_mut(dir)?, name, cookie))

@@ -1,7 +1,7 @@
 //! Facts from replies, kept as far as their grants allow.
 
-use crate::calls::{CallKind, ConcurrentDentry, InflightCall};
-use crate::facts::{inodes, leases, order, view};
+use crate::calls::{CallKind, InflightCall};
+use crate::facts::{changes, inodes, leases, order, view};
 use crate::grants::LiveGrant;
 use crate::out::invalidate;
 use crate::state::State;
@@ -104,7 +104,7 @@ fn apply_to_entry(
     if flight.race_log.is_remotely_changed(*dir, name) {
         return None;
     }
-    let (directory, name, cookie) = state.store.parent_dir_mut(id.ino)?;
+    let directory = state.store.dir(*dir)?;
     if flight.recalled(directory.id, LeaseScope::Directory) {
         return None;
     }
@@ -112,12 +112,7 @@ fn apply_to_entry(
     if !flight.is_mutation() && crate::grants::on(grants, directory.id, LeaseScope::Directory).is_none() {
         return None;
     }
-    let child = directory.rows.find_mut(cookie, name.as_bytes()).filter(|c| c.id == id)?;
-    // An entry that did not answer for the inode was not updated for new xattrs.
-    child.no_xattrs &= child.is_covered();
-    child.packed = attr.into();
-    child.attr_known = true;
-    attr.covered_by_parent().then_some(held)
+    changes::set_entry_attr(state, id, attr).then_some(held)
 }
 
 /// Applies attributes of further inodes in a reply.
@@ -128,33 +123,6 @@ pub(crate) fn apply_attrs_after(state: &mut State, now: Time, flight: &InflightC
         }
         apply_attr(state, now, flight, id, attr, &response.grants);
     }
-}
-
-/// Records in every call in flight that a local change changed an inode.
-pub(crate) fn note_local_inode(state: &mut State, ino: u64) {
-    leases::drop_expired(state, ino);
-    state.statfs_cache = None;
-    state.calls.mark_local_inode(ino);
-}
-
-/// Records a local change of a name in all calls in flight, unless the directory was recalled since: calls sent
-/// later know better. Runs before anything is learned from that change.
-pub(crate) fn note_local_dentry(
-    state: &mut State,
-    by: &InflightCall,
-    (dir, name): (u64, &Name),
-    id: Option<NodeId>,
-) {
-    leases::drop_expired_names(state, dir);
-    if let Some(directory) = state.store.dir_mut(dir) {
-        directory.version += 1;
-    }
-    if state.store.id_of(dir).is_some_and(|id| by.recalled(id, LeaseScope::Directory)) {
-        return;
-    }
-    let (cookie, same_lease) = (state.store.cookie(name), order::lease_generation_since_sent(state, by, dir));
-    let learned = ConcurrentDentry { cookie, id, local: Some(id), lease_generation: same_lease };
-    state.calls.mark_local_dentry(dir, name, learned);
 }
 
 /// Applies a name from a reply to the directory's facts, if a grant covers it. `None`: it does not exist.
@@ -244,7 +212,6 @@ fn apply_dir_entry(
     let made_up = planted(Bug::KeepsUngranted).then(|| crate::grants::fabricated(dir));
     let fresh = flight.granted(grants, dir, LeaseScope::Directory).or(made_up.as_ref());
     let fresh = fresh.map(|grant| LiveGrant::begin(grant, flight.sent));
-    let cookie = state.store.cookie(name);
     if leases::live_directory(state, now, dir.ino).is_none() {
         let held = fresh.filter(|h| h.is_live(now))?;
         if !state.store.may_begin_lease(dir, held.id) {
@@ -263,15 +230,8 @@ fn apply_dir_entry(
         leases::discard_if_contradicted(state, dir, name, entry.map(|entry| entry.id));
         return None;
     }
-    let directory = state.store.dir_mut(dir.ino)?;
-    let held = directory.held?;
-    let old = if entry.is_none() && directory.complete {
-        directory.rows.remove(cookie, name.as_bytes())
-    } else {
-        let child = entry.map(CachedEntry::new);
-        directory.rows.insert(cookie, name.as_bytes(), child)
-    };
-    state.store.recount(dir.ino);
+    let held = state.store.dir(dir.ino)?.held?;
+    let old = changes::bind(state, (dir.ino, name), entry.map(CachedEntry::new));
     // The kernel knows of its own changes.
     if let Some(old) = old.filter(|_| !flight.is_mutation()) {
         let stale =

@@ -1,7 +1,7 @@
 //! Requests that make a name, and the replies to their calls.
 
 use crate::calls::{CallKind, InflightCall, OpenParams};
-use crate::facts::{forgetting, inodes, learn, leases, paths};
+use crate::facts::{changes, forgetting, inodes, learn, leases, paths};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, OpReply};
 use crate::open::OpenKind;
@@ -53,18 +53,14 @@ pub(crate) fn on_create_reply(
     };
     let Some(dir_id) = state.store.id_of(dir) else { return OpReply::Failed(Errno::STALE) };
     learn::apply_attrs_after(state, now, flight, response);
-    // A further link: the entry of its only name so far must not go on answering for the inode.
-    leases::drop_attr(state, entry.id.ino);
-    leases::drop_uncovered(state, entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
-    inodes::note_earlier_name(state, &entry, (dir, name));
-    learn::note_local_dentry(state, flight, (dir, name), Some(entry.id));
+    changes::made(state, flight, (dir, name), &entry);
     let held = learn::apply_dentry(state, now, flight, dir_id, name, Some(&entry), &response.grants);
-    learn::note_local_inode(state, dir);
+    changes::note_inode(state, dir);
     let node = inodes::entry_reply(state, now, Some((dir, name)), entry.id, entry.attr, held, None);
     let under = learn::apply_attr(state, now, flight, entry.id, entry.attr, &response.grants);
     learn::keep_target(state, now, entry.id, entry.target.clone());
     learn::learn_no_xattrs(state, now, flight, &entry);
-    learn::note_local_inode(state, entry.id.ino);
+    changes::note_inode(state, entry.id.ino);
     begin_new_directory(state, now, flight, &entry, response);
     let attr_valid = queue::attr_timeout(state, now, entry.id.ino, &entry.attr, under);
     let node = crate::op::Node { attr_valid, ..node };

@@ -1,7 +1,7 @@
 //! Regular files: open, read, write.
 
 use crate::calls::{CallKind, InflightCall, OpenParams, attr_after};
-use crate::facts::{inodes, learn, leases, paths, view};
+use crate::facts::{changes, inodes, learn, leases, paths, view};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened};
 use crate::open::{OpenFile, OpenKind};
@@ -125,7 +125,7 @@ pub(crate) fn on_open_reply(
         return OpReply::Failed(Errno::STALE);
     };
     if flight.is_mutation() {
-        learn::note_local_inode(state, ino);
+        changes::note_inode(state, ino);
         inodes::record(state, id).ext_mut().data.pages = CachedPages::None;
     }
     let under = learn::apply_attr(state, now, flight, id, attr, &response.grants);
@@ -215,7 +215,7 @@ pub(crate) fn on_written(
         // The reply carries no attributes, so those after the write are unknown.
         leases::drop_attr(state, ino);
     }
-    learn::note_local_inode(state, ino);
+    changes::note_inode(state, ino);
     note_local_write(state, now, ino, response);
     if let Some(id) = state.store.id_of(ino).filter(|_| !response.grants.is_empty()) {
         let stamp = attr_after(response, ino).map(|attr| ChangeToken::of(&attr));

@@ -1,12 +1,12 @@
 //! UNLINK and RMDIR.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::{inodes, learn, leases, paths, victims, view};
+use crate::facts::{changes, learn, leases, paths, victims, view};
 use crate::op::{Caller, KernelInvalidation, OpReply};
 use crate::ops::name_errors;
 use crate::out::{invalidate, pins, sending};
 use crate::state::State;
-use nigh_types::{Attr, Call, Errno, Handle, Name, NodeId, OpId, Reply, Response, Time};
+use nigh_types::{Call, Errno, Handle, Name, NodeId, OpId, Reply, Response, Time};
 
 pub(crate) fn unlink(
     state: &mut State,
@@ -58,8 +58,8 @@ pub(crate) fn on_remove_reply(
     on_name_removed(state, node, (dir, name), kept);
     unbind(state, now, flight, (dir, name), response);
     learn::apply_attrs_after(state, now, flight, response);
-    learn::note_local_inode(state, dir);
-    learn::note_local_inode(state, node.ino);
+    changes::note_inode(state, dir);
+    changes::note_inode(state, node.ino);
     OpReply::Done
 }
 
@@ -70,50 +70,38 @@ fn unbind(
     (dir, name): (u64, &Name),
     response: &Response,
 ) {
-    learn::note_local_dentry(state, flight, (dir, name), None);
+    changes::note_dentry(state, flight, (dir, name), None);
     if let Some(dir_id) = state.store.id_of(dir) {
         learn::apply_dentry(state, now, flight, dir_id, name, None, &response.grants);
     }
 }
 
-/// Handles an inode's loss of its name.
+/// Handles an inode's loss of its name; `kept` is the handle by which the remote keeps it readable.
 pub(crate) fn on_name_removed(
     state: &mut State,
     node: NodeId,
     (dir, name): (u64, &Name),
     kept: Option<Handle>,
 ) {
-    let last = view::last_attr(state, node).or_else(|| state.kernel.recent_dirs.attr_of(node));
     invalidate_if_unforeseen(state, node, (dir, name));
-    inodes::forget_earlier_name(state, node, (dir, name));
-    leases::drop_dir_names(state, node.ino);
-    if state.store.id_of(node.ino) == Some(node) {
-        leases::drop_uncovered(state, node.ino, None);
-    }
-    let Some(inode) = state.store.inode_of_mut(node) else {
-        if let Some(handle) = kept {
-            sending::release_handle(state, handle);
-        }
-        return;
-    };
-    if inode.is_at(dir, name) {
-        inode.parent_entry = None;
-    }
-    if let Some(attr) = last.filter(Attr::is_dir) {
-        inode.ext_mut().unlinked_attr = Some(Attr { nlink: 0, ..attr });
-    }
-    let is_open = inode.opens > 0;
-    match kept {
-        // A caller that looked its name up may be about to open it.
-        Some(_) if inode.pin_handle.is_none() && (inode.unpinned_opens > 0 || inode.nlookup > 0) => {
-            inode.ext_mut().pin_handle = kept;
-        }
-        Some(handle) => sending::release_handle(state, handle),
-        None => {}
-    }
+    changes::unnamed(state, node, (dir, name));
+    keep_pin(state, node, kept);
+    let is_open = state.store.inode_of(node).is_some_and(|inode| inode.opens > 0);
     if is_open && state.kernel.can_notify() {
         // The kernel keeps the attributes under the name's grant (`fuse_entry_unlinked` but sets the ctime).
         invalidate::invalidate(state, vec![KernelInvalidation::Attr { ino: node.ino }], None);
+    }
+}
+
+/// Keeps the handle of a removed file that is open without one, or that a caller which looked its name up may be about
+/// to open.
+fn keep_pin(state: &mut State, node: NodeId, kept: Option<Handle>) {
+    let Some(handle) = kept else { return };
+    match state.store.inode_of_mut(node) {
+        Some(inode) if inode.pin_handle.is_none() && (inode.unpinned_opens > 0 || inode.nlookup > 0) => {
+            inode.ext_mut().pin_handle = Some(handle);
+        }
+        _ => sending::release_handle(state, handle),
     }
 }
 

@@ -1,7 +1,7 @@
 //! RENAME.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::{inodes, learn, leases, order, paths, victims, view};
+use crate::facts::{changes, inodes, learn, leases, order, paths, victims, view};
 use crate::kernel::NotifyLevel;
 use crate::op::{Caller, KernelInvalidation, Op, OpReply};
 use crate::ops::{name_errors, remove};
@@ -78,16 +78,15 @@ pub(crate) fn on_rename_reply(
         leases::discard_uncertain_dir(state, id);
     }
     apply_namespace_change(state, now, flight, new, moved_child, &response.grants);
-    inodes::forget_earlier_name(state, moved, old);
     invalidate_moved(state, now, (old, moved), new);
-    inodes::move_parent_entry(state, moved, new);
+    changes::moved(state, moved, old, new);
     if let Some(other) = other {
         invalidate_moved(state, now, (new, other), old);
-        inodes::move_parent_entry(state, other, old);
+        changes::moved(state, other, new, old);
     }
     learn::apply_attrs_after(state, now, flight, response);
     for ino in [*from, *to, moved.ino].into_iter().chain(replaced.or(left).map(|r| r.ino)) {
-        learn::note_local_inode(state, ino);
+        changes::note_inode(state, ino);
     }
     OpReply::Done
 }
@@ -176,7 +175,7 @@ fn apply_namespace_change(
     grants: &[Grant],
 ) {
     let leads_to = child.as_ref().map(|child| child.id);
-    learn::note_local_dentry(state, flight, (dir, name), leads_to);
+    changes::note_dentry(state, flight, (dir, name), leads_to);
     let pushed = flight.race_log.is_remotely_changed(dir, name);
     let crossed = pushed || order::is_change_ambiguous(state, flight, dir, name, leads_to);
     if let Some(id) =
@@ -190,14 +189,9 @@ fn apply_namespace_change(
             return leases::discard_if_contradicted(state, id, name, leads_to);
         }
     }
-    let cookie = state.store.cookie(name);
-    let Some((directory, _)) = leases::live_directory(state, now, dir) else { return };
-    if child.is_none() && directory.complete {
-        directory.rows.remove(cookie, name.as_bytes());
-    } else {
-        directory.rows.insert(cookie, name.as_bytes(), child);
+    if leases::live_directory(state, now, dir).is_some() {
+        changes::bind(state, (dir, name), child);
     }
-    state.store.recount(dir);
 }
 
 #[cfg(test)]

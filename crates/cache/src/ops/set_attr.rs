@@ -1,7 +1,7 @@
 //! SETATTR, and replies to changes of attributes and xattrs.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::{learn, leases, paths};
+use crate::facts::{changes, learn, leases, paths};
 use crate::op::{Caller, Fh, OpReply};
 use crate::open::OpenFile;
 use crate::ops::{files, lookup, privs};
@@ -65,6 +65,6 @@ pub(crate) fn on_change_reply(
             OpReply::Failed(errno)
         }
     };
-    learn::note_local_inode(state, ino);
+    changes::note_inode(state, ino);
     answer
 }

@@ -1,0 +1,99 @@
+//! Effects of this mount's own changes on the cached facts and on calls in flight.
+//!
+//! A change is applied here once it is made, by the remote or locally under a write lease. Nothing here learns from a
+//! reply (`facts/learn.rs`) or answers a request (`ops`).
+
+use crate::calls::{ConcurrentDentry, InflightCall};
+use crate::facts::{inodes, leases, order, view};
+use crate::state::State;
+use crate::store::CachedEntry;
+use nigh_types::{Attr, Entry, LeaseScope, Name, NodeId};
+
+/// Records in every call in flight that a local change changed an inode.
+pub(crate) fn note_inode(state: &mut State, ino: u64) {
+    leases::drop_expired(state, ino);
+    state.statfs_cache = None;
+    state.calls.mark_local_inode(ino);
+}
+
+/// Records a local change of a name in all calls in flight, unless the directory was recalled since: calls sent
+/// later know better. Runs before anything is learned from that change.
+pub(crate) fn note_dentry(
+    state: &mut State,
+    by: &InflightCall,
+    (dir, name): (u64, &Name),
+    id: Option<NodeId>,
+) {
+    leases::drop_expired_names(state, dir);
+    if let Some(directory) = state.store.dir_mut(dir) {
+        directory.version += 1;
+    }
+    if state.store.id_of(dir).is_some_and(|id| by.recalled(id, LeaseScope::Directory)) {
+        return;
+    }
+    let (cookie, same_lease) = (state.store.cookie(name), order::lease_generation_since_sent(state, by, dir));
+    let learned = ConcurrentDentry { cookie, id, local: Some(id), lease_generation: same_lease };
+    state.calls.mark_local_dentry(dir, name, learned);
+}
+
+/// Applies that a change made `name`, or gave it to an inode that has other names.
+pub(crate) fn made(state: &mut State, by: &InflightCall, (dir, name): (u64, &Name), entry: &Entry) {
+    // A further link: the entry of its only name so far must not go on answering for the inode.
+    leases::drop_attr(state, entry.id.ino);
+    leases::drop_uncovered(state, entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
+    inodes::note_earlier_name(state, entry, (dir, name));
+    note_dentry(state, by, (dir, name), Some(entry.id));
+}
+
+/// Applies that an inode lost a name. A directory is gone, but processes may still be in it.
+pub(crate) fn unnamed(state: &mut State, node: NodeId, (dir, name): (u64, &Name)) {
+    let last = view::last_attr(state, node).or_else(|| state.kernel.recent_dirs.attr_of(node));
+    inodes::forget_earlier_name(state, node, (dir, name));
+    leases::drop_dir_names(state, node.ino);
+    if state.store.id_of(node.ino) == Some(node) {
+        leases::drop_uncovered(state, node.ino, None);
+    }
+    let Some(inode) = state.store.inode_of_mut(node) else { return };
+    if inode.is_at(dir, name) {
+        inode.parent_entry = None;
+    }
+    if let Some(attr) = last.filter(Attr::is_dir) {
+        inode.ext_mut().unlinked_attr = Some(Attr { nlink: 0, ..attr });
+    }
+}
+
+/// Applies that an inode moved from one name to another.
+pub(crate) fn moved(state: &mut State, node: NodeId, old: (u64, &Name), new: (u64, &Name)) {
+    inodes::forget_earlier_name(state, node, old);
+    inodes::move_parent_entry(state, node, new);
+}
+
+/// Binds a name to `child`, or to nothing, in a directory whose lease lives. Returns the entry in its place before.
+pub(crate) fn bind(
+    state: &mut State,
+    (dir, name): (u64, &Name),
+    child: Option<CachedEntry>,
+) -> Option<Option<CachedEntry>> {
+    let cookie = state.store.cookie(name);
+    let directory = state.store.dir_mut(dir)?;
+    let old = if child.is_none() && directory.complete {
+        directory.rows.remove(cookie, name.as_bytes())
+    } else {
+        directory.rows.insert(cookie, name.as_bytes(), child)
+    };
+    state.store.recount(dir);
+    old
+}
+
+/// Sets the attributes in an inode's parent entry, in a directory whose lease lives. Returns whether that lease covers
+/// them.
+pub(crate) fn set_entry_attr(state: &mut State, id: NodeId, attr: Attr) -> bool {
+    let Some(child) = state.store.child_at_parent_entry(id.ino).filter(|child| child.id == id) else {
+        return false;
+    };
+    // An entry that did not answer for the inode was not updated for new xattrs.
+    child.no_xattrs &= child.is_covered();
+    child.packed = attr.into();
+    child.attr_known = true;
+    attr.covered_by_parent()
+}
