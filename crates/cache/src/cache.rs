@@ -2,16 +2,17 @@
 
 use crate::config::{Config, OnDisconnect};
 use crate::counters::{Counters, Gauges};
-use crate::facts::{forgetting, locked, paths, view};
+use crate::facts::forgetting;
 use crate::inotify::{RemoteChange, WatchStatus};
 use crate::inputs::{recall, responses, session_events, timers, updates};
 use crate::kernel::NotifyLevel;
-use crate::memory::{pressure, prune};
+use crate::memory::pressure;
 use crate::op::{Caller, InvalidationId, Op, OpReply, Output, Reason};
 use crate::ops::{aborting, begin, closing, locks, lookup, privs, readdir, removed, restart};
-use crate::out::queue;
+use crate::out::{prune, queue};
 use crate::page_cache::{full_pages, ranges};
 use crate::state::State;
+use crate::view::{self, locked, paths};
 use crate::watching::{local_changes, looks};
 use nigh_types::{Errno, Event, Kind, Name, NodeId, OpId, Time, Timestamp};
 use std::collections::BTreeSet;
@@ -436,7 +437,7 @@ impl Cache {
 
     /// Sets the mount point, with which paths in the log begin.
     pub fn show_paths_below(&mut self, mountpoint: &str) {
-        paths::show_paths_below(&mut self.state, mountpoint);
+        mountpoint.clone_into(&mut self.state.shown_root);
     }
 
     /// Returns whether a dentry that other clients removed or replaced may be dropped: no later reply bound the name,

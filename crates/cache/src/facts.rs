@@ -6,8 +6,5 @@ pub(crate) mod forgetting;
 pub(crate) mod inodes;
 pub(crate) mod learn;
 pub(crate) mod leases;
-pub(crate) mod locked;
 pub(crate) mod order;
-pub(crate) mod paths;
 pub(crate) mod victims;
-pub(crate) mod view;

@@ -15,10 +15,11 @@
 //! | `kernel` | owner of pending invalidations, timers, negative dentries, node ids |
 //! | `session`, `open`, `pages`, `prefetch`, `inotify` | owners of session state, open files and locks, page records, prefetch jobs, watches |
 //! | `state` | all owners |
-//! | `facts` | what the facts say; how they are learned and dropped |
+//! | `view` | read-only: what the facts say, paths, directories that the kernel has locked |
 //! | `out` | replies, calls, pins, invalidations |
-//! | `ops` | one module per kind of request, and the replies to its calls |
-//! | `page_cache`, `memory`, `watching` | the kernel's pages and mmap write-back; budget and pressure; inotify watchers |
+//! | `facts` | `changes`: what a local change makes of the facts; `learn`: what a reply says; how facts end |
+//! | `page_cache` | the kernel's pages and mmap write-back |
+//! | `ops`, `memory`, `watching` | one module per kind of request, and the replies to its calls; budget and pressure; inotify watchers |
 //! | `inputs` | replies by the kind of call, session events, reclaim, recalls, updates, timeouts |
 //! | `cache` | the façade |
 
@@ -47,6 +48,7 @@ mod state;
 mod store;
 #[cfg(test)]
 mod test_fixtures;
+mod view;
 mod watching;
 
 pub use cache::Cache;

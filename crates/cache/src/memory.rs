@@ -2,4 +2,3 @@
 
 pub(crate) mod evict;
 pub(crate) mod pressure;
-pub(crate) mod prune;

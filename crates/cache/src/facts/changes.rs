@@ -4,9 +4,10 @@
 //! reply (`facts/learn.rs`) or answers a request (`ops`).
 
 use crate::calls::{ConcurrentDentry, InflightCall};
-use crate::facts::{inodes, leases, order, view};
+use crate::facts::{inodes, leases, order};
 use crate::state::State;
 use crate::store::CachedEntry;
+use crate::view;
 use nigh_types::{Attr, Entry, LeaseScope, Name, NodeId};
 
 /// Records in every call in flight that a local change changed an inode.

@@ -2,10 +2,8 @@
 
 use crate::facts::leases;
 use crate::grants::LiveGrant;
-use crate::memory::prune;
 use crate::op::{KernelInvalidation, Node, Op, OpReply};
-use crate::ops::aborting;
-use crate::out::{invalidate, queue};
+use crate::out::{invalidate, prune, queue, waiting};
 use crate::state::State;
 use crate::store::Inode;
 use nigh_types::{Attr, Entry, Errno, Kind, Name, NodeId, OpId, Span, Time};
@@ -183,7 +181,9 @@ fn keep_old_nodeid(state: &mut State, id: NodeId) {
     let means_it = |op: &Op| op.nodes_by_number().into_iter().flatten().any(|ino| ino == id.ino);
     let parked = state.calls.queued().filter(|(_, op)| means_it(op)).map(|(op, _)| op);
     let waiting: Vec<OpId> = parked.chain(state.store.suspended.waiting_for(id.ino)).collect();
-    waiting.into_iter().for_each(|op| aborting::abort(state, op, Errno::STALE));
+    for op in waiting {
+        waiting::fail(state, op, Errno::STALE);
+    }
 }
 
 /// Gives an inode a new node id if it has the id of a directory that a local change removed, on a filesystem

@@ -1,11 +1,12 @@
 //! Facts from replies, kept as far as their grants allow.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::{changes, inodes, leases, order, view};
+use crate::facts::{changes, inodes, leases, order};
 use crate::grants::LiveGrant;
 use crate::out::invalidate;
 use crate::state::State;
 use crate::store::{CachedEntry, CachedPages, ChangeToken};
+use crate::view;
 use nigh_types::{
     Attr, Bug, Entry, Grant, Kind, LeaseScope, Name, NodeId, Response, Time, XattrSet, planted,
 };

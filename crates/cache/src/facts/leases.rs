@@ -1,7 +1,7 @@
 //! End of facts: of a directory lease, of an inode's attributes and pages; and what the kernel holds under them.
 
 use crate::config::OnDisconnect;
-use crate::facts::{forgetting, view};
+use crate::facts::forgetting;
 use crate::grants::LiveGrant;
 use crate::kernel::{MAX_SINGLE_DENTRIES, NotifyLevel};
 use crate::op::KernelInvalidation;
@@ -9,6 +9,7 @@ use crate::out::invalidate;
 use crate::pages::{PageBase, StalePages};
 use crate::state::State;
 use crate::store::{CachedEntry, CachedPages, ChangeToken, Directory};
+use crate::view;
 use nigh_types::{Attr, GrantId, LeaseScope, Name, NodeId, Time};
 
 pub(crate) fn dir_record(state: &mut State, id: NodeId) -> &mut Directory {

@@ -1,9 +1,9 @@
 //! Order of local changes, remote changes and replies that were in flight together.
 
 use crate::calls::{CallKind, ConcurrentDentry, InflightCall, RaceLog};
-use crate::facts::paths::nodes_to_resolve;
 use crate::grants::LiveGrant;
 use crate::state::State;
+use crate::view::paths::nodes_to_resolve;
 use nigh_types::{Attr, Call, Grant, LeaseScope, Name, NodeId, Reply, Response};
 
 /// Records a name that was learned for local changes in flight: their replies may be older.

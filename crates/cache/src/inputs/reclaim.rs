@@ -2,16 +2,17 @@
 //! locked.
 
 use crate::calls::{CallKind, InflightCall, OpenParams};
-use crate::facts::{learn, paths};
+use crate::facts::learn;
 use crate::inputs::responses;
 use crate::op::{Fh, OpReply, Output};
 use crate::open::OpenFile;
 use crate::ops::{aborting, begin, lock_reclaim};
-use crate::out::{invalidate, pins, replies, sending};
-use crate::page_cache::{drops, writeback};
+use crate::out::{invalidate, page_drops, pins, replies, sending};
+use crate::page_cache::writeback;
 use crate::session::SessionState;
 use crate::state::State;
 use crate::store::ChangeToken;
+use crate::view::paths;
 use nigh_types::{Access, Call, Errno, Handle, NodeRef, OpId, Reply, Response, Time};
 
 /// Access mode of a handle that pins an inode: reading.
@@ -251,7 +252,7 @@ pub(crate) fn on_export_replaced(state: &mut State) {
         let waiters = std::mem::take(&mut flight.waiters);
         let pages = flight.purpose.pages().filter(|_| flight.drop_data);
         replies::reply_all(state, &waiters, &OpReply::Failed(Errno::IO));
-        drops::drop_after_reply(state, &waiters, pages);
+        page_drops::drop_after_reply(state, &waiters, pages);
         state.out.push_back(Output::Cancel(call));
     }
     state.open.names.forget();
@@ -267,7 +268,7 @@ fn start_queued(state: &mut State, now: Time) {
         if let Some(answer) = begin::start(state, now, op, caller, what) {
             state.counters.waits += 1;
             replies::reply(state, op, answer);
-            drops::drop_after_reply(state, &[op], pages);
+            page_drops::drop_after_reply(state, &[op], pages);
         }
     }
     // The kernel left out pages that a write had locked: their unwritten parts are stale.

@@ -1,8 +1,7 @@
 //! Replies of the remote, by the kind of their call.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::paths::nodes_to_resolve;
-use crate::facts::{inodes, learn, leases, order, paths};
+use crate::facts::{inodes, learn, leases, order};
 use crate::inputs::{reclaim, updates};
 use crate::kernel::DeferredReply;
 use crate::memory::evict;
@@ -11,10 +10,12 @@ use crate::ops::{
     arrivals, create, files, listing_chunks, locks, lookup, prefetching, privs, remove, rename, restart,
     revalidate, set_attr, statfs, targets, xattr,
 };
-use crate::out::{invalidate, queue, replies, sending};
-use crate::page_cache::{drops, writeback};
+use crate::out::{invalidate, page_drops, queue, replies, sending};
+use crate::page_cache::writeback;
 use crate::state::State;
 use crate::store::{CachedPages, ChangeToken};
+use crate::view::paths;
+use crate::view::paths::nodes_to_resolve;
 use crate::watching::local_changes;
 use nigh_types::{Call, CallId, Errno, Name, Reply, Response, Time};
 
@@ -117,7 +118,7 @@ fn on_read_reply(
             let errno = failed.err().unwrap_or(Errno::PROTO);
             replies::reply_all(state, &flight.waiters, &OpReply::Failed(errno));
             let pages = flight.purpose.pages().filter(|_| flight.drop_data);
-            return drops::drop_after_reply(state, &flight.waiters, pages);
+            return page_drops::drop_after_reply(state, &flight.waiters, pages);
         }
     };
     if let Some(&op) = flight.waiters.first() {
@@ -148,12 +149,12 @@ fn on_read_reply(
     if foreign {
         let until =
             invalidate::invalidate(state, vec![KernelInvalidation::Data { ino, offset: 0, length: 0 }], None);
-        drops::note_drop_after_reply(state, &flight.waiters, ino, until);
+        page_drops::note_drop_after_reply(state, &flight.waiters, ino, until);
         if ungranted {
-            drops::note_ungranted(state, (id, range), until, &response);
+            page_drops::note_ungranted(state, (id, range), until, &response);
         }
     } else if ungranted {
-        drops::drop_ungranted(state, flight, (id, range), &response);
+        page_drops::drop_ungranted(state, flight, (id, range), &response);
     }
 }
 

@@ -6,8 +6,8 @@ use crate::facts::{flush, inodes, leases};
 use crate::inputs::reclaim;
 use crate::op::OpReply;
 use crate::ops::{aborting, locks, prefetching, restart};
-use crate::out::{pins, replies, sending};
-use crate::page_cache::{drops, writeback};
+use crate::out::{page_drops, pins, replies, sending};
+use crate::page_cache::writeback;
 use crate::session::SessionState;
 use crate::state::State;
 use nigh_types::{Errno, SessionParams, Time};
@@ -50,7 +50,7 @@ pub(crate) fn handle_lost(state: &mut State, now: Time, why: &str) {
     } else {
         state.session.lose();
     }
-    left_out.into_iter().for_each(|(ops, pages)| drops::drop_after_reply(state, &ops, pages));
+    left_out.into_iter().for_each(|(ops, pages)| page_drops::drop_after_reply(state, &ops, pages));
 }
 
 /// Drops messages to a session that is forgotten: they mean nothing to another one.
@@ -77,7 +77,7 @@ fn leave_active(state: &mut State, now: Time, to: SessionState) {
         let pages = what.pages();
         if let Some(answer) = restart::start_disconnected(state, now, op, caller, what) {
             replies::reply(state, op, answer);
-            drops::drop_after_reply(state, &[op], pages);
+            page_drops::drop_after_reply(state, &[op], pages);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::calls::CallKind;
 use crate::config::OnDisconnect;
-use crate::facts::{leases, paths, view};
+use crate::facts::leases;
 use crate::inputs::reclaim;
 use crate::kernel::OnInvalidated;
 use crate::memory::evict;
@@ -13,6 +13,7 @@ use crate::out::{invalidate, pins, sending};
 use crate::page_cache::writeback;
 use crate::state::State;
 use crate::store::CachedPages;
+use crate::view::{self, paths};
 use nigh_types::{Call, Errno, Span, Time};
 
 /// Searches for idle directories within one idle time.

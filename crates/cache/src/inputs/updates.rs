@@ -5,7 +5,7 @@
 //! listing waits, for a second at most.
 
 use crate::calls::CallKind;
-use crate::facts::{inodes, learn, leases, locked, order, paths, view};
+use crate::facts::{inodes, learn, leases, order};
 use crate::inotify::RemoteUpdate;
 use crate::kernel::{NotifyLevel, OnInvalidated};
 use crate::memory::evict;
@@ -14,6 +14,7 @@ use crate::ops::restart;
 use crate::out::{invalidate, pins, sending};
 use crate::state::State;
 use crate::store::CachedEntry;
+use crate::view::{self, locked, paths};
 use crate::watching::remote_changes;
 use nigh_types::{
     Attr, Call, Entry, LeaseScope, Name, NodeId, Time, UpdateCommit, UpdatePrepare, UpdateScope, UpdatedFact,

@@ -1,11 +1,12 @@
 //! Eviction within the memory budget: whole directories, least recently used first.
 
-use crate::facts::{forgetting, leases, view};
+use crate::facts::{forgetting, leases};
 use crate::kernel::{NotifyLevel, OnInvalidated};
 use crate::op::KernelInvalidation;
 use crate::ops::{names_only, prefetch_use};
 use crate::out::{invalidate, pins};
 use crate::state::State;
+use crate::view;
 use nigh_types::{NodeId, Time};
 use std::collections::BTreeSet;
 

@@ -1,9 +1,10 @@
 //! Memory that other programs need. See docs/decisions/0021-memory.md.
 
-use crate::facts::view;
-use crate::memory::{evict, prune};
+use crate::memory::evict;
 use crate::ops::names_only;
+use crate::out::prune;
 use crate::state::State;
+use crate::view;
 use nigh_types::Time;
 
 /// Halves the memory in use, except for directories that are being read, and the number of inodes that the kernel

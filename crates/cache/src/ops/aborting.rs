@@ -1,12 +1,12 @@
 //! Requests that are answered without their call: the caller is dead, or the wait was too long.
 
 use crate::calls::CallKind;
-use crate::facts::{forgetting, paths};
+use crate::facts::forgetting;
 use crate::op::{Fh, OpReply, Output};
 use crate::ops::closing;
-use crate::out::{queue, replies};
-use crate::page_cache::drops;
+use crate::out::{page_drops, queue, replies, waiting};
 use crate::state::State;
+use crate::view::paths;
 use nigh_types::{CallId, Errno, OpId};
 use std::collections::BTreeSet;
 
@@ -42,14 +42,7 @@ pub(crate) fn fail_requests_through(state: &mut State, files: &BTreeSet<Fh>) {
 /// call that changes something goes on, and its reply is applied.
 pub(crate) fn abort(state: &mut State, op: OpId, errno: Errno) {
     let mut answer = OpReply::Failed(errno);
-    if let Some(what) = state.calls.remove_queued(op) {
-        replies::reply(state, op, answer);
-        return drops::drop_after_reply(state, &[op], what.pages());
-    }
-    if state.store.suspended.abort(op) {
-        return replies::reply(state, op, answer);
-    }
-    if deliver_now(state, op) {
+    if waiting::fail(state, op, errno) || deliver_now(state, op) {
         return;
     }
     let Some(waiting) = state.calls.remove_waiter(op) else { return };
@@ -76,7 +69,7 @@ pub(crate) fn abort(state: &mut State, op: OpId, errno: Errno) {
         log_unknown_outcome(state, waiting.call);
     }
     replies::reply(state, op, answer);
-    drops::drop_after_reply(state, &[op], left_out);
+    page_drops::drop_after_reply(state, &[op], left_out);
     if let Some(purpose) = cancel {
         // New requests must not join the cancelled call: it is answered `EINTR`.
         state.calls.leave_joins(waiting.call, &purpose);

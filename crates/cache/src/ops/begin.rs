@@ -1,11 +1,11 @@
 //! Begin of a request with an active session: one function per kind.
 
 use crate::calls::{CallKind, OpenParams};
-use crate::facts::{paths, view};
 use crate::op::{Caller, Op, OpReply};
 use crate::ops::{create, files, locks, lookup, readdir, remove, rename, set_attr, statfs, targets, xattr};
 use crate::out::{pins, sending};
 use crate::state::State;
+use crate::view::{self, paths};
 use nigh_types::{Call, Errno, OpId, Time};
 
 pub(crate) fn start(state: &mut State, now: Time, id: OpId, caller: Caller, op: Op) -> Option<OpReply> {

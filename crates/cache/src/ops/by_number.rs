@@ -121,7 +121,7 @@ mod tests {
         let (call, sent) = asked(&mut cache, Op::LookupSelf { ino: FILE.ino });
         let Call::GetAttr { node } = sent else { panic!("{sent:?}") };
         assert_eq!((node.node, node.path_hint), (FILE, Some((DIRECTORY, name("f")))));
-        assert_eq!(crate::facts::paths::path_to(&cache.state, FILE), Some(vec![name("d"), name("f")]));
+        assert_eq!(crate::view::paths::path_to(&cache.state, FILE), Some(vec![name("d"), name("f")]));
         let found = answers(&mut cache, call, Ok(Reply::Attr(FILE, attr(FILE))));
         assert!(matches!(found, Some(OpReply::Node(node)) if node.id == FILE && node.number == FILE.ino));
         let (_, sent) = asked(&mut cache, Op::LookupParent { ino: FILE.ino });
@@ -218,7 +218,7 @@ mod tests {
         let said = cache.handle_op(T0, OpId(1), Caller::default(), Op::LookupParent { ino: above.ino });
         assert!(said.is_none_or(|said| matches!(said, OpReply::Node(node) if node.id.ino == 1)));
         assert_eq!(
-            crate::facts::paths::path_to(&cache.state, DIRECTORY),
+            crate::view::paths::path_to(&cache.state, DIRECTORY),
             Some(vec![name("above"), name("d")])
         );
     }

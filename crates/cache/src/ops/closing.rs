@@ -1,12 +1,13 @@
 //! Close of a file, and release of the locks that end with it.
 
 use crate::calls::CallKind;
-use crate::facts::{forgetting, paths};
+use crate::facts::forgetting;
 use crate::op::{Fh, OpReply};
 use crate::open::LockOwner;
 use crate::out::sending;
 use crate::session::SessionState;
 use crate::state::State;
+use crate::view::paths;
 use nigh_types::{Call, LeaseScope, Time};
 
 pub(crate) fn release(state: &mut State, now: Time, fh: Fh, flock: Option<u64>) -> Option<OpReply> {

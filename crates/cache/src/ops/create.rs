@@ -1,7 +1,7 @@
 //! Requests that make a name, and the replies to their calls.
 
 use crate::calls::{CallKind, InflightCall, OpenParams};
-use crate::facts::{changes, forgetting, inodes, learn, leases, paths};
+use crate::facts::{changes, forgetting, inodes, learn, leases};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, OpReply};
 use crate::open::OpenKind;
@@ -9,6 +9,7 @@ use crate::ops::{files, name_errors};
 use crate::out::{queue, sending};
 use crate::state::State;
 use crate::store::ChangeToken;
+use crate::view::paths;
 use nigh_types::{Call, Entry, Errno, LeaseScope, Name, NodeRef, OpId, Reply, Response, Time};
 
 /// Sends a call that makes `name` in `dir`; `call` gets the directory's reference.

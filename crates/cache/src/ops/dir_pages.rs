@@ -2,14 +2,14 @@
 
 use crate::cookies32;
 use crate::cookies32::{Position, ShortCookie};
-use crate::facts::{inodes, leases, view};
+use crate::facts::{inodes, leases};
 use crate::grants::LiveGrant;
-use crate::memory::prune;
 use crate::op::{Fh, KernelInvalidation, Opened, Page, PageEntry};
 use crate::open::{FilesWithAttrs, OpenDir};
-use crate::out::invalidate;
+use crate::out::{invalidate, prune};
 use crate::state::State;
 use crate::store::{DirEntries, DirEntryRef, Directory};
+use crate::view;
 use nigh_types::{Attr, Cookie, Name, NodeId, Time};
 
 const DIRECTORY: u32 = 0o040_000;

@@ -1,14 +1,15 @@
 //! Regular files: open, read, write.
 
 use crate::calls::{CallKind, InflightCall, OpenParams, attr_after};
-use crate::facts::{changes, inodes, learn, leases, paths, view};
+use crate::facts::{changes, inodes, learn, leases};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened};
 use crate::open::{OpenFile, OpenKind};
-use crate::out::{invalidate, replies, sending};
-use crate::page_cache::{drops, full_pages, writeback};
+use crate::out::{invalidate, page_drops, replies, sending};
+use crate::page_cache::{full_pages, writeback};
 use crate::state::State;
 use crate::store::{CachedPages, ChangeToken};
+use crate::view::{self, paths};
 use nigh_types::{
     Access, Attr, Call, DataVersion, Errno, LeaseScope, NodeId, OpId, Reply, Response, Time, WriteFlags,
 };
@@ -179,7 +180,7 @@ pub(crate) fn write(
         {
             Ok(since) => since,
             Err(errno) => {
-                drops::drop_after_reply(state, &[op], Some((ino, (offset, size))));
+                page_drops::drop_after_reply(state, &[op], Some((ino, (offset, size))));
                 return Some(OpReply::Failed(errno));
             }
         };
@@ -266,8 +267,10 @@ pub(crate) fn drop_pages_after_write(
     let (pages, id) = (flight.purpose.pages(), state.store.id_of(ino));
     match (pages, id) {
         // Write-back brings no new pages.
-        (Some((_, range)), Some(id)) if !flush => drops::drop_ungranted(state, flight, (id, range), response),
-        (pages, _) => drops::drop_after_reply(state, &flight.waiters, pages),
+        (Some((_, range)), Some(id)) if !flush => {
+            page_drops::drop_ungranted(state, flight, (id, range), response)
+        }
+        (pages, _) => page_drops::drop_after_reply(state, &flight.waiters, pages),
     }
 }
 

@@ -1,13 +1,14 @@
 //! Listings, chunk by chunk as they arrive.
 
 use crate::calls::{ConcurrentDentry, InflightCall, ReplyKind};
-use crate::facts::{inodes, learn, leases, order, view};
+use crate::facts::{inodes, learn, leases, order};
 use crate::grants::LiveGrant;
 use crate::op::{Fh, KernelInvalidation, OpReply};
 use crate::ops::{dir_pages, listings};
 use crate::out::{invalidate, replies};
 use crate::state::State;
 use crate::store::CachedEntry;
+use crate::view;
 use crate::watching::looks;
 use nigh_types::{
     CallId, Cookie, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeId, OpId, Reply, Response, Time,

@@ -1,10 +1,11 @@
 //! Listing calls: sent, joined or expected from a prefetch job.
 
 use crate::calls::{CallKind, InflightCall, ReplyKind};
-use crate::facts::{leases, paths};
+use crate::facts::leases;
 use crate::op::Op;
 use crate::out::{replies, sending};
 use crate::state::State;
+use crate::view::paths;
 use nigh_types::{Call, CallId, Errno, NodeId, OpId, Time};
 
 /// Returns the directory's listing call, sent unless a listing that will be kept is in flight.

@@ -1,11 +1,11 @@
 //! Reclaim of locks, locks that could not be reclaimed, and locks that were granted too late.
 
 use crate::calls::CallKind;
-use crate::facts::paths;
 use crate::open::{Correction, LockOwner};
 use crate::ops::{aborting, closing};
 use crate::out::sending;
 use crate::state::State;
+use crate::view::paths;
 use nigh_types::{Call, Errno, LockInfo, NodeId, Reply, Response, Time};
 
 /// Reclaims a lock of a session that the remote has forgotten.

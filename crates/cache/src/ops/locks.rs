@@ -2,12 +2,12 @@
 //! docs/decisions/0011-locks.md.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::paths;
 use crate::op::{Caller, Fh, LockSpan, Op, OpReply, Output};
 use crate::open::LockOwner;
 use crate::ops::{aborting, closing, lock_reclaim};
 use crate::out::{replies, sending};
 use crate::state::State;
+use crate::view::paths;
 use nigh_types::{Call, Errno, LockInfo, LockKind, OpId, Reply, Response, Time};
 
 /// The last byte that the kernel locks (`OFFSET_MAX`): a lock up to it goes to the end of the file.

@@ -1,7 +1,7 @@
 //! Names and attributes.
 
 use crate::calls::{CallKind, InflightCall, ReplyKind};
-use crate::facts::{forgetting, inodes, learn, leases, paths, view};
+use crate::facts::{forgetting, inodes, learn, leases};
 use crate::grants::LiveGrant;
 use crate::kernel::DeferredReply;
 use crate::op::{Caller, OpReply};
@@ -9,6 +9,7 @@ use crate::ops::{by_number, listings, prefetch_policy, prefetch_use};
 use crate::out::{queue, replies, sending};
 use crate::state::State;
 use crate::store::CachedEntry;
+use crate::view::{self, paths};
 use nigh_types::{Call, Errno, Kind, Name, OpId, Reply, Response, Span, Time};
 
 pub(crate) fn lookup(

@@ -2,12 +2,13 @@
 //! (docs/decisions/0023-names-before-attributes.md, `open/name_streams.rs`).
 
 use crate::calls::{CallKind, ReplyKind};
-use crate::facts::{leases, paths};
+use crate::facts::leases;
 use crate::op::{Caller, Fh, OpReply, Output, Page};
 use crate::open::FilesWithAttrs;
 use crate::ops::{dir_pages, listings};
 use crate::out::{replies, sending};
 use crate::state::State;
+use crate::view::paths;
 use nigh_types::{Call, CallId, Errno, OpId, Time};
 
 /// Names still to come in a listing for which a names-only call is worth its cost.

@@ -1,9 +1,10 @@
 //! Prefetch policy: when and where a job begins, and in which order it goes.
 
 use crate::config::Prefetch;
-use crate::facts::{leases, paths, view};
+use crate::facts::leases;
 use crate::ops::{listings, prefetching};
 use crate::state::State;
+use crate::view::{self, paths};
 use nigh_types::{Call, CallId, Cookie, Name, NodeId, NodeRef, PrefetchOrder, Time};
 use std::cmp::Ordering;
 

@@ -6,11 +6,12 @@
 //! before the one that begins it.
 
 use crate::calls::{CallKind, InflightCall, RaceLog};
-use crate::facts::{leases, order, paths};
+use crate::facts::{leases, order};
 use crate::op::Output;
 use crate::ops::{arrivals, listing_chunks, listings, prefetch_use};
 use crate::out::{replies, sending};
 use crate::state::State;
+use crate::view::paths;
 use nigh_types::{
     Call, CallId, Entries, Errno, Grant, LeaseScope, NodeId, NodeRef, OpId, PrefetchOrder, PrefetchedDir,
     Reply, Response, Time,

@@ -9,12 +9,13 @@
 //! are is the same request.
 
 use crate::calls::{CallKind, InflightCall, attr_after};
-use crate::facts::{leases, paths, view};
+use crate::facts::leases;
 use crate::op::{Caller, OpReply};
 use crate::ops::lookup;
 use crate::out::sending;
 use crate::state::State;
 use crate::store::set_id;
+use crate::view::{self, paths};
 use nigh_types::{Call, Errno, OpId, Reply, Response, SetAttr, Time};
 
 const CAPABILITY: &[u8] = b"security.capability";

@@ -1,11 +1,12 @@
 //! Open directories: open, read, close.
 
 use crate::calls::ReplyKind;
-use crate::facts::{forgetting, leases, view};
+use crate::facts::{forgetting, leases};
 use crate::op::{Caller, Fh, Op, OpReply, Page};
 use crate::ops::{dir_pages, listings, names_only, prefetch_policy, prefetch_use};
 use crate::out::replies;
 use crate::state::State;
+use crate::view;
 use nigh_types::{Cookie, Errno, OpId, Time};
 
 pub(crate) fn open_dir(state: &mut State, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {

@@ -1,11 +1,12 @@
 //! UNLINK and RMDIR.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::{changes, learn, leases, paths, victims, view};
+use crate::facts::{changes, learn, leases, victims};
 use crate::op::{Caller, KernelInvalidation, OpReply};
 use crate::ops::name_errors;
 use crate::out::{invalidate, pins, sending};
 use crate::state::State;
+use crate::view::{self, paths};
 use nigh_types::{Call, Errno, Handle, Name, NodeId, OpId, Reply, Response, Time};
 
 pub(crate) fn unlink(

@@ -1,13 +1,14 @@
 //! RENAME.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::{changes, inodes, learn, leases, order, paths, victims, view};
+use crate::facts::{changes, inodes, learn, leases, order, victims};
 use crate::kernel::NotifyLevel;
 use crate::op::{Caller, KernelInvalidation, Op, OpReply};
 use crate::ops::{name_errors, remove};
 use crate::out::{invalidate, pins, sending};
 use crate::state::State;
 use crate::store::CachedEntry;
+use crate::view::{self, paths};
 use nigh_types::{Call, Errno, Grant, LeaseScope, Name, NodeId, OpId, Reply, Response, Time};
 
 pub(crate) fn rename(state: &mut State, now: Time, op: OpId, caller: Caller, what: Op) -> Option<OpReply> {

@@ -3,8 +3,7 @@
 use crate::calls::{CallKind, InflightCall};
 use crate::op::{Caller, Fh, Op, OpReply};
 use crate::ops::begin;
-use crate::out::replies;
-use crate::page_cache::drops;
+use crate::out::{page_drops, replies};
 use crate::state::State;
 use nigh_types::{Errno, OpId, Time};
 
@@ -58,7 +57,7 @@ fn restart_request(state: &mut State, now: Time, op: OpId, caller: Caller, what:
     let pages = what.pages();
     if let Some(answer) = begin::start(state, now, op, caller, what) {
         replies::reply(state, op, answer);
-        return drops::drop_after_reply(state, &[op], pages);
+        return page_drops::drop_after_reply(state, &[op], pages);
     }
     // An invalidation may have left out its pages meanwhile.
     if let Some(waiting) = state.calls.waiter(op)

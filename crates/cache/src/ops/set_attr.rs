@@ -1,13 +1,14 @@
 //! SETATTR, and replies to changes of attributes and xattrs.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::{changes, learn, leases, paths};
+use crate::facts::{changes, learn, leases};
 use crate::op::{Caller, Fh, OpReply};
 use crate::open::OpenFile;
 use crate::ops::{files, lookup, privs};
 use crate::out::{pins, queue, sending};
 use crate::page_cache::{full_pages, writeback};
 use crate::state::State;
+use crate::view::paths;
 use nigh_types::{Call, DataVersion, Errno, OpId, Reply, Response, SetAttr, Time};
 
 pub(crate) fn set_attr(

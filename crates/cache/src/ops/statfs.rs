@@ -1,10 +1,10 @@
 //! statfs: no grant covers free space, and every change moves it, so a reply is cached for a limited time.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::paths;
 use crate::op::{Caller, OpReply};
 use crate::out::sending;
 use crate::state::State;
+use crate::view::paths;
 use nigh_types::{Call, Errno, OpId, Reply, Response, Span, Term, Time};
 
 /// Longest time that a reply is cached.

@@ -7,11 +7,12 @@
 //! grant, and for a target whose inode number may be reused unseen, they are dropped right after the reply.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::facts::{learn, paths, view};
+use crate::facts::learn;
 use crate::op::{Caller, KernelInvalidation, OpReply};
 use crate::out::{invalidate, replies, sending};
 use crate::state::State;
 use crate::store::UntimedCopy;
+use crate::view::{self, paths};
 use nigh_types::{Call, Errno, NodeId, OpId, Reply, Response, Time};
 
 pub(crate) fn read_link(state: &mut State, now: Time, op: OpId, caller: Caller, ino: u64) -> Option<OpReply> {

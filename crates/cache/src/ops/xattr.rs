@@ -1,12 +1,12 @@
 //! Extended attributes, ACLs among them: the cache knows all xattrs of an inode, or none.
 
 use crate::calls::{CallKind, InflightCall, ReplyKind};
-use crate::facts::{paths, view};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, OpReply};
 use crate::ops::targets;
 use crate::out::{replies, sending};
 use crate::state::State;
+use crate::view::{self, paths};
 use nigh_types::{Call, Errno, LeaseScope, NodeId, OpId, Reply, Response, Time, XattrSet};
 
 const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];

@@ -9,11 +9,11 @@
 //! name goes.
 
 use crate::calls::CallKind;
-use crate::facts::{paths, view};
 use crate::op::{KernelInvalidation, Output, Urgency};
 use crate::open::OpenFile;
 use crate::out::invalidate;
 use crate::state::State;
+use crate::view::{self, paths};
 use nigh_types::{Call, Handle, Name};
 use std::collections::BTreeSet;
 

@@ -1,11 +1,11 @@
 //! Invalidations and replies that must follow an outstanding GETATTR reply (see `kernel/queue.rs`).
 
-use crate::facts::view;
 use crate::grants::LiveGrant;
 use crate::kernel::{DeferredReply, QueuedKind};
 use crate::op::{InvalidationId, KernelInvalidation, OpReply, Output, Urgency};
 use crate::out::replies;
 use crate::state::State;
+use crate::view;
 use nigh_types::{Attr, Name, NodeId, OpId, Span, Time};
 
 /// Returns the attribute timeout of a reply with these attributes under such a grant.

@@ -1,11 +1,11 @@
 //! Calls: how they are sent and sent again.
 
 use crate::calls::{CallKind, InflightCall, ReplyKind};
-use crate::facts::{paths, victims, view};
 use crate::op::{Caller, OpReply, Output};
 use crate::out::{pins, replies};
 use crate::session::SessionState;
 use crate::state::State;
+use crate::view::{self, paths, victims};
 use nigh_types::{Call, CallId, Errno, Handle, NodeRef, OpId, Time};
 
 /// Returns the handles that a call names.

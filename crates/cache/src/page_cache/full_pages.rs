@@ -2,10 +2,10 @@
 
 use crate::byte_ranges::{PAGE, covers_full_page};
 use crate::calls::CallKind;
-use crate::facts::view;
 use crate::op::{Fh, KernelInvalidation, Op};
 use crate::out::invalidate;
 use crate::state::State;
+use crate::view;
 use nigh_types::SetAttr;
 
 /// Records a write that begins: the kernel has its full pages from now on, and again after the reply.

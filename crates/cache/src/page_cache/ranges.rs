@@ -2,10 +2,10 @@
 
 use crate::byte_ranges::{clip, complement, pages, pages_overlap, partial_page_ranges};
 use crate::calls::{CallKind, InflightCall, PageRange};
-use crate::facts::view;
 use crate::op::{InvalidationId, Op};
 use crate::state::State;
 use crate::store::Inode;
+use crate::view;
 use nigh_types::{OpId, WriteFlags};
 
 /// Records that a page could not be tried: the kernel may keep it in full.

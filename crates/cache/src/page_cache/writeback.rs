@@ -22,12 +22,13 @@
 //! stale state would never end.
 
 use crate::calls::{InflightCall, attr_after};
-use crate::facts::{inodes, paths};
+use crate::facts::inodes;
 use crate::grants::LiveGrant;
 use crate::op::{InvalidationId, Output};
 use crate::page_cache::ranges;
 use crate::pages::{PageBase, StalePages};
 use crate::state::State;
+use crate::view::paths;
 use nigh_types::{
     Attr, CallId, DataVersion, Errno, LeaseScope, NodeId, OpId, Response, Time, WriteBackPrecondition,
 };

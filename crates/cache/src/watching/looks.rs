@@ -7,12 +7,13 @@
 //! Invariant: a snapshot that is not `unsettled` equals the directory's facts, and these are granted.
 
 use crate::calls::InflightCall;
-use crate::facts::{leases, view};
+use crate::facts::leases;
 use crate::inotify::{MOST_LISTINGS, TOGETHER, seen};
 use crate::op::OpReply;
 use crate::ops::listings;
 use crate::out::{invalidate, sending};
 use crate::state::State;
+use crate::view;
 use nigh_types::{Kind, Name, Span, Time};
 use std::collections::BTreeSet;
 

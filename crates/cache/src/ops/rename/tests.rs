@@ -129,7 +129,7 @@ fn inode_without_its_latest_name_is_reached_by_its_earlier_name() {
     let call = ask(&mut cache, Op::Link { ino: 9, dir: 1, name: name("y") });
     answer(&mut cache, call, granted(Reply::Created { entry: entry(2), handle: None, existed: false }));
     let at = |cache: &Cache| {
-        crate::facts::paths::node_ref(&cache.state, 9).and_then(|place| place.path_hint).map(|(_, name)| name)
+        crate::view::paths::node_ref(&cache.state, 9).and_then(|place| place.path_hint).map(|(_, name)| name)
     };
     assert_eq!(at(&cache), Some(name("y")));
     let call = ask(&mut cache, Op::Unlink { dir: 1, name: name("y") });

@@ -166,11 +166,6 @@ pub(crate) fn shown_name(state: &State, dir: u64, name: &Name) -> String {
     format!("{}/{}", shown_path(state, dir), String::from_utf8_lossy(name.as_bytes()))
 }
 
-/// Sets the mount point, with which paths in the log begin.
-pub(crate) fn show_paths_below(state: &mut State, mountpoint: &str) {
-    mountpoint.clone_into(&mut state.shown_root);
-}
-
 /// Returns an inode's path below the mount point, for log lines.
 pub(crate) fn shown_path(state: &State, ino: u64) -> String {
     let names = state.store.id_of(ino).and_then(|id| path_to(state, id));

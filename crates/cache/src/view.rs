@@ -1,5 +1,9 @@
 //! What the facts say about an inode or a name, under a live grant where one is wanted.
 
+pub(crate) mod locked;
+pub(crate) mod paths;
+pub(crate) mod victims;
+
 use crate::calls::{CallKind, InflightCall};
 use crate::grants::LiveGrant;
 use crate::op::{Fh, Op};
