@@ -1,16 +1,24 @@
-//! Builds everything that the tests run, once.
+//! Builds the programs that the tests run, once.
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 
 use crate::root;
 
-/// Builds every library, binary, test and example of the workspace, in the profile of `cargo test`, with one choice of
-/// features.
-pub fn everything() -> Result<()> {
-    cargo(&["build", "--workspace", "--all-targets"])
+static PROGRAMS: Mutex<bool> = Mutex::new(false);
+
+/// Builds every program of the workspace, in the profile of `cargo test`, once in the life of this process: a later call
+/// would wait for tests that cargo builds beside the mounted groups.
+pub fn programs() -> Result<()> {
+    let mut is_built = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*is_built {
+        cargo(&["build", "--workspace", "--bins"])?;
+        *is_built = true;
+    }
+    Ok(())
 }
 
 /// Builds the optimised binaries only, for measurements.

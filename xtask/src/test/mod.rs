@@ -83,7 +83,7 @@ pub fn run(options: &Options) -> Result<bool> {
         println!();
         return Ok(tally.close());
     }
-    let building = std::thread::spawn(build::everything);
+    let building = std::thread::spawn(build::programs);
     packages::prepare(&mounted, options.no_install);
     building.join().map_err(|_| anyhow::anyhow!("the build panicked"))??;
     println!("built and installed in {:.0} s", start.elapsed().as_secs_f64());

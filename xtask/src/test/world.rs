@@ -239,7 +239,7 @@ impl World {
     /// In the profile in which this program was built: tests and what they test are built once.
     fn copy_binaries(&self, nigh: Option<&Path>) -> Result<()> {
         let built = if cfg!(debug_assertions) {
-            super::build::everything()?;
+            super::build::programs()?;
             root::target().join("debug")
         } else {
             super::build::released(nigh.is_none())?;
