@@ -1,11 +1,10 @@
 //! Credentials of callers. See docs/decisions/0005-credentials.md.
 
+use crate::host::thread_credentials::Status;
+use crate::host::user_namespace::{INITIAL_NAMESPACE, Namespace, namespace_of, ranges_of};
 use nigh_cache::Caller;
-use nigh_types::{Call, Credentials, IdRange, Privileges};
-use std::os::unix::fs::MetadataExt;
+use nigh_types::{Call, Credentials, Privileges};
 
-/// Linux allows 65,536 groups; at most this many are sent.
-const MOST_GROUPS: usize = 1_024;
 /// Capabilities in /proc/PID/status (linux/capability.h).
 const FSETID: u64 = 1 << 4;
 const SYS_ADMIN: u64 = 1 << 21;
@@ -16,8 +15,6 @@ const MKNOD: u64 = 1 << 27;
 const OVER_INODES: u64 = 0b1111 | FSETID | 1 << 31;
 /// File capabilities that only the machine's initial user namespace grants.
 const OF_MACHINE: u64 = SYS_ADMIN | SYS_RESOURCE | MKNOD;
-/// Inode number of the machine's initial user namespace (`PROC_USER_INIT_INO`).
-const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// Determines the credentials of calls.
 #[derive(Debug, Default)]
@@ -37,9 +34,6 @@ const OVERFLOW_ID: u32 = 65_534;
 /// Capabilities for what the kernel has checked itself, when it sends no ids or others than the caller's: all but
 /// reserved blocks, quotas, and mode bits that a write clears.
 const CHECKED: u64 = OVER_INODES | SYS_ADMIN | MKNOD;
-
-/// Device and inode number of a file below `/proc/PID/ns`.
-type Namespace = (u64, u64);
 
 impl Callers {
     /// `told`: the server accepts the capabilities of callers, and uses this side's ids.
@@ -120,53 +114,6 @@ pub(crate) fn own() -> Credentials {
     }
 }
 
-/// Contents of a thread's `/proc/PID/status`; empty if it is not visible.
-struct Status(String);
-
-impl Status {
-    fn of(pid: u32) -> Status {
-        let text = (pid != 0).then(|| std::fs::read_to_string(format!("/proc/{pid}/status")));
-        Status(text.and_then(Result::ok).unwrap_or_default())
-    }
-
-    fn line(&self, name: &str) -> &str {
-        self.0.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim()
-    }
-
-    fn groups(&self) -> Vec<u32> {
-        let words = self.line("Groups:").split_ascii_whitespace();
-        words.filter_map(|word| word.parse().ok()).take(MOST_GROUPS).collect()
-    }
-
-    /// Filesystem ids: the last of real, effective, saved and filesystem id.
-    fn filesystem_ids(&self) -> Option<(u32, u32)> {
-        let last = |name| self.line(name).split_ascii_whitespace().nth(3)?.parse().ok();
-        Some((last("Uid:")?, last("Gid:")?))
-    }
-
-    fn capabilities(&self) -> u64 {
-        u64::from_str_radix(self.line("CapEff:"), 16).unwrap_or(0)
-    }
-}
-
-fn namespace_of(thread: &str) -> Option<Namespace> {
-    let found = std::fs::metadata(format!("/proc/{thread}/ns/user")).ok()?;
-    Some((found.dev(), found.ino()))
-}
-
-/// The ids of this namespace that a thread's namespace maps. The first column has the thread's own ids.
-fn ranges_of(thread: &str, map: &str) -> Vec<IdRange> {
-    let text = std::fs::read_to_string(format!("/proc/{thread}/{map}")).unwrap_or_default();
-    text.lines().filter_map(range_of).take(Privileges::MOST_RANGES).collect()
-}
-
-fn range_of(line: &str) -> Option<IdRange> {
-    let mut numbers = line.split_ascii_whitespace().skip(1).map(str::parse);
-    let (first, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
-    // All ones: ids outside this namespace.
-    (first != u32::MAX).then_some(IdRange { first, count })
-}
-
 /// Whether a local filesystem would list system xattrs (`trusted.`) to this thread: it has `CAP_SYS_ADMIN` in the
 /// initial user namespace. False for a thread that is not visible.
 pub(crate) fn sees_privileged_xattrs(pid: u32) -> bool {
@@ -203,24 +150,6 @@ mod tests {
             let status = Status::of(pid);
             assert_eq!((status.groups(), status.filesystem_ids(), status.capabilities()), (vec![], None, 0));
         }
-    }
-
-    #[test]
-    fn status_of_a_thread_tells_its_filesystem_ids_and_effective_capabilities() {
-        let text = "Uid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 10 \nCapPrm:\tffffffff\nCapEff:\t000001ffffffffff\n";
-        let status = Status(text.to_owned());
-        assert_eq!(status.filesystem_ids(), Some((4, 8)));
-        assert_eq!((status.groups(), status.capabilities()), (vec![9, 10], 0x1ff_ffff_ffff));
-    }
-
-    #[test]
-    fn map_of_a_namespace_gives_ranges_of_ids_outside_of_it() {
-        let range = |first, count| Some(IdRange { first, count });
-        assert_eq!(range_of("         0       1001          1"), range(1001, 1));
-        assert_eq!(range_of("         1     100000      65536"), range(100_000, 65_536));
-        assert_eq!(range_of("         0          0 4294967295"), Some(IdRange::ALL));
-        assert_eq!(range_of("         7 4294967295          1"), None, "not in this namespace");
-        assert_eq!(range_of(""), None);
     }
 
     #[test]

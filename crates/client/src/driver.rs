@@ -9,6 +9,7 @@
 //! Before each input, on any thread, the driver processes all expired timers. So a process that was stopped, or a
 //! machine that was suspended, serves no reply from expired facts.
 
+mod pending;
 mod size_barrier;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -21,15 +22,16 @@ use crate::notifier::Notifier;
 use crate::open_credentials::OpenCredentials;
 use crate::reply::{self, ReplyFormat};
 use crate::reply_barrier::ReplyBarrier;
-use crate::revalidations::{NameKey, Revalidations};
+use crate::revalidations::Revalidations;
 use crate::size_notify::SizeNotifier;
 use crate::timer::Timer;
 use nigh_cache::{Cache, Caller, Op, OpReply, Output, Page};
 use nigh_fuse::{Header, Notification, Operation, Transport, abi::ROOT_ID};
 use nigh_link::Link;
 use nigh_remote::{Compressor, Counters, Event, Output as RemoteOutput, ResumableRemote};
-use nigh_types::{Credentials, Errno, Name, OpId, Request, Span, Time, Timestamp, WriteFlags};
+use nigh_types::{Credentials, Errno, Name, OpId, Request, Span, Time, Timestamp};
 use parking_lot::{Condvar, Mutex, RwLock};
+use pending::{Pending, Role, Sent};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
@@ -97,75 +99,6 @@ impl Core {
         let mut sum = self.earlier.clone();
         sum.add(&self.remote.counters());
         sum
-    }
-}
-
-struct Pending {
-    unique: u64,
-    shape: ReplyFormat,
-    pid: u32,
-    role: Option<Role>,
-    /// Inode of the file whose pages the kernel keeps locked until the reply.
-    locked_file: Option<u64>,
-    /// A reply delayed by the size barrier, and the requests for which it waits.
-    delayed: Option<(OpReply, Vec<OpId>)>,
-}
-
-/// How the calling thread applies the reply when it runs again (`reply_barrier.rs`).
-#[derive(Clone, Copy)]
-enum Role {
-    /// GETATTR before a read: the thread may use the file size that the kernel then has cached.
-    Reads(u64),
-    /// The thread applies the reply's attributes even if the kernel was invalidated after the reply.
-    Changes(u64),
-    /// As `Changes`, and the reply sets the file size.
-    Sets(u64),
-    /// The thread applies no attributes from the reply.
-    Leaves(u64),
-    /// The reply removes a name of some file.
-    Unlinks,
-    /// The reply may revalidate a cached dentry.
-    Looks(NameKey),
-}
-
-/// A reply for the kernel.
-struct Sent {
-    unique: u64,
-    shape: ReplyFormat,
-    answer: OpReply,
-    role: Option<Role>,
-    pid: u32,
-    length: Option<size_barrier::SizeNotice>,
-    /// Inode whose attributes are invalidated in the kernel before the reply is sent.
-    invalidates_attrs: Option<u64>,
-}
-
-impl Role {
-    fn of(op: &Op, cache: &Cache) -> Option<Role> {
-        match op {
-            Op::GetAttr { ino } => cache.reads_by_size(*ino).then_some(Role::Reads(*ino)),
-            Op::SetAttr { ino, set, .. } if set.size.is_some() => Some(Role::Sets(*ino)),
-            Op::Open { ino, access, .. } if access.truncate => Some(Role::Sets(*ino)),
-            Op::Write { ino, flags: WriteFlags { write_back: false, .. }, .. }
-            | Op::SetAttr { ino, .. }
-            | Op::Link { ino, .. }
-            | Op::Fallocate { ino, .. }
-            | Op::CopyRange { to_ino: ino, .. } => Some(Role::Changes(*ino)),
-            Op::Write { ino, .. } | Op::SetXattr { ino, .. } | Op::RemoveXattr { ino, .. } => {
-                Some(Role::Leaves(*ino))
-            }
-            Op::Unlink { .. } | Op::Rename { .. } => Some(Role::Unlinks),
-            Op::Lookup { dir, name } => Some(Role::Looks(NameKey::of(*dir, name))),
-            _ => None,
-        }
-    }
-
-    /// The inode of a local change.
-    fn changed(self) -> Option<u64> {
-        match self {
-            Role::Changes(ino) | Role::Sets(ino) | Role::Leaves(ino) => Some(ino),
-            Role::Reads(_) | Role::Unlinks | Role::Looks(_) => None,
-        }
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | `watchers` | search for inotify watches |
 //! | `stage` | scheduling of replays, and their results |
 //! | `player`, `command`, `play` | child processes that make the system calls, and their protocol |
 //! | `pretence` | replies to the requests of replays |
@@ -12,9 +11,9 @@ mod replay_child;
 mod replay_filter;
 mod replay_process;
 mod scheduler;
-mod watchers;
 
 use crate::driver::Driver;
+use crate::host::watchers;
 use nigh_cache::RemoteChange;
 use parking_lot::{Condvar, Mutex};
 pub use replay_child::run_replay_child;

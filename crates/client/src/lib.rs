@@ -12,7 +12,7 @@
 //! | `worker` | threads for notifications that may block in the kernel |
 //! | `watchdog` | a child process that aborts the FUSE connection if the daemon is killed |
 //! | `stopper` | unmount by the daemon itself |
-//! | `submounts` | mounts below the mount |
+//! | `host` | what the kernel of this machine shows of its processes and mounts |
 //! | `events` | inotify(7) events for changes by other clients |
 //! | `pressure` | memory pressure events |
 //! | `interrupts` | detection of fatal signals |
@@ -27,6 +27,7 @@ pub mod control;
 mod credentials;
 mod driver;
 pub mod events;
+mod host;
 mod idmap;
 mod interrupts;
 mod link;
@@ -41,7 +42,6 @@ mod root_probe;
 mod size_notify;
 pub mod status;
 mod stopper;
-mod submounts;
 #[cfg(test)]
 mod test_server;
 mod thread_state;

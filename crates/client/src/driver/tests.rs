@@ -7,7 +7,7 @@ use nigh_fuse::{Header, Level, MemoryTransport, Negotiated, Notification, Notify
 use nigh_native::{ClientConfig, ClientSession};
 use nigh_remote::Remote;
 use nigh_remote::{Event, Output as RemoteOutput};
-use nigh_types::{Access, NodeId, Span, Term};
+use nigh_types::{Access, NodeId, Span, Term, WriteFlags};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ use super::replay_filter::{MOST_PROCESSES, ReplayedChange};
 use super::replay_process::{Program, ReplayProcess, Task};
 use super::{Events, MOST_WAITING};
 use crate::driver::Driver;
-use crate::submounts::Submounts;
+use crate::host::submounts::Submounts;
 use nigh_cache::RemoteChange;
 use nigh_types::{Name, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

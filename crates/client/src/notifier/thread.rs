@@ -17,8 +17,8 @@
 use super::Notifier;
 use super::pages::{File, PageDrop, Ranges};
 use crate::driver::Driver;
+use crate::host::submounts::Submounts;
 use crate::revalidations::{NameKey, Revalidation};
-use crate::submounts::Submounts;
 use crate::worker::{SleepWatch, Worker, WorkerPool};
 use nigh_cache::{InvalidationId, KernelInvalidation, NotifierJob};
 use nigh_fuse::{Level, Notification, NotifyOutcome};
