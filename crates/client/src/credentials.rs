@@ -1,11 +1,11 @@
 //! Credentials of callers. See docs/decisions/0005-credentials.md.
 
-use crate::host::thread_credentials::Status;
-use crate::host::user_namespace::{INITIAL_NAMESPACE, Namespace, namespace_of, ranges_of};
+use crate::host::{Host, LocalHost, ThreadCredentials, UserNamespace};
 use nigh_cache::Caller;
 use nigh_types::{Call, Credentials, Privileges};
+use std::sync::Arc;
 
-/// Capabilities in /proc/PID/status (linux/capability.h).
+/// Capabilities (linux/capability.h).
 const FSETID: u64 = 1 << 4;
 const SYS_ADMIN: u64 = 1 << 21;
 const SYS_RESOURCE: u64 = 1 << 24;
@@ -17,11 +17,11 @@ const OVER_INODES: u64 = 0b1111 | FSETID | 1 << 31;
 const OF_MACHINE: u64 = SYS_ADMIN | SYS_RESOURCE | MKNOD;
 
 /// Determines the credentials of calls.
-#[derive(Debug, Default)]
 pub(crate) struct Callers {
+    host: Arc<dyn Host>,
     /// The user namespace of this mount, if callers' capabilities are sent: the server accepts them, ids are not
     /// mapped, and the namespace is the machine's initial one.
-    namespace: Option<Namespace>,
+    namespace: Option<UserNamespace>,
     /// Whether the mount may be idmapped: then the kernel sends ids only with creations, those of the new inode's
     /// owner.
     idmapped: bool,
@@ -37,10 +37,10 @@ const CHECKED: u64 = OVER_INODES | SYS_ADMIN | MKNOD;
 
 impl Callers {
     /// `told`: the server accepts the capabilities of callers, and uses this side's ids.
-    pub(crate) fn new(told: bool) -> Callers {
-        let own = if told { namespace_of("self") } else { None };
-        let namespace = own.filter(|(_, number)| *number == INITIAL_NAMESPACE);
-        Callers { namespace, idmapped: false }
+    pub(crate) fn new(host: Arc<dyn Host>, told: bool) -> Callers {
+        let own = if told { host.own_user_namespace() } else { None };
+        let namespace = own.filter(|own| own.is_initial());
+        Callers { host, namespace, idmapped: false }
     }
 
     /// Whether the server trusts the checks of this machine's kernel.
@@ -57,7 +57,7 @@ impl Callers {
     /// The caller's ids, with its thread's supplementary groups and capabilities over files. If the thread is not
     /// visible (any more), only with the group sent with the request.
     pub(crate) fn credentials(&self, caller: Caller, call: &Call) -> Credentials {
-        let status = Status::of(caller.pid);
+        let status = self.host.credentials(caller.pid);
         if self.idmapped {
             return self.checked_by_kernel(caller, call, &status);
         }
@@ -73,9 +73,9 @@ impl Callers {
     /// Credentials for a mount that may be idmapped. The kernel checked the call with other ids than the thread's.
     /// Access to reserved blocks, and whether setuid bits survive a write, depend on the thread's capabilities on the
     /// machine alone.
-    fn checked_by_kernel(&self, caller: Caller, call: &Call, status: &Status) -> Credentials {
+    fn checked_by_kernel(&self, caller: Caller, call: &Call, status: &ThreadCredentials) -> Credentials {
         let is_of_machine =
-            self.namespace.is_some() && namespace_of(&caller.pid.to_string()) == self.namespace;
+            self.namespace.is_some() && self.host.user_namespace(caller.pid) == self.namespace;
         let own = if is_of_machine { status.capabilities() } else { 0 };
         let capabilities = match call {
             Call::Write { .. } | Call::Fallocate { .. } | Call::CopyRange { .. } => {
@@ -91,46 +91,47 @@ impl Callers {
         Credentials { uid, gid, groups: Vec::from_iter(caller.group), privileges }
     }
 
-    fn privileges(&self, pid: u32, status: &Status) -> Option<Privileges> {
+    fn privileges(&self, pid: u32, status: &ThreadCredentials) -> Option<Privileges> {
         let own = self.namespace?;
         let capabilities =
             Some(status.capabilities() & (OVER_INODES | OF_MACHINE)).filter(|set| *set != 0)?;
-        let thread = pid.to_string();
-        if namespace_of(&thread)? == own {
+        if self.host.user_namespace(pid)? == own {
             return Some(Privileges::over_all(capabilities));
         }
-        let (users, groups) = (ranges_of(&thread, "uid_map"), ranges_of(&thread, "gid_map"));
+        let (users, groups) = self.host.mapped_ids(pid);
         Some(Privileges { capabilities: capabilities & OVER_INODES, users, groups })
     }
 }
 
-/// Credentials of the mount itself.
+/// Credentials of the mount itself, which runs on this machine wherever its callers do.
 pub(crate) fn own() -> Credentials {
     Credentials {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
-        groups: Status::of(std::process::id()).groups(),
+        groups: LocalHost.credentials(std::process::id()).groups(),
         privileges: None,
     }
 }
 
 /// Whether a local filesystem would list system xattrs (`trusted.`) to this thread: it has `CAP_SYS_ADMIN` in the
 /// initial user namespace. False for a thread that is not visible.
-pub(crate) fn sees_privileged_xattrs(pid: u32) -> bool {
-    Status::of(pid).capabilities() & SYS_ADMIN != 0
-        && namespace_of(&pid.to_string()).is_some_and(|(_, number)| number == INITIAL_NAMESPACE)
+pub(crate) fn sees_privileged_xattrs(host: &dyn Host, pid: u32) -> bool {
+    host.credentials(pid).capabilities() & SYS_ADMIN != 0
+        && host.user_namespace(pid).is_some_and(UserNamespace::is_initial)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::NoHost;
+    use crate::host::test_host::{absent, local};
     use nigh_types::{Handle, NodeId, NodeRef};
 
     const LOOK: Call = Call::Release { handles: Vec::new() };
 
     #[test]
     fn idmapped_mount_sends_owner_ids_for_creations_and_the_overflow_id_otherwise() {
-        let callers = Callers { namespace: Some((0, 0)), idmapped: true };
+        let callers = Callers { host: local(), namespace: Some(UserNamespace::UNUSED), idmapped: true };
         let pid = std::process::id();
         let ask = |uid, gid, call: &Call| callers.credentials(Caller { uid, gid, pid, group: Some(7) }, call);
         let made = ask(1001, 1002, &LOOK);
@@ -145,18 +146,10 @@ mod tests {
     }
 
     #[test]
-    fn invisible_thread_has_no_groups_ids_or_capabilities() {
-        for pid in [0, u32::MAX] {
-            let status = Status::of(pid);
-            assert_eq!((status.groups(), status.filesystem_ids(), status.capabilities()), (vec![], None, 0));
-        }
-    }
-
-    #[test]
     fn caller_with_other_filesystem_ids_than_its_thread_has_no_capabilities() {
-        let callers = Callers { namespace: namespace_of("self"), idmapped: false };
+        let callers = Callers { host: local(), namespace: LocalHost.own_user_namespace(), idmapped: false };
         let (pid, own) = (std::process::id(), own());
-        let capable = Status::of(pid).capabilities() & (OVER_INODES | OF_MACHINE) != 0;
+        let capable = LocalHost.credentials(pid).capabilities() & (OVER_INODES | OF_MACHINE) != 0;
         let ask = |uid, gid| callers.credentials(Caller { uid, gid, pid, group: None }, &LOOK).privileges;
         assert_eq!(ask(own.uid, own.gid).is_some(), capable && own.uid != 0);
         assert_eq!(ask(own.uid + 1, own.gid), None);
@@ -165,13 +158,14 @@ mod tests {
 
     #[test]
     fn capabilities_are_sent_only_to_servers_that_accept_them() {
-        assert_eq!(Callers::new(false).namespace, None);
+        assert_eq!(Callers::new(local(), false).namespace, None);
     }
 
     #[test]
     fn group_sent_with_the_request_is_added_to_the_callers_groups() {
         let groups = |pid, group| {
-            Callers::default().credentials(Caller { pid, group, ..Caller::default() }, &LOOK).groups
+            let caller = Caller { pid, group, ..Caller::default() };
+            Callers::new(local(), false).credentials(caller, &LOOK).groups
         };
         assert_eq!(groups(0, Some(33)), [33]);
         let own = groups(std::process::id(), None);
@@ -182,15 +176,27 @@ mod tests {
         }
     }
 
+    /// Its number may be that of a privileged program of this machine.
+    #[test]
+    fn caller_without_a_host_has_no_groups_or_capabilities_but_those_of_its_request() {
+        let callers = Callers::new(absent(), true);
+        assert!(!callers.are_trusted());
+        let pid = std::process::id();
+        let caller = Caller { uid: own().uid, gid: own().gid, pid, group: Some(33) };
+        let wanted = Credentials { uid: caller.uid, gid: caller.gid, groups: vec![33], privileges: None };
+        assert_eq!(callers.credentials(caller, &LOOK), wanted);
+        assert!(!sees_privileged_xattrs(&NoHost, pid));
+    }
+
     #[test]
     fn thread_without_capability_or_out_of_sight_sees_no_privileged_xattrs() {
-        assert!(!sees_privileged_xattrs(0));
-        assert!(!sees_privileged_xattrs(u32::MAX));
+        assert!(!sees_privileged_xattrs(&LocalHost, 0));
+        assert!(!sees_privileged_xattrs(&LocalHost, u32::MAX));
         let own = std::process::id();
-        let initial = namespace_of("self").is_some_and(|(_, number)| number == INITIAL_NAMESPACE);
+        let initial = LocalHost.own_user_namespace().is_some_and(UserNamespace::is_initial);
         let capable = rustix::thread::capabilities(None)
             .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN));
-        assert_eq!(sees_privileged_xattrs(own), initial && capable);
+        assert_eq!(sees_privileged_xattrs(&LocalHost, own), initial && capable);
         let Ok(mut plain) = std::process::Command::new("setpriv")
             .args(["--inh-caps=-all", "--reuid=65534", "--regid=65534", "--clear-groups", "sleep", "30"])
             .spawn()
@@ -205,7 +211,7 @@ mod tests {
         {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        let seen = sees_privileged_xattrs(plain.id());
+        let seen = sees_privileged_xattrs(&LocalHost, plain.id());
         let _ = plain.kill();
         plain.wait().unwrap();
         assert!(!seen);

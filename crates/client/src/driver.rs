@@ -17,6 +17,7 @@ pub(crate) mod tests;
 use crate::clock::{Clock, wall_time};
 use crate::credentials::{self, Callers};
 use crate::events::{Events, ReplayReply};
+use crate::host::{Host, Submounts};
 use crate::idmap::IdMap;
 use crate::notifier::Notifier;
 use crate::open_credentials::OpenCredentials;
@@ -119,6 +120,8 @@ pub(crate) struct Driver {
     timer: Timer,
     clock: Clock,
     pub transport: Arc<dyn Transport>,
+    /// The kernel under which callers run.
+    pub host: Arc<dyn Host>,
     pub notifier: Notifier,
     pub events: Events,
     pub reply_barrier: ReplyBarrier,
@@ -139,7 +142,7 @@ impl Driver {
     pub fn new(
         cache: Cache,
         (remote, link): (Box<dyn ResumableRemote>, Link),
-        transport: Box<dyn Transport>,
+        (transport, host): (Box<dyn Transport>, Arc<dyn Host>),
         (ids, callers): (IdMap, Callers),
         clock: Clock,
     ) -> io::Result<Driver> {
@@ -165,8 +168,8 @@ impl Driver {
             transport: Arc::from(transport),
             notifier: Notifier::new()?,
             events: Events::new()?,
-            reply_barrier: ReplyBarrier::default(),
-            revalidations: Revalidations::default(),
+            reply_barrier: ReplyBarrier::new(Arc::clone(&host)),
+            revalidations: Revalidations::new(Arc::clone(&host)),
             size_notifier: SizeNotifier::default(),
             ids,
             own: credentials::own(),
@@ -174,8 +177,14 @@ impl Driver {
             opcodes: [const { AtomicU64::new(0) }; OPCODES],
             stopped: AtomicBool::new(false),
             mountpoint: OnceLock::new(),
+            host,
             root: AtomicU64::new(0),
         })
+    }
+
+    /// Mounts below the mount, if it has a place on this machine.
+    pub fn submounts(&self) -> Submounts {
+        self.mountpoint.get().map_or_else(Submounts::none, |mountpoint| self.host.submounts(mountpoint))
     }
 
     pub fn count(&self, opcode: u32) {
@@ -212,7 +221,7 @@ impl Driver {
             Err(answer) => {
                 drop(core);
                 let answer = self.ids.shown(shape, answer);
-                reply::send(&*self.transport, self.root(), unique, shape, answer);
+                self.reply(unique, shape, answer);
                 return self.finish(gate, batch);
             }
         };
@@ -264,7 +273,7 @@ impl Driver {
         };
         self.drive(&mut core, now, &mut batch);
         drop(core);
-        reply::send(&*self.transport, self.root(), header.unique, ReplyFormat::Natural, answer);
+        self.reply(header.unique, ReplyFormat::Natural, answer);
         self.finish(gate, batch);
         true
     }
@@ -387,7 +396,7 @@ impl Driver {
             }
             _ => None,
         };
-        reply::send(&*self.transport, self.root(), unique, shape, self.ids.shown(shape, answer));
+        self.reply(unique, shape, self.ids.shown(shape, answer));
         if let Some(Role::Reads(ino) | Role::Changes(ino) | Role::Sets(ino)) =
             role.filter(|_| brings_attributes)
         {
@@ -396,6 +405,10 @@ impl Driver {
         if let Some((name, ino)) = revalidates {
             self.revalidations.note(name, ino, pid);
         }
+    }
+
+    fn reply(&self, unique: u64, shape: ReplyFormat, answer: OpReply) {
+        reply::send((&*self.transport, &*self.host), self.root(), unique, shape, answer);
     }
 
     /// A local change cleared set-user-ID or set-group-ID bits that the kernel still caches (`nigh_cache`'s

@@ -13,7 +13,6 @@ mod replay_process;
 mod scheduler;
 
 use crate::driver::Driver;
-use crate::host::watchers;
 use nigh_cache::RemoteChange;
 use parking_lot::{Condvar, Mutex};
 pub use replay_child::run_replay_child;
@@ -147,7 +146,7 @@ impl Events {
         let mut watched = std::collections::BTreeSet::new();
         while !self.is_stopped() {
             let begun = Instant::now();
-            let now_watched = watchers::watched(device);
+            let now_watched = driver.host.watched_inodes(device);
             // A parent may be known by now that was unknown before; without watches that does not matter.
             if all || !now_watched.is_empty() || now_watched != watched {
                 watched = now_watched;

@@ -6,7 +6,7 @@
 //! checks (`Driver::note_signal`).
 
 use crate::driver::Driver;
-use crate::host::signals::is_fatal;
+use crate::host::Host;
 use nigh_types::OpId;
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeSet;
@@ -50,7 +50,7 @@ impl Interrupts {
             for op in ops {
                 let over = match driver.caller_of(op) {
                     None => true,
-                    Some(pid) if is_doomed(pid) => {
+                    Some(pid) if is_doomed(&*driver.host, pid) => {
                         driver.end_wait(op);
                         true
                     }
@@ -67,14 +67,52 @@ impl Interrupts {
     }
 }
 
-/// Whether a thread has a fatal signal pending. A thread whose state is invisible counts as doomed: it must never be
+/// Whether a thread has a fatal signal pending. A thread whose signals are unknown counts as doomed: it must never be
 /// left unkillable.
-fn is_doomed(pid: u32) -> bool {
-    if pid == 0 {
-        return true;
+fn is_doomed(host: &dyn Host, thread: u32) -> bool {
+    host.has_fatal_signal(thread).unwrap_or(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::tests::DriverHarness;
+    use crate::host::NoHost;
+    use crate::host::test_host::TestHost;
+    use crate::reply::ReplyFormat;
+    use nigh_cache::{Caller, Op};
+
+    const SOON: Duration = EVERY.saturating_mul(5);
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// Interrupts a GETATTR that waits for the server, while `check` runs with a wait for its reply.
+    fn interrupt(host: Arc<dyn Host>, check: impl FnOnce(&dyn Fn(Duration) -> Option<i32>)) {
+        let stage = DriverHarness::on(host);
+        let (driver, op) = (&stage.driver, OpId(1002));
+        let caller = Caller { pid: std::process::id(), ..Caller::default() };
+        driver.operate(op.0, op, caller, ReplyFormat::Natural, Op::GetAttr { ino: driver.root() });
+        let interrupts = Interrupts::default();
+        std::thread::scope(|scope| {
+            scope.spawn(|| interrupts.run(driver));
+            interrupts.watch(op);
+            check(&|limit| stage.kernel.take_reply(op.0, limit).map(|(errno, _)| errno));
+            interrupts.stop();
+        });
     }
-    match std::fs::read_to_string(format!("/proc/{pid}/status")) {
-        Ok(status) => is_fatal(&status),
-        Err(_) => true,
+
+    #[test]
+    fn wait_ends_when_the_host_shows_a_fatal_signal() {
+        let host = Arc::new(TestHost::default());
+        interrupt(Arc::<TestHost>::clone(&host), |reply| {
+            assert_eq!(reply(SOON), None, "another signal does not end it");
+            host.has_fatal_signal.store(true, Ordering::SeqCst);
+            assert_eq!(reply(LIMIT), Some(libc::EINTR));
+        });
+    }
+
+    /// A program of this machine with the caller's number has no signal pending.
+    #[test]
+    fn interrupt_without_a_host_ends_the_wait() {
+        interrupt(Arc::new(NoHost), |reply| assert_eq!(reply(LIMIT), Some(libc::EINTR)));
     }
 }

@@ -12,7 +12,7 @@
 //! | `worker` | threads for notifications that may block in the kernel |
 //! | `watchdog` | a child process that aborts the FUSE connection if the daemon is killed |
 //! | `stopper` | unmount by the daemon itself |
-//! | `host` | what the kernel of this machine shows of its processes and mounts |
+//! | `host` | what only a local kernel knows of callers and mounts |
 //! | `events` | inotify(7) events for changes by other clients |
 //! | `pressure` | memory pressure events |
 //! | `interrupts` | detection of fatal signals |
@@ -51,6 +51,7 @@ mod worker;
 
 pub use clock::boot_time;
 pub use events::EventsConfig;
+pub use host::{Host, LocalHost, NoHost};
 pub use idmap::{IdMapChoice, IdMapError};
 pub use link::{Begin, Reconnect};
 pub use mount::{Mount, MountConfig, StartError, needs_exclusive_dir_lease};

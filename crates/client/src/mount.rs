@@ -9,6 +9,7 @@ use crate::control::Control;
 use crate::credentials::Callers;
 use crate::driver::Driver;
 use crate::events::{EventsConfig, Program};
+use crate::host::{Host, LocalHost};
 use crate::idmap::IdMapChoice;
 use crate::interrupts::Interrupts;
 use crate::link::{Begin, EstablishedSession, Reconnect, greet, read_link, write_link};
@@ -113,8 +114,9 @@ impl Mount {
     /// as long as the process does.
     pub fn start(mut config: MountConfig, link: Link) -> Result<Mount, StartError> {
         let greeted = greet(&link, (config.begin)(boot_time(), false))?;
+        let host: Arc<dyn Host> = Arc::new(LocalHost);
         let idmapped = config.wanted.flags & init::ALLOW_IDMAP != 0;
-        if idmapped && !callers_of(&config.idmap, &greeted.1).are_trusted() {
+        if idmapped && !callers_of(&config.idmap, &greeted.1, &host).are_trusted() {
             return Err(StartError::Idmapped(NOT_VOUCHED));
         }
         let mounted = nigh_fuse::mount::mount(&config.options)?;
@@ -143,28 +145,34 @@ impl Mount {
         config.options.mountpoint.clone_from(&mountpoint);
         let connection = nigh_fuse::mount::connection_id(&mountpoint);
         let watchdog = watchdog(config.watchdog.as_ref(), connection);
+        let kernel = (Box::new(device) as Box<dyn Transport>, host);
         let mount =
-            Mount::assemble(config, link, greeted, Box::new(device), agreed, Some(mountpoint.clone()))
-                .map_err(undo)?;
+            Mount::assemble(config, link, greeted, kernel, agreed, Some(mountpoint.clone())).map_err(undo)?;
         Ok(Mount { connection, _watchdog: watchdog, ..mount })
     }
 
-    /// Attaches to the remote and serves a transport that is already open, with the negotiated `agreed`.
+    /// Attaches to the remote and serves a transport that is already open, with the negotiated `agreed`. `host`: where
+    /// the callers of its requests run; [`NoHost`](crate::NoHost) for a guest's.
     pub fn start_on(
         config: MountConfig,
         link: Link,
         transport: Box<dyn Transport>,
+        host: Arc<dyn Host>,
         agreed: Negotiated,
     ) -> Result<Mount, StartError> {
         let greeted = greet(&link, (config.begin)(boot_time(), false))?;
-        Mount::assemble(config, link, greeted, transport, agreed, None).map_err(StartError::Kernel)
+        // The kernel sends no ids of callers; only its own checks allow their calls.
+        if agreed.has(init::ALLOW_IDMAP) && !callers_of(&config.idmap, &greeted.1, &host).are_trusted() {
+            return Err(StartError::Idmapped(NOT_VOUCHED));
+        }
+        Mount::assemble(config, link, greeted, (transport, host), agreed, None).map_err(StartError::Kernel)
     }
 
     fn assemble(
         config: MountConfig,
         link: Link,
         (remote, session, early): EstablishedSession,
-        transport: Box<dyn Transport>,
+        (transport, host): (Box<dyn Transport>, Arc<dyn Host>),
         agreed: Negotiated,
         mountpoint: Option<PathBuf>,
     ) -> io::Result<Mount> {
@@ -189,9 +197,14 @@ impl Mount {
             device: mountpoint.as_deref().and_then(device_at),
         };
         let ids = config.idmap.map(&session);
-        let callers = callers_of(&config.idmap, &session).idmapped(agreed.has(init::ALLOW_IDMAP));
-        let driver =
-            Driver::new(cache, (remote, link.clone()), transport, (ids, callers), Box::new(boot_time))?;
+        let callers = callers_of(&config.idmap, &session, &host).idmapped(agreed.has(init::ALLOW_IDMAP));
+        let driver = Driver::new(
+            cache,
+            (remote, link.clone()),
+            (transport, host),
+            (ids, callers),
+            Box::new(boot_time),
+        )?;
         if let Some(mountpoint) = mountpoint {
             let _ = driver.mountpoint.set(mountpoint);
         }
@@ -282,13 +295,12 @@ impl Mount {
 
     fn start_events(&mut self, config: EventsConfig) {
         let Some(mountpoint) = self.driver.mountpoint.get().cloned() else { return };
-        let mounts = nigh_fuse::mount::mounts();
-        let Some(own) = mounts.into_iter().rfind(|mount| mount.mountpoint == mountpoint) else {
+        let Some(device) = device_at(&mountpoint) else {
             return tracing::warn!(
                 "the mount is not seen in /proc/self/mountinfo: watchers are not told what others change"
             );
         };
-        let (device, all) = (own.device, config.all);
+        let all = config.all;
         let driver = Arc::clone(&self.driver);
         self.others.push(thread::spawn(move || driver.events.look(&driver, device, all)));
         let driver = Arc::clone(&self.driver);
@@ -357,8 +369,8 @@ impl Mount {
 }
 
 /// How to determine the credentials of callers.
-fn callers_of(choice: &IdMapChoice, session: &nigh_remote::SessionParams) -> Callers {
-    Callers::new(session.accepts_privileges && choice.map(session).is_empty())
+fn callers_of(choice: &IdMapChoice, session: &nigh_remote::SessionParams, host: &Arc<dyn Host>) -> Callers {
+    Callers::new(Arc::clone(host), session.accepts_privileges && choice.map(session).is_empty())
 }
 
 /// Starts the watchdog. Without one, a killed daemon may leave unkillable programs behind; `nigh umount` frees them.

@@ -1,6 +1,7 @@
 //! Encoding of a reply for FUSE; chooses, logs and counts the errno.
 
 use crate::credentials::sees_privileged_xattrs;
+use crate::host::Host;
 use nigh_cache::{Node, OpReply, Opened, Page, is_privileged, sized_xattr};
 use nigh_fuse::abi::flags::fopen;
 use nigh_fuse::{Attr, DirBuffer, Dirent, Entry, FileLock, Reply, StatFs, Statx, Transport};
@@ -36,10 +37,16 @@ pub(crate) enum ReplyFormat {
 }
 
 /// Sends one reply. If the kernel no longer wants it, that is not an error.
-pub(crate) fn send(transport: &dyn Transport, root: u64, unique: u64, shape: ReplyFormat, answer: OpReply) {
+pub(crate) fn send(
+    (transport, host): (&dyn Transport, &dyn Host),
+    root: u64,
+    unique: u64,
+    shape: ReplyFormat,
+    answer: OpReply,
+) {
     let answer = match answer {
         OpReply::XattrNames { names, size } => {
-            let all = matches!(shape, ReplyFormat::XattrNames { pid } if sees_privileged_xattrs(pid));
+            let all = matches!(shape, ReplyFormat::XattrNames { pid } if sees_privileged_xattrs(host, pid));
             sized_xattr(if all { names } else { without_privileged(&names) }, size)
         }
         other => other,

@@ -3,14 +3,16 @@
 //! The calling thread itself applies a reply when it runs again; an invalidation may reach the kernel in between. A
 //! reader of a file then ignores the reply's size (`fi->attr_version` in `fuse_change_attributes`) and uses a size
 //! cached before its request. A thread that changed attributes or added a link applies them even then
-//! (`fuse_do_setattr`, `create_new_entry`), so the kernel would cache recalled attributes. `/proc/PID/stat` and
-//! `/proc/PID/schedstat` show whether a thread has run (proc_pid_stat(5)).
+//! (`fuse_do_setattr`, `create_new_entry`), so the kernel would cache recalled attributes. The host shows whether a
+//! thread has run.
 
+use crate::host::Host;
 use crate::thread_state::ThreadState;
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Assumed time until a thread has run if `/proc` does not show it.
+/// Assumed time until a thread has run if the host does not show it.
 const BLINDLY: Duration = Duration::from_millis(5);
 /// Longest wait for a thread.
 const MOST: Duration = Duration::from_millis(100);
@@ -25,14 +27,21 @@ struct UnappliedReply {
     since: Instant,
 }
 
-/// In the order of their replies.
-#[derive(Default)]
-pub(crate) struct ReplyBarrier(Mutex<Vec<UnappliedReply>>);
+/// The threads with unapplied attributes, and the host that shows whether they have run.
+pub(crate) struct ReplyBarrier {
+    host: Arc<dyn Host>,
+    /// In the order of their replies.
+    unapplied: Mutex<Vec<UnappliedReply>>,
+}
 
 impl ReplyBarrier {
+    pub fn new(host: Arc<dyn Host>) -> ReplyBarrier {
+        ReplyBarrier { host, unapplied: Mutex::default() }
+    }
+
     /// Records that attributes were just written to the kernel for this thread.
     pub fn note(&self, ino: u64, pid: u32) {
-        let mut readers = self.0.lock();
+        let mut readers = self.unapplied.lock();
         if readers.len() == READERS {
             readers.drain(..READERS / 2);
         }
@@ -51,23 +60,27 @@ impl ReplyBarrier {
     }
 
     fn wait_for(&self, asks: u32, is_meant: impl Fn(&UnappliedReply) -> bool) {
-        let theirs: Vec<UnappliedReply> = self.0.lock().extract_if(.., |reader| is_meant(reader)).collect();
-        theirs.iter().filter(|reader| reader.pid == 0 || reader.pid != asks).for_each(UnappliedReply::wait);
+        let theirs: Vec<UnappliedReply> =
+            self.unapplied.lock().extract_if(.., |reader| is_meant(reader)).collect();
+        theirs
+            .iter()
+            .filter(|reader| reader.pid == 0 || reader.pid != asks)
+            .for_each(|reader| reader.wait(&*self.host));
     }
 }
 
 impl UnappliedReply {
-    fn wait(&self) {
+    fn wait(&self, host: &dyn Host) {
         if self.since.elapsed() > MOST {
             return;
         }
-        let Some(first) = ThreadState::of(self.pid).filter(ThreadState::has_schedstat) else {
+        let Some(first) = host.thread_state(self.pid).filter(ThreadState::has_schedstat) else {
             return std::thread::sleep(BLINDLY.saturating_sub(self.since.elapsed()));
         };
         let mut now = first.clone();
         while now.is_runnable() && now == first && self.since.elapsed() < MOST {
             std::thread::sleep(AGAIN);
-            let Some(next) = ThreadState::of(self.pid) else { return };
+            let Some(next) = host.thread_state(self.pid) else { return };
             now = next;
         }
     }
@@ -76,6 +89,7 @@ impl UnappliedReply {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::test_host::{absent, local};
     use std::sync::mpsc;
 
     fn waited(readers: &ReplyBarrier, ino: u64) -> Duration {
@@ -90,7 +104,7 @@ mod tests {
 
     #[test]
     fn thread_that_sleeps_runs_or_has_ended_counts_as_having_applied_its_reply() {
-        let readers = ReplyBarrier::default();
+        let readers = ReplyBarrier::new(local());
         let (say, told) = mpsc::channel::<u32>();
         let (end, ended) = mpsc::channel::<()>();
         let sleeper = std::thread::spawn(move || {
@@ -111,7 +125,7 @@ mod tests {
 
     #[test]
     fn invisible_thread_is_waited_for_once_for_a_fixed_time() {
-        let readers = ReplyBarrier::default();
+        let readers = ReplyBarrier::new(local());
         readers.note(7, 0);
         assert!(waited(&readers, 8) < BLINDLY);
         readers.note(8, 0);
@@ -121,20 +135,37 @@ mod tests {
         assert!(waited(&readers, 9) < BLINDLY);
     }
 
+    /// A guest's thread may have the number of a thread that sleeps on this machine.
+    #[test]
+    fn thread_is_waited_for_once_for_a_fixed_time_without_a_host() {
+        let (say, told) = mpsc::channel::<u32>();
+        let sleeper = std::thread::spawn(move || {
+            say.send(own_pid()).unwrap();
+            std::thread::park();
+        });
+        let pid = told.recv().unwrap();
+        let readers = ReplyBarrier::new(absent());
+        readers.note(7, pid);
+        assert!(waited(&readers, 7) >= BLINDLY / 2);
+        assert!(waited(&readers, 7) < BLINDLY, "once");
+        sleeper.thread().unpark();
+        sleeper.join().unwrap();
+    }
+
     #[test]
     fn unlink_waits_for_unapplied_replies_of_all_files() {
-        let readers = ReplyBarrier::default();
+        let readers = ReplyBarrier::new(local());
         readers.note(7, 0);
         readers.note(8, 0);
         readers.wait_for_all(1);
-        assert!(readers.0.lock().is_empty());
+        assert!(readers.unapplied.lock().is_empty());
         assert!(waited(&readers, 8) < BLINDLY);
     }
 
     #[test]
     fn no_more_are_remembered_than_so_many() {
-        let readers = ReplyBarrier::default();
+        let readers = ReplyBarrier::new(local());
         (0..3_000).for_each(|ino| readers.note(ino, 0));
-        assert!(readers.0.lock().len() <= READERS);
+        assert!(readers.unapplied.lock().len() <= READERS);
     }
 }

@@ -7,18 +7,17 @@
 //! but no reply can revalidate it. Every other reply about a name is applied with the directory locked, and both
 //! kinds of notification wait for that lock.
 
-use crate::thread_state::ThreadState;
+use crate::host::Host;
 use nigh_types::Name;
 use parking_lot::Mutex;
-use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Most remembered replies.
 const MOST: usize = 1_024;
-/// A thread invisible in `/proc` counts as having applied its reply after this time.
+/// A thread that the host does not show counts as having applied its reply after this time.
 const BLINDLY: Duration = Duration::from_secs(1);
 /// How long all replies count as not applied after an unapplied one was dropped.
 const OVERFLOWS: Duration = Duration::from_secs(60);
@@ -52,10 +51,13 @@ pub(crate) struct Revalidation {
     since: Instant,
 }
 
-/// The latest replies, oldest first.
-#[derive(Default)]
-pub(crate) struct Revalidations(Mutex<Recent>);
+/// Unapplied LOOKUP replies, and the host that shows whether their threads have run.
+pub(crate) struct Revalidations {
+    host: Arc<dyn Host>,
+    recent: Mutex<Recent>,
+}
 
+/// The latest replies, oldest first.
 #[derive(Default)]
 struct Recent {
     replies: VecDeque<Revalidation>,
@@ -64,17 +66,21 @@ struct Recent {
 }
 
 impl Revalidations {
+    pub fn new(host: Arc<dyn Host>) -> Revalidations {
+        Revalidations { host, recent: Mutex::default() }
+    }
+
     /// Records that such a reply was just written to the kernel for this thread.
     pub fn note(&self, name: NameKey, ino: u64, pid: u32) {
         let now = Instant::now();
-        let mut recent = self.0.lock();
+        let mut recent = self.recent.lock();
         // A thread that sends another request has applied its earlier replies.
         recent.replies.retain(|reply| pid == 0 || reply.pid != pid);
         if recent.replies.len() >= MOST {
             let mut looked_at = 0;
             recent.replies.retain(|reply| {
                 looked_at += 1;
-                looked_at > LOOKED_AT || !reply.is_applied(now)
+                looked_at > LOOKED_AT || !reply.is_applied(&*self.host, now)
             });
         }
         if recent.replies.len() >= MOST {
@@ -88,24 +94,25 @@ impl Revalidations {
     /// thread may wait for a processor for any time.
     pub fn are_applied(&self, until: Instant, is_meant: impl Fn(&Revalidation) -> bool) -> bool {
         let replies = {
-            let recent = self.0.lock();
+            let recent = self.recent.lock();
             if recent.overflowed.is_some_and(|at| at.elapsed() < OVERFLOWS) {
                 return false;
             }
             recent.replies.clone()
         };
-        replies.iter().filter(|reply| is_meant(reply)).all(|reply| reply.is_applied(until))
+        replies.iter().filter(|reply| is_meant(reply)).all(|reply| reply.is_applied(&*self.host, until))
     }
 }
 
 impl Revalidation {
     /// A sleeping thread has run since its reply, unless it waits for a lock while it applies the reply
     /// (`invalidate_inode_pages2`).
-    fn is_applied(&self, until: Instant) -> bool {
+    fn is_applied(&self, host: &dyn Host, until: Instant) -> bool {
         let Some(first) =
-            ThreadState::of(self.pid).filter(|first| first.has_schedstat() && !first.is_uninterruptible())
+            host.thread_state(self.pid).filter(|first| first.has_schedstat() && !first.is_uninterruptible())
         else {
-            return self.is_gone() || self.since.elapsed() > BLINDLY;
+            // A living thread may be hidden.
+            return host.has_ended(self.pid) || self.since.elapsed() > BLINDLY;
         };
         let mut now = first.clone();
         while now.is_runnable() && now == first {
@@ -113,22 +120,17 @@ impl Revalidation {
                 return false;
             }
             std::thread::sleep(AGAIN);
-            let Some(next) = ThreadState::of(self.pid) else { return true };
+            let Some(next) = host.thread_state(self.pid) else { return true };
             now = next;
         }
         !now.is_uninterruptible()
-    }
-
-    /// Whether the thread has ended, and so its call. (`/proc` may hide living threads: proc(5), hidepid.)
-    fn is_gone(&self) -> bool {
-        let thread = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
-        thread.is_some_and(|thread| test_kill_process(thread) == Err(Errno::SRCH))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::test_host::{absent, local};
     use std::sync::mpsc;
 
     fn key(dir: u64, name: &str) -> NameKey {
@@ -145,7 +147,7 @@ mod tests {
 
     #[test]
     fn reply_to_an_invisible_thread_does_not_count_as_applied_at_once() {
-        let replies = Revalidations::default();
+        let replies = Revalidations::new(local());
         assert!(replies.are_applied(soon(), |_| true));
         replies.note(key(1, "a"), 7, 0);
         assert!(!replies.are_applied(soon(), |reply| reply.name == key(1, "a")));
@@ -156,7 +158,7 @@ mod tests {
 
     #[test]
     fn reply_to_a_thread_that_sleeps_since_is_applied() {
-        let replies = Revalidations::default();
+        let replies = Revalidations::new(local());
         let (say, told) = mpsc::channel::<u32>();
         let (end, ended) = mpsc::channel::<()>();
         let sleeper = std::thread::spawn(move || {
@@ -172,7 +174,7 @@ mod tests {
 
     #[test]
     fn reply_to_a_thread_that_has_ended_is_applied() {
-        let replies = Revalidations::default();
+        let replies = Revalidations::new(local());
         let ended = std::thread::spawn(own_thread).join().unwrap();
         replies.note(key(1, "a"), 7, ended);
         let gone = Instant::now() + Duration::from_millis(500);
@@ -181,18 +183,30 @@ mod tests {
         }
     }
 
+    /// That number has ended here, but a guest's thread may have it.
+    #[test]
+    fn reply_to_a_thread_without_a_host_is_applied_after_a_fixed_time() {
+        let mut replies = Revalidations::new(absent());
+        let ended = std::thread::spawn(own_thread).join().unwrap();
+        replies.note(key(1, "a"), 7, ended);
+        assert!(!replies.are_applied(soon(), |_| true));
+        let begun = Instant::now().checked_sub(BLINDLY * 2).unwrap();
+        replies.recent.get_mut().replies[0].since = begun;
+        assert!(replies.are_applied(soon(), |_| true));
+    }
+
     #[test]
     fn reply_dropped_to_make_room_counts_as_not_applied() {
-        let replies = Revalidations::default();
+        let replies = Revalidations::new(local());
         (0..=MOST as u64).for_each(|ino| replies.note(key(1, "a"), ino, 0));
         assert!(!replies.are_applied(soon(), |reply| reply.ino == 1_000_000));
     }
 
     #[test]
     fn reply_to_a_thread_that_asked_again_is_applied_and_takes_no_room() {
-        let replies = Revalidations::default();
+        let replies = Revalidations::new(local());
         (0..=MOST as u64).for_each(|ino| replies.note(key(1, "a"), ino, own_thread()));
-        assert_eq!(replies.0.lock().replies.len(), 1);
+        assert_eq!(replies.recent.lock().replies.len(), 1);
         assert!(replies.are_applied(soon(), |reply| reply.ino == 1));
     }
 }

@@ -2,8 +2,9 @@
 
 use std::fs;
 
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct ThreadState {
+/// Scheduler state of a thread at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ThreadState {
     state: char,
     /// Text of schedstat: time on processors, time in run queues, number of time slices. `None`: this machine does
     /// not count them.
@@ -11,18 +12,14 @@ pub(crate) struct ThreadState {
 }
 
 impl ThreadState {
-    /// A thread of any process. `None`: it has ended, or belongs to another pid namespace (0).
-    pub fn of(thread: u32) -> Option<ThreadState> {
-        ThreadState::at(thread, "/proc")
-    }
-
     /// A thread of this process.
     pub fn of_own(thread: u32) -> Option<ThreadState> {
-        ThreadState::at(thread, "/proc/self/task")
+        ThreadState::below("/proc/self/task", thread)
     }
 
-    fn at(thread: u32, all: &str) -> Option<ThreadState> {
-        let read = |file: &str| fs::read_to_string(format!("{all}/{thread}/{file}")).ok();
+    /// A thread below a directory of threads. `None`: it has ended, or belongs to another pid namespace (0).
+    pub(crate) fn below(directory: &str, thread: u32) -> Option<ThreadState> {
+        let read = |file: &str| fs::read_to_string(format!("{directory}/{thread}/{file}")).ok();
         let stat = read("stat").filter(|_| thread != 0)?;
         // The thread's name in parentheses may contain any characters.
         let (_, rest) = stat.rsplit_once(')')?;

@@ -3,7 +3,7 @@
 use super::work::Files;
 use anyhow::{Context, Result, bail, ensure};
 use nigh_client::fuse::{Header, MemoryTransport, Negotiated, Operation, encode};
-use nigh_client::{Link, Mount, MountConfig};
+use nigh_client::{Link, LocalHost, Mount, MountConfig};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +41,8 @@ impl Direct {
             max_pages: 256,
             max_readahead: config.wanted.max_readahead,
         };
-        let mount = Mount::start_on(config, link, Box::new(Arc::clone(&transport)), agreed)?;
+        let host = Arc::new(LocalHost);
+        let mount = Mount::start_on(config, link, Box::new(Arc::clone(&transport)), host, agreed)?;
         Ok((mount, Direct { transport, agreed, unique: AtomicU64::new(2) }))
     }
 

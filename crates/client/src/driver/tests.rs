@@ -1,5 +1,6 @@
 use super::*;
 use crate::adapter;
+use crate::host::test_host::{absent, local};
 use crate::interrupts::Interrupts;
 use crate::test_server::Server;
 use nigh_cache::Config;
@@ -22,17 +23,22 @@ pub(crate) struct DriverHarness {
 
 impl DriverHarness {
     pub fn new() -> DriverHarness {
-        DriverHarness::with(MemoryTransport::new(Level::All))
+        DriverHarness::on(local())
+    }
+
+    /// With callers on this host.
+    pub fn on(host: Arc<dyn Host>) -> DriverHarness {
+        DriverHarness::with(MemoryTransport::new(Level::All), host)
     }
 
     /// With a kernel that returns `judge`'s outcome for notifications.
     pub fn judging(
         judge: impl Fn(&Notification<'_>) -> io::Result<NotifyOutcome> + Send + Sync + 'static,
     ) -> DriverHarness {
-        DriverHarness::with(MemoryTransport::new(Level::All).judging(judge))
+        DriverHarness::with(MemoryTransport::new(Level::All).judging(judge), local())
     }
 
-    fn with(kernel: MemoryTransport) -> DriverHarness {
+    fn with(kernel: MemoryTransport, host: Arc<dyn Host>) -> DriverHarness {
         let now = Arc::new(AtomicU64::new(Span::from_secs(100).0));
         let start = Time(now.load(Ordering::SeqCst));
         let config =
@@ -55,9 +61,10 @@ impl DriverHarness {
         let clock = Box::new(move || Time(clock.load(Ordering::SeqCst)));
         let cache = Cache::new(Config::default());
         let transport = Box::new(Arc::clone(&kernel));
+        let callers = (IdMap::default(), Callers::new(Arc::clone(&host), false));
         let (link, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let remote: (Box<dyn ResumableRemote>, _) = (Box::new(session), link.into());
-        let driver = Driver::new(cache, remote, transport, <(IdMap, Callers)>::default(), clock).unwrap();
+        let driver = Driver::new(cache, remote, (transport, host), callers, clock).unwrap();
         driver.with(|core, now| core.cache.handle_event(now, attached.expect("a welcome")));
         DriverHarness { driver: Arc::new(driver), kernel, server, now, unique: 0 }
     }
@@ -269,5 +276,16 @@ fn write_that_clears_set_id_bits_invalidates_the_mode_before_its_reply() {
         assert_eq!(told(&stage) - before, usize::from(forgets), "{mode:o}");
         assert!(early.load(Ordering::SeqCst), "{mode:o}: it was answered first");
         assert!(stage.kernel.take_reply(1002, Duration::ZERO).is_some(), "{mode:o}");
+    }
+}
+
+/// The path of the mount on another machine may be any path of this one.
+#[test]
+fn driver_without_a_host_has_no_submounts() {
+    for (host, is_empty) in [(local(), false), (absent(), true)] {
+        let driver = DriverHarness::on(host).driver;
+        assert!(driver.submounts().is_empty(), "nothing is mounted");
+        driver.mountpoint.set("/".into()).unwrap();
+        assert_eq!(driver.submounts().is_empty(), is_empty);
     }
 }

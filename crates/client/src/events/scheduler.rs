@@ -11,7 +11,7 @@ use super::replay_filter::{MOST_PROCESSES, ReplayedChange};
 use super::replay_process::{Program, ReplayProcess, Task};
 use super::{Events, MOST_WAITING};
 use crate::driver::Driver;
-use crate::host::submounts::Submounts;
+use crate::host::Submounts;
 use nigh_cache::RemoteChange;
 use nigh_types::{Name, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -60,7 +60,7 @@ impl<'a> Scheduler<'a> {
             program,
             processes: Vec::new(),
             waiting: VecDeque::new(),
-            submounts: Submounts::new(driver.mountpoint.get().cloned()),
+            submounts: driver.submounts(),
             start_again: None,
             refused: BTreeSet::new(),
             gaps: BTreeSet::new(),

@@ -7,7 +7,7 @@ const CORE_DUMPING: u64 =
     1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 30;
 
 /// Whether one of the pending signals ends the process.
-pub(crate) fn is_fatal(status: &str) -> bool {
+pub(super) fn is_fatal(status: &str) -> bool {
     let mask = |key: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or("");
         u64::from_str_radix(line.trim(), 16).unwrap_or(0)

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The mount points below one mount and the overlays with a layer in it, as of the last check.
-pub(crate) struct Submounts {
+#[derive(Default)]
+pub struct Submounts {
     /// Polls as `PRI` after mounts have changed; `None` if it cannot be read.
     table: Option<File>,
     own: Option<PathBuf>,
@@ -23,12 +24,17 @@ pub(crate) struct Submounts {
 }
 
 impl Submounts {
-    /// `own`: where the mount is, if anywhere.
-    pub fn new(own: Option<PathBuf>) -> Submounts {
-        let table = own.as_ref().and_then(|_| File::open("/proc/self/mountinfo").ok());
-        let mut below = Submounts { table, own, mounts: Vec::new(), has_layer: false };
+    /// `own`: where the mount is.
+    pub(super) fn below(own: PathBuf) -> Submounts {
+        let table = File::open("/proc/self/mountinfo").ok();
+        let mut below = Submounts { table, own: Some(own), ..Submounts::none() };
         below.read();
         below
+    }
+
+    /// No mounts, at any time: nothing is mounted here, or the mounts of the callers' machine cannot be read.
+    pub fn none() -> Submounts {
+        Submounts::default()
     }
 
     /// Reads the mount table again if mounts have changed; cheap otherwise.
@@ -104,7 +110,7 @@ mod tests {
     #[test]
     fn path_to_a_submount_is_distinguished_from_other_paths() {
         let mounts = vec![vec![b"a".to_vec(), b"b".to_vec()]];
-        let below = Submounts { table: None, own: None, mounts, has_layer: false };
+        let below = Submounts { mounts, ..Submounts::none() };
         for (names, wanted) in [
             (&["a"][..], true),
             (&["a", "b"], true),
@@ -144,21 +150,21 @@ mod tests {
 
     #[test]
     fn mounts_of_this_machine_are_below_its_root_and_a_quiet_table_is_not_read_again() {
-        let mut below = Submounts::new(Some(PathBuf::from("/")));
+        let mut below = Submounts::below(PathBuf::from("/"));
         assert!(below.leads_to_mount(&path(&["proc"])) && !below.is_empty());
         below.mounts.clear();
         if !below.has_changed() {
             below.refresh();
             assert!(below.is_empty());
         }
-        assert!(Submounts::new(Some(PathBuf::from("/proc/self"))).is_empty());
-        assert!(Submounts::new(None).is_empty());
+        assert!(Submounts::below(PathBuf::from("/proc/self")).is_empty());
+        assert!(Submounts::none().is_empty());
     }
 
     #[test]
     fn submount_wait_ends_when_the_other_descriptor_is_readable() {
         let wake = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        Submounts::new(None).wait(std::os::fd::AsFd::as_fd(&wake));
-        Submounts::new(Some(PathBuf::from("/"))).wait(std::os::fd::AsFd::as_fd(&wake));
+        Submounts::none().wait(std::os::fd::AsFd::as_fd(&wake));
+        Submounts::below(PathBuf::from("/")).wait(std::os::fd::AsFd::as_fd(&wake));
     }
 }

@@ -4,18 +4,34 @@ use nigh_types::{IdRange, Privileges};
 use std::os::unix::fs::MetadataExt;
 
 /// Inode number of the machine's initial user namespace (`PROC_USER_INIT_INO`).
-pub(crate) const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFD;
+const INITIAL: u64 = 0xEFFF_FFFD;
 
-/// Device and inode number of a file below `/proc/PID/ns`.
-pub(crate) type Namespace = (u64, u64);
+/// A user namespace: device and inode number of its file below `/proc/PID/ns`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UserNamespace {
+    device: u64,
+    inode: u64,
+}
 
-pub(crate) fn namespace_of(thread: &str) -> Option<Namespace> {
-    let found = std::fs::metadata(format!("/proc/{thread}/ns/user")).ok()?;
-    Some((found.dev(), found.ino()))
+impl UserNamespace {
+    /// `thread`: a number, or `self` for this process.
+    pub(super) fn of(thread: &str) -> Option<UserNamespace> {
+        let found = std::fs::metadata(format!("/proc/{thread}/ns/user")).ok()?;
+        Some(UserNamespace { device: found.dev(), inode: found.ino() })
+    }
+
+    /// Whether it is the machine's initial user namespace.
+    pub fn is_initial(self) -> bool {
+        self.inode == INITIAL
+    }
+
+    /// A namespace of no thread.
+    #[cfg(test)]
+    pub(crate) const UNUSED: UserNamespace = UserNamespace { device: 0, inode: 0 };
 }
 
 /// The ids of this namespace that a thread's namespace maps. The first column has the thread's own ids.
-pub(crate) fn ranges_of(thread: &str, map: &str) -> Vec<IdRange> {
+pub(super) fn ranges_of(thread: u32, map: &str) -> Vec<IdRange> {
     let text = std::fs::read_to_string(format!("/proc/{thread}/{map}")).unwrap_or_default();
     text.lines().filter_map(range_of).take(Privileges::MOST_RANGES).collect()
 }

@@ -10,7 +10,7 @@ const MOST: u64 = 1 << 20;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Inode numbers on this device (major, minor) that any process watches.
-pub(crate) fn watched(device: (u32, u32)) -> BTreeSet<u64> {
+pub(super) fn watched(device: (u32, u32)) -> BTreeSet<u64> {
     let mut found = BTreeSet::new();
     let Ok(proc) = open("/proc", DIRECTORY, Mode::empty()) else { return found };
     for pid in numbers(&proc) {

@@ -1,4 +1,6 @@
 use super::*;
+use crate::host::NoHost;
+use crate::host::test_host::TestHost;
 use crate::test_server::Server;
 use nigh_fuse::{Extensions, Header, Level, MemoryTransport, Operation, encode};
 use nigh_types::{Call, Errno};
@@ -17,10 +19,18 @@ struct MountHarness {
 
 impl MountHarness {
     fn new() -> MountHarness {
-        MountHarness::with(None)
+        MountHarness::with(None, Arc::new(LocalHost))
     }
 
-    fn with(pressure: Option<Box<dyn Pressure>>) -> MountHarness {
+    fn with(pressure: Option<Box<dyn Pressure>>, host: Arc<dyn Host>) -> MountHarness {
+        MountHarness::start(pressure, host, RequestedFeatures::default()).unwrap()
+    }
+
+    fn start(
+        pressure: Option<Box<dyn Pressure>>,
+        host: Arc<dyn Host>,
+        wanted: RequestedFeatures,
+    ) -> Result<MountHarness, StartError> {
         let dir = tempfile::tempdir().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         let server = Arc::new(parking_lot::Mutex::new(Server::new(boot_time())));
@@ -35,7 +45,6 @@ impl MountHarness {
             }
         });
         let kernel = Arc::new(MemoryTransport::new(Level::All));
-        let wanted = RequestedFeatures::default();
         let flags = wanted.flags_for(wanted.max_minor);
         let agreed = Negotiated { minor: wanted.max_minor, flags, ..Negotiated::default() };
         let config = MountConfig {
@@ -58,16 +67,30 @@ impl MountHarness {
             pressure,
             runtime: dir.path().to_owned(),
         };
-        let mount = Mount::start_on(config, ours.into(), Box::new(Arc::clone(&kernel)), agreed).unwrap();
-        MountHarness { kernel, server, agreed, mount, unique: 0, dir }
+        let mount = Mount::start_on(config, ours.into(), Box::new(Arc::clone(&kernel)), host, agreed)?;
+        Ok(MountHarness { kernel, server, agreed, mount, unique: 0, dir })
     }
 
     /// The errno of an operation on the root; 0: none.
     fn ask(&mut self, operation: &Operation<'_>) -> i32 {
+        self.ask_as(0, operation)
+    }
+
+    /// The errno of an operation on the root for this thread.
+    fn ask_as(&mut self, pid: u32, operation: &Operation<'_>) -> i32 {
         self.unique += 2;
-        let header = Header { unique: self.unique, nodeid: 1, uid: 0, gid: 0, pid: 0, resent: false };
+        let header = Header { unique: self.unique, nodeid: 1, uid: 0, gid: 0, pid, resent: false };
         self.kernel.queue(encode(&header, operation, &self.agreed));
         self.kernel.take_reply(self.unique, Duration::from_secs(20)).expect("an answer").0
+    }
+
+    /// The groups sent with the call that made this directory.
+    fn groups_of_mkdir(&self, name: &str) -> Vec<u32> {
+        let server = self.server.lock();
+        let made = server.asked.iter().find(
+            |request| matches!(&request.call, Call::Mkdir { name: n, .. } if n.as_bytes() == name.as_bytes()),
+        );
+        made.expect("asked").credentials.groups.clone()
     }
 
     /// Unmounts; returns how long it took, and the directory of sockets.
@@ -105,8 +128,8 @@ impl Pressure for TestPressure {
 #[test]
 fn every_memory_pressure_event_frees_memory() {
     let (hears, mut says) = io::pipe().unwrap();
-    let mut stage =
-        MountHarness::with(Some(Box::new(TestPressure(std::os::fd::OwnedFd::from(hears).into()))));
+    let pressure = TestPressure(std::os::fd::OwnedFd::from(hears).into());
+    let mut stage = MountHarness::with(Some(Box::new(pressure)), Arc::new(LocalHost));
     assert_eq!(stage.ask(&Operation::GetAttr { fh: None }), 0);
     for times in 1..=3 {
         io::Write::write_all(&mut says, b"!").unwrap();
@@ -156,16 +179,33 @@ fn group_in_a_create_request_is_sent_with_the_call() {
     let group = Extensions::encode_groups(&[33]);
     assert_eq!(stage.ask(&mkdir(b"with", Extensions::parse(&group).unwrap())), 0);
     assert_eq!(stage.ask(&mkdir(b"without", Extensions::default())), 0);
-    let groups = |name: &str| {
-        let server = stage.server.lock();
-        let made = server.asked.iter().find(
-            |request| matches!(&request.call, Call::Mkdir { name: n, .. } if n.as_bytes() == name.as_bytes()),
-        );
-        made.expect("asked").credentials.groups.clone()
-    };
-    assert_eq!(groups("with"), [33]);
-    assert_eq!(groups("without"), Vec::<u32>::new());
+    assert_eq!(stage.groups_of_mkdir("with"), [33]);
+    assert_eq!(stage.groups_of_mkdir("without"), Vec::<u32>::new());
     stage.end();
+}
+
+/// A guest's thread may have the number of any program of this machine.
+#[test]
+fn mount_without_a_host_sends_no_groups_but_those_of_the_request() {
+    let hosts: [(Arc<dyn Host>, &[u32]); 2] =
+        [(Arc::new(TestHost::default()), &[5, 6, 33]), (Arc::new(NoHost), &[33])];
+    for (host, groups) in hosts {
+        let mut stage = MountHarness::with(None, host);
+        let group = Extensions::encode_groups(&[33]);
+        let make = mkdir(b"d", Extensions::parse(&group).unwrap());
+        assert_eq!(stage.ask_as(std::process::id(), &make), 0);
+        assert_eq!(stage.groups_of_mkdir("d"), groups);
+        stage.end();
+    }
+}
+
+/// On an idmapped mount a call has capabilities in place of its caller's ids.
+#[test]
+fn idmapped_mount_without_a_host_is_refused() {
+    let mut wanted = RequestedFeatures::default();
+    wanted.flags |= init::ALLOW_IDMAP;
+    let started = MountHarness::start(None, Arc::new(NoHost), wanted);
+    assert!(matches!(started, Err(StartError::Idmapped(_))));
 }
 
 /// As at logout, when the user's runtime directory is removed.

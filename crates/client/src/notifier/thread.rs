@@ -17,7 +17,7 @@
 use super::Notifier;
 use super::pages::{File, PageDrop, Ranges};
 use crate::driver::Driver;
-use crate::host::submounts::Submounts;
+use crate::host::Submounts;
 use crate::revalidations::{NameKey, Revalidation};
 use crate::worker::{SleepWatch, Worker, WorkerPool};
 use nigh_cache::{InvalidationId, KernelInvalidation, NotifierJob};
@@ -109,7 +109,7 @@ impl Progress {
 
 impl NotifierThread<'_> {
     pub fn new<'a>(notifier: &'a Notifier, driver: &'a Arc<Driver>, expires: bool) -> NotifierThread<'a> {
-        let submounts = Submounts::new(driver.mountpoint.get().cloned());
+        let submounts = driver.submounts();
         NotifierThread { notifier, driver, submounts, expires, names: None, pages: None, locked: Vec::new() }
     }
 
