@@ -2,6 +2,7 @@
 
 mod code;
 mod imports;
+mod local_host;
 mod numbers;
 mod planted;
 mod semantics;
@@ -84,6 +85,7 @@ pub fn problems() -> Result<Vec<String>> {
             found.extend(vocabulary::check_code(source, &code));
             found.extend(words::check_pure(source, &code));
             found.extend(planted::check_code(source, &code));
+            found.extend(local_host::check(source, &code));
         }
     }
     found.extend(imports::check()?);
