@@ -5,5 +5,6 @@ pub(crate) mod change_result;
 pub(crate) mod holder;
 pub(crate) mod inode_locks;
 pub(crate) mod leases;
+pub(crate) mod pending_change;
 pub(crate) mod session_files;
 pub(crate) mod session_leases;

@@ -1,8 +1,9 @@
 //! The grants and the lease change of one call while it is executed.
 
 use crate::lease::change_result::ChangeProbe;
+use crate::lease::pending_change::PendingChange;
 use crate::lease::session_files::SessionFiles;
-use crate::lease::session_leases::{PendingChange, SessionLeases};
+use crate::lease::session_leases::SessionLeases;
 use nigh_lease::{Change, Granted, LeaseKey, MergeBase, Object, WroteBack};
 use nigh_types::{Grant, GrantId, LeaseScope, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;

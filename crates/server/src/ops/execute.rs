@@ -5,8 +5,8 @@ use super::space::with_space;
 use super::{Context, Outcome, attributes, conflicts, data, lookup, make, open, remove, rename};
 use crate::export::Export;
 use crate::lease::call_leases::CallLeases;
+use crate::lease::pending_change::PendingChange;
 use crate::lease::session_files::SessionFiles;
-use crate::lease::session_leases::PendingChange;
 use crate::os::error::{Fault, Result};
 use nigh_types::{Call, CallId, Credentials, Errno, Handle, Name, NodeRef, Request, Response};
 

@@ -3,7 +3,7 @@
 use super::lent::CallTarget;
 use crate::lease::holder::{LeaseSession, ParkedCall};
 use crate::lease::leases::Leases;
-use crate::lease::session_leases::PendingChange;
+use crate::lease::pending_change::PendingChange;
 use crate::limits::inflight_calls::InflightCall;
 use crate::ops::prefetch::ReplyStream;
 use crate::session::Session;
