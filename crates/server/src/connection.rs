@@ -8,7 +8,6 @@ pub(crate) mod validate_ids;
 use crate::connection::idle::WakeReason;
 use crate::lease::holder::LeaseSession;
 use crate::lease::session_files::SessionFiles;
-use crate::lease::session_leases::SessionLeases;
 use crate::os::clock::now;
 use crate::server::Server;
 use crate::session::log::{self, SessionLog};
@@ -271,8 +270,8 @@ impl Server {
         let path = path.as_path();
         let export =
             self.export(root, path, session.origin).map_err(|error| (error.errno(), error.to_string()))?;
-        let holding = SessionLeases { table: Arc::clone(&self.leases), holder: session.holder() };
-        let files = SessionFiles::of_session(self.options.files_per_session, hello.term, holding)
+        let place = (&self.leases, session.holder());
+        let files = SessionFiles::of_session(self.options.files_per_session, hello.term, place)
             .vouched(session.admission.vouches())
             .sharing(&self.descriptors, session.origin)
             .trusting(hello.features & TRUSTS_WATCH != 0);

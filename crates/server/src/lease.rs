@@ -7,4 +7,3 @@ pub(crate) mod inode_locks;
 pub(crate) mod leases;
 pub(crate) mod pending_change;
 pub(crate) mod session_files;
-pub(crate) mod session_leases;

@@ -118,7 +118,7 @@ impl Server {
                 // Closing the last descriptor of a large file may take long, and this thread has to read the link.
                 let closing = attached.files.take(handles).into_iter().flat_map(Closing::by_filesystem);
                 for files in closing {
-                    let released = attached.files.leases().table.space_reclaimer.release(files);
+                    let released = attached.files.leases().space_reclaimer.release(files);
                     self.pool.later(session.queue_key(), move || drop(released));
                 }
                 return None;

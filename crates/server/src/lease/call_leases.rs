@@ -1,17 +1,19 @@
 //! The grants and the lease change of one call while it is executed.
 
 use crate::lease::change_result::ChangeProbe;
+use crate::lease::leases::Leases;
 use crate::lease::pending_change::PendingChange;
 use crate::lease::session_files::SessionFiles;
-use crate::lease::session_leases::SessionLeases;
-use nigh_lease::{Change, Granted, LeaseKey, MergeBase, Object, WroteBack};
+use nigh_lease::{Change, ChangeId, Granted, Holder, LeaseKey, MergeBase, Object, ReadGrant, WroteBack};
 use nigh_types::{Grant, GrantId, LeaseScope, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 
 /// Grants registered for one call, and its pending change.
 pub(crate) struct CallLeases<'a> {
-    holding: &'a SessionLeases,
+    leases: &'a Arc<Leases>,
+    holder: Holder,
     term: Term,
     uncarried: RefCell<Vec<GrantId>>,
     change: RefCell<Option<PendingChange>>,
@@ -30,7 +32,8 @@ impl<'a> CallLeases<'a> {
     /// `change`: the pending change that an earlier attempt of this call began.
     pub(crate) fn new(files: &'a SessionFiles, change: Option<PendingChange>, again: bool) -> CallLeases<'a> {
         CallLeases {
-            holding: files.leases(),
+            leases: files.leases(),
+            holder: files.holder(),
             term: files.term(),
             uncarried: RefCell::default(),
             change: RefCell::new(change),
@@ -61,7 +64,7 @@ impl<'a> CallLeases<'a> {
         let granted = self.register(node, object, LeaseScope::Directory)?;
         let listed = granted.listed || may_list();
         if listed && !granted.listed {
-            self.holding.table.may_list(self.holding.holder, granted.id);
+            self.leases.may_list(self.holder, granted.id);
         }
         Some((self.grant(granted, node, LeaseScope::Directory), listed))
     }
@@ -69,7 +72,7 @@ impl<'a> CallLeases<'a> {
     /// Withdraws a grant that no reply will carry.
     pub(crate) fn withdraw(&self, grant: &Grant) {
         self.uncarried.borrow_mut().retain(|id| *id != grant.id);
-        self.holding.table.withdraw(self.holding.holder, &[grant.id]);
+        self.leases.withdraw(self.holder, &[grant.id]);
     }
 
     fn register(&self, node: NodeId, object: Object, covers: LeaseScope) -> Option<Granted> {
@@ -81,7 +84,7 @@ impl<'a> CallLeases<'a> {
             Some((of, granted)) if of == key => granted,
             other => {
                 self.read_grant.set(other);
-                let granted = self.holding.table.grant(self.holding.holder, key, node)?;
+                let granted = self.leases.grant(self.holder, key, node)?;
                 self.uncarried.borrow_mut().push(granted.id);
                 granted
             }
@@ -95,7 +98,19 @@ impl<'a> CallLeases<'a> {
             return true;
         }
         let key = LeaseKey { object, covers: LeaseScope::Data };
-        let Ok(granted) = self.holding.read(&mut self.change.borrow_mut(), key, node) else { return false };
+        let mut change = self.change.borrow_mut();
+        let granted = if let Some(waited) = change.take() {
+            self.leases.take_grant(waited.id)
+        } else {
+            match self.leases.read((self.holder, key), node) {
+                ReadGrant::Granted(granted) => Some(granted),
+                ReadGrant::Refused => None,
+                ReadGrant::Waits(id) => {
+                    *change = Some(PendingChange::new(self.leases, id));
+                    return false;
+                }
+            }
+        };
         if let Some(granted) = granted {
             self.uncarried.borrow_mut().push(granted.id);
             self.read_grant.set(Some((key, granted)));
@@ -105,40 +120,44 @@ impl<'a> CallLeases<'a> {
 
     /// Ends a change of data and grants the written data to the writer.
     pub(crate) fn written(&self, node: NodeId, object: Object) -> Option<Grant> {
-        let change = self.change.take()?;
+        let id = self.change.take()?.into_id();
         if self.term == Term::Limited(Span::ZERO) {
-            change.done(&self.tells.borrow());
+            self.leases.done(id, &self.tells.borrow());
             return None;
         }
         let key = LeaseKey { object, covers: LeaseScope::Data };
-        let granted = change.written(&self.tells.borrow(), (self.holding.holder, key), node)?;
+        let granted = self.leases.written(id, &self.tells.borrow(), (self.holder, key), node)?;
         self.uncarried.borrow_mut().push(granted.id);
         Some(self.grant(granted, node, LeaseScope::Data))
     }
 
     /// Waits until other holders have returned the recalled leases on this data. Returns true if they have.
     pub(crate) fn wait_for_acknowledgements(&self, object: Object) -> bool {
-        self.holding.wait_for_acknowledgements(
-            &mut self.change.borrow_mut(),
-            LeaseKey { object, covers: LeaseScope::Data },
-        )
+        let key = LeaseKey { object, covers: LeaseScope::Data };
+        let mut change = self.change.borrow_mut();
+        let waits = change.get_or_insert_with(|| {
+            PendingChange::new(self.leases, self.leases.wait_for_acknowledgements(self.holder, key))
+        });
+        self.leases.is_ready(waits.id)
     }
 
     /// Returns how to merge the pages that this call writes back to this range (offset, length). Returns `None` if
     /// another client may have changed those pages since this grant and the changes are not known.
     pub(crate) fn merge_base(&self, under: (GrantId, LeaseScope), range: (u64, u64)) -> Option<MergeBase> {
-        self.change.borrow().as_ref()?.merge_base(under, range)
+        self.leases.merge_base(self.change_id()?, under, range)
     }
 
     /// Whether another client may still have to merge its pages with the data that this call writes back.
     pub(crate) fn may_need_merge(&self) -> bool {
-        self.change.borrow().as_ref().is_some_and(PendingChange::may_need_merge)
+        self.change_id().is_some_and(|id| self.leases.may_need_merge(id))
     }
 
     /// Records applied write-back. Must be called before [`CallLeases::written`].
     pub(crate) fn wrote_back(&self, wrote: WroteBack<'_>) {
         self.wrote_back.set(true);
-        self.change.borrow().iter().for_each(|change| change.wrote_back(wrote));
+        if let Some(id) = self.change_id() {
+            self.leases.wrote_back(id, wrote);
+        }
     }
 
     /// Whether an earlier attempt of this call has recorded its write-back.
@@ -148,7 +167,9 @@ impl<'a> CallLeases<'a> {
 
     /// Records another change of data in this range (offset, length). Must be called before the change ends.
     pub(crate) fn changed(&self, range: (u64, u64)) {
-        self.change.borrow().iter().for_each(|change| change.changed(range));
+        if let Some(id) = self.change_id() {
+            self.leases.changed(id, range);
+        }
     }
 
     fn grant(&self, granted: Granted, node: NodeId, covers: LeaseScope) -> Grant {
@@ -169,7 +190,7 @@ impl<'a> CallLeases<'a> {
         let before = grants.len();
         grants.retain(|grant| grant.covers != covers);
         if grants.len() == before {
-            self.holding.table.recall(LeaseKey { object, covers });
+            self.leases.recall(LeaseKey { object, covers });
         }
     }
 
@@ -177,7 +198,13 @@ impl<'a> CallLeases<'a> {
     /// not granted until the change ends. `flush`: the call writes back a shared mapping.
     pub(crate) fn begin(&self, changes: &[Change], flush: bool) -> bool {
         let mut open = self.change.borrow_mut();
-        (changes.is_empty() && open.is_none()) || self.holding.change(&mut open, changes, flush)
+        if changes.is_empty() && open.is_none() {
+            return true;
+        }
+        let begun = open.as_ref().map(|change| change.id);
+        let (id, ready) = self.leases.change(self.holder, begun, changes, flush);
+        open.get_or_insert_with(|| PendingChange::new(self.leases, id));
+        ready
     }
 
     /// Notes that this call may make the orphan folder, because its change covers the folder's parent directory.
@@ -192,7 +219,7 @@ impl<'a> CallLeases<'a> {
 
     /// Installs the probes. The change may be applied now, and other holders wait for its result.
     pub(crate) fn set_probes(&self, mut tells: Vec<ChangeProbe>) {
-        if self.change.borrow().as_ref().is_some_and(PendingChange::has_suspended_holders) {
+        if self.change_id().is_some_and(|id| self.leases.has_suspended_holders(id)) {
             tells.iter_mut().for_each(ChangeProbe::open_target);
             *self.tells.borrow_mut() = tells;
         }
@@ -202,7 +229,7 @@ impl<'a> CallLeases<'a> {
     /// session.
     pub(crate) fn done(&self) {
         if let Some(change) = self.change.take() {
-            change.done(&self.tells.borrow());
+            self.leases.done(change.into_id(), &self.tells.borrow());
         }
     }
 
@@ -217,6 +244,10 @@ impl<'a> CallLeases<'a> {
         }
     }
 
+    fn change_id(&self) -> Option<ChangeId> {
+        self.change.borrow().as_ref().map(|change| change.id)
+    }
+
     /// Takes the pending change out of a call that is being parked.
     pub(crate) fn take_change(&self) -> Option<PendingChange> {
         self.change.take()
@@ -225,6 +256,6 @@ impl<'a> CallLeases<'a> {
 
 impl Drop for CallLeases<'_> {
     fn drop(&mut self) {
-        self.holding.table.withdraw(self.holding.holder, self.uncarried.get_mut());
+        self.leases.withdraw(self.holder, self.uncarried.get_mut());
     }
 }

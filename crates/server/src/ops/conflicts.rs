@@ -116,7 +116,7 @@ impl ConflictScan<'_, '_, '_> {
                 if let Some(victim) = self.find_victim(&dir, name, Errno::BUSY)? {
                     self.lock(victim.object, LockMode::Exclusive)?;
                     self.name(&dir, name);
-                    if self.cx.files.leases().table.has_several_sessions() {
+                    if self.cx.files.leases().has_several_sessions() {
                         self.keep_unlinked(&dir, name, &victim);
                     }
                     self.removed(&dir, name, victim);
@@ -167,7 +167,7 @@ impl ConflictScan<'_, '_, '_> {
         if exclusive || there.stat.attr.kind() != Kind::File {
             return Ok(());
         }
-        let homes = &self.cx.files.leases().table.homes;
+        let homes = &self.cx.files.leases().homes;
         self.lock_file(there.object, LockMode::Shared)?;
         if homes.is_moved_hardlink(there.object) {
             homes.note_shown_in(there.object, dir.object);
@@ -278,7 +278,7 @@ impl ConflictScan<'_, '_, '_> {
         if !covered {
             return Ok(());
         }
-        let homes = &self.cx.files.leases().table.homes;
+        let homes = &self.cx.files.leases().homes;
         if let Some((dir, name, fd)) = hinted {
             if homes.is_moved_hardlink(object) {
                 homes.note_shown_in(object, dir);
@@ -341,7 +341,7 @@ impl ConflictScan<'_, '_, '_> {
         self.push(victim.object, rest, None);
         let last = victim.stat.attr.kind() == Kind::File && victim.stat.attr.nlink == 1;
         if last
-            && self.cx.files.leases().table.homes.is_open(victim.object)
+            && self.cx.files.leases().homes.is_open(victim.object)
             && let Some(top) = self.cx.resolver().orphans.needs_folder(self.cx.resolver(), dir)
         {
             self.push(top.object, LeaseScope::Attributes, None);
@@ -359,7 +359,7 @@ impl ConflictScan<'_, '_, '_> {
 
     /// Keeps a moved file reachable for a moment by clients that know it by its old name.
     fn keep_moved(&mut self, dir: &Node, name: &Name, moved: &Found) {
-        if self.cx.files.leases().table.has_several_sessions() {
+        if self.cx.files.leases().has_several_sessions() {
             self.keep_reachable(dir, name, moved);
         }
     }
@@ -399,7 +399,7 @@ impl ConflictScan<'_, '_, '_> {
     /// lock, because its directories are recorded.
     fn lock_file(&mut self, object: Object, grip: LockMode) -> ScanResult<()> {
         self.lock(object, grip)?;
-        if self.cx.files.leases().table.homes.is_moved_hardlink(object) {
+        if self.cx.files.leases().homes.is_moved_hardlink(object) {
             self.lock(object, LockMode::Exclusive)?;
         }
         Ok(())

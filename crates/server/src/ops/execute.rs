@@ -83,7 +83,7 @@ impl Export {
                 }
             },
             what => {
-                let mut places = files.leases().table.places.empty_set();
+                let mut places = files.leases().places.empty_set();
                 let done = match conflicts::prepare(cx, what, &mut places) {
                     Ok(true) => with_space(cx, places.filesystem(), || dispatch(cx, what)),
                     Ok(false) => match stake.take_change() {

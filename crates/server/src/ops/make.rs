@@ -129,7 +129,7 @@ pub(crate) fn link(cx: Context<'_>, place: &NodeRef, dir: &NodeRef, name: &Name)
         let _acting = cx.act_in(&[&dir], &[&node])?;
         rustix::fs::linkat(CWD, path, &dir.fd, name.as_bytes(), AtFlags::SYMLINK_FOLLOW)?;
     }
-    cx.files.leases().table.homes.note_name_in(node.object, dir.object);
+    cx.files.leases().homes.note_name_in(node.object, dir.object);
     made(cx, &dir, node, None, false)
 }
 

@@ -142,7 +142,7 @@ impl<'a> Context<'a> {
     /// names is decided anew.
     pub(crate) fn rights_changed(&self, node: &Node) {
         if node.stat.attr.is_dir() {
-            let leases = &self.files.leases().table;
+            let leases = self.files.leases();
             leases.with_table(|table, now| table.handle_rights_changed(now, node.object));
         }
     }
@@ -221,7 +221,7 @@ impl<'a> Context<'a> {
     /// Records the directory in which a reader is shown a file, if a later change through a descriptor could not find
     /// it. Returns true if it was recorded; the attributes are to be read afterwards.
     pub(crate) fn note_shown(&self, object: Object, dir: Object) -> bool {
-        let leases = &self.files.leases().table;
+        let leases = self.files.leases();
         if !leases.homes.is_moved_hardlink(object) {
             return false;
         }
@@ -240,7 +240,7 @@ impl<'a> Context<'a> {
 
     /// Returns the current attributes for a call that holds no inode lock.
     pub(crate) fn attr_unlocked(&self, node: &Node) -> Result<(NodeId, Attr)> {
-        let leases = &self.files.leases().table;
+        let leases = self.files.leases();
         let before = leases.homes.unlink_events();
         let seen = self.attr_now(node);
         if !leases.homes.may_have_unlinked(node.object, before) {
@@ -256,7 +256,7 @@ impl<'a> Context<'a> {
     /// Returns attributes as clients see them: nlink does not count the orphan link.
     pub(crate) fn visible_attr(&self, object: Object, fd: impl AsFd) -> Result<Attr> {
         let look = || stat::of_fd(&fd).map(|stat| stat.attr);
-        self.files.leases().table.homes.visible_attr(&self.resolver().orphans, object, look)
+        self.files.leases().homes.visible_attr(&self.resolver().orphans, object, look)
     }
 
     /// Corrects attributes that were read without regard to the orphan link, for a file reached by a name; `again`
@@ -271,13 +271,13 @@ impl<'a> Context<'a> {
         if attr.kind() != Kind::File || attr.nlink < 2 {
             return Ok(attr);
         }
-        self.files.leases().table.homes.visible_attr(&self.resolver().orphans, object, again)
+        self.files.leases().homes.visible_attr(&self.resolver().orphans, object, again)
     }
 
     /// Waits until a removal of the file's name, if one is under way, has completed. The file is counted as open
     /// already.
     pub(crate) fn wait_for_unlink(&self, object: Object) {
-        let leases = &self.files.leases().table;
+        let leases = self.files.leases();
         if leases.homes.is_unlinking(object) {
             let mut held = leases.places.empty_set();
             if !held.try_lock(object, LockMode::Shared) {
@@ -288,7 +288,7 @@ impl<'a> Context<'a> {
 
     /// Counts a file as open.
     pub(crate) fn count(&self, object: Object) -> OpenRef {
-        self.files.leases().table.homes.count(object, self.files.opened())
+        self.files.leases().homes.count(object, self.files.opened())
     }
 }
 

@@ -115,7 +115,7 @@ fn open_file(node: &Node, fd: OwnedFd, access: Access, counted: OpenRef) -> Open
 /// Hands an orphan of an earlier server to the session that opened it.
 fn adopt(cx: Context<'_>, node: &Node) {
     if let Some(orphan) = cx.resolver().orphans.adopt(node.id) {
-        cx.files.leases().table.homes.set_orphan(node.object, orphan);
+        cx.files.leases().homes.set_orphan(node.object, orphan);
     }
 }
 

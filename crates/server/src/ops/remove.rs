@@ -75,7 +75,7 @@ pub(super) struct UnlinkPreparation<'a> {
 impl<'a> UnlinkPreparation<'a> {
     /// The caller holds the inode lock of `victim` exclusively.
     pub(super) fn begin(cx: Context<'a>, dir: &Node, victim: &Node) -> UnlinkPreparation<'a> {
-        let homes = &cx.files.leases().table.homes;
+        let homes = &cx.files.leases().homes;
         let mut aside = UnlinkPreparation {
             leaving: homes.begin_unlink(victim.object),
             has_orphan_link: false,
@@ -126,12 +126,12 @@ pub(super) fn after_unlink(cx: Context<'_>, victim: &Node) -> Result<(NodeId, At
     let (id, mut attr) = cx.attr_now(victim)?;
     if attr.is_dir() {
         attr.nlink = 0; // some filesystems leave it at 1 or 2
-        if cx.files.leases().table.has_several_sessions() && cx.resolver().may_cache_fd(victim) {
+        if cx.files.leases().has_several_sessions() && cx.resolver().may_cache_fd(victim) {
             cx.resolver().removed_dirs.keep(victim, Instant::now());
         }
     }
     if attr.nlink == 1 && !attr.is_dir() {
-        cx.files.leases().table.homes.mark_moved_hardlink(victim.object);
+        cx.files.leases().homes.mark_moved_hardlink(victim.object);
     }
     if attr.nlink == 0 {
         cx.resolver().forget(id);

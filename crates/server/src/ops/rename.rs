@@ -61,7 +61,7 @@ pub(crate) fn rename(
         return Err(errno.into());
     }
     let made = aside.and_then(UnlinkPreparation::done);
-    let homes = &cx.files.leases().table.homes;
+    let homes = &cx.files.leases().homes;
     if moved.stat.attr.nlink > 1 || homes.is_moved_hardlink(moved.object) {
         homes.note_name_in(moved.object, to.object);
     }

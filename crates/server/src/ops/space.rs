@@ -11,7 +11,7 @@ pub(super) fn with_space<T>(
     filesystem: Option<u64>,
     mut attempt: impl FnMut() -> Result<T>,
 ) -> Result<T> {
-    let leases = &cx.files.leases().table;
+    let leases = cx.files.leases();
     let rounds = leases.space_reclaimer.rounds();
     match attempt() {
         Err(Fault(Errno::NOSPC | Errno::DQUOT)) if leases.reclaim_space(cx.export, filesystem, rounds) => {

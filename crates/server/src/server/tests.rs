@@ -137,7 +137,7 @@ fn slow_close_does_not_block_the_reader_of_the_session() {
     let (server, session) = (&server, &session);
     std::thread::scope(|scope| {
         // The close updates the open-file table, which is locked here.
-        let slow = files.leases().table.homes.block();
+        let slow = files.leases().homes.block();
         let (done, is_done) = mpsc::channel();
         scope.spawn(move || {
             server.handle_request(
