@@ -73,8 +73,8 @@ pub use sequencer::{LeaseSequencer, ParkResult, ReadGrant, SequencerOutput};
 pub use state::MissedCursor;
 pub use table::LeaseTable;
 pub use types::{
-    Change, ChangeId, Client, ClientOrigin, Granted, Holder, LeaseConfig, LeaseCounters, LeaseKey,
-    LeaseOutput, LeaseReason, LeaseTerms, Object, ObservedAt, Refusal, UpdatedKey,
+    Change, ChangeId, Client, ClientOrigin, GrantRequest, Granted, Holder, LeaseConfig, LeaseCounters,
+    LeaseKey, LeaseOutput, LeaseReason, LeaseTerms, Object, ObservedAt, Refusal, UpdatedKey,
 };
 pub use write_history::WriteHistory;
 

@@ -3,10 +3,12 @@
 //! The lease table decides what is recalled. What a client may believe also depends on the order of recalls and replies
 //! in its stream, which is decided here.
 
-use crate::types::{Change, ChangeId, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason};
+use crate::types::{
+    Change, ChangeId, GrantRequest, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseReason,
+};
 use crate::unsent_grants::{CarryOutcome, UnsentGrants};
 use crate::{LeaseReport, LeaseTable, UpdatedKey};
-use nigh_types::{Bug, Grant, GrantId, NodeId, Recall, RecallId, Time, UpdatePrepare, planted};
+use nigh_types::{Bug, Grant, GrantId, Recall, RecallId, Time, UpdatePrepare, planted};
 use std::collections::BTreeMap;
 
 /// Lease sequencer of a server: its lease table, and the blocked calls `P`, each with the change that it waits for.
@@ -82,8 +84,7 @@ pub enum ParkResult<P> {
 /// A call that waits for a data grant.
 #[derive(Clone, Debug)]
 struct WaitingRead {
-    grant_key: (Holder, LeaseKey),
-    node: NodeId,
+    request: GrantRequest,
     /// Its grant, until the call takes it.
     granted: Option<Granted>,
 }
@@ -131,17 +132,17 @@ impl<P> LeaseSequencer<P> {
     }
 
     /// Registers a grant before the covered facts are read. `None`: the reply carries no grant.
-    pub fn handle_grant(&mut self, now: Time, seat: (Holder, LeaseKey), node: NodeId) -> Option<Granted> {
-        self.unsent_grants.register(&mut self.table, now, seat, node)
+    pub fn handle_grant(&mut self, now: Time, request: GrantRequest) -> Option<Granted> {
+        self.unsent_grants.register(&mut self.table, now, request)
     }
 
     /// Registers a grant before data is read, or begins to wait for one (rule 10).
-    pub fn handle_read(&mut self, now: Time, seat: (Holder, LeaseKey), node: NodeId) -> ReadGrant {
-        if let Some(granted) = self.handle_grant(now, seat, node) {
+    pub fn handle_read(&mut self, now: Time, request: GrantRequest) -> ReadGrant {
+        if let Some(granted) = self.handle_grant(now, request) {
             return ReadGrant::Granted(granted);
         }
-        let Some(id) = self.table.handle_wait(now, seat.0, seat.1, node) else { return ReadGrant::Refused };
-        self.readers.insert(id, WaitingRead { grant_key: seat, node, granted: None });
+        let Some(id) = self.table.handle_wait(now, request) else { return ReadGrant::Refused };
+        self.readers.insert(id, WaitingRead { request, granted: None });
         ReadGrant::Waits(id)
     }
 
@@ -167,23 +168,17 @@ impl<P> LeaseSequencer<P> {
     }
 
     /// Ends a change of data that took effect, and grants its initiator the data that it wrote.
-    pub fn handle_written(
-        &mut self,
-        now: Time,
-        id: ChangeId,
-        seat: (Holder, LeaseKey),
-        node: NodeId,
-    ) -> Option<Granted> {
-        let gap = self.unsent_grants.has_gap(&self.table, seat);
-        let granted = self.table.handle_written(now, id, seat.1, node)?;
-        self.unsent_grants.note(seat, node, granted, gap);
+    pub fn handle_written(&mut self, now: Time, id: ChangeId, wrote: GrantRequest) -> Option<Granted> {
+        let gap = self.unsent_grants.has_gap(&self.table, wrote.seat());
+        let granted = self.table.handle_written(now, id, wrote)?;
+        self.unsent_grants.note(wrote, granted, gap);
         Some(granted)
     }
 
     /// Ends a change, or a call's wait for a grant.
     pub fn handle_done(&mut self, now: Time, id: ChangeId) {
-        if let Some(WaitingRead { grant_key: seat, granted: Some(granted), .. }) = self.readers.remove(&id) {
-            self.handle_withdraw(now, seat.0, &[granted.id]);
+        if let Some(WaitingRead { request, granted: Some(granted) }) = self.readers.remove(&id) {
+            self.handle_withdraw(now, request.holder, &[granted.id]);
         }
         self.table.handle_done(now, id);
     }
@@ -278,10 +273,10 @@ impl<P> LeaseSequencer<P> {
     /// Notes the data grant of a waiting read; at the earliest, its recall follows the reply. (No earlier grant of the
     /// session is in an unsent reply: the writer meanwhile waited for those.)
     fn note_granted(&mut self, reader: ChangeId) {
-        if let Some(WaitingRead { grant_key: seat, node, granted: given }) = self.readers.get_mut(&reader)
+        if let Some(WaitingRead { request, granted: given }) = self.readers.get_mut(&reader)
             && let Some(granted) = self.table.take_granted(reader)
         {
-            self.unsent_grants.note(*seat, *node, granted, false);
+            self.unsent_grants.note(*request, granted, false);
             *given = Some(granted);
         }
     }

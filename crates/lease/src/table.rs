@@ -7,8 +7,8 @@ use crate::rules::{
 };
 use crate::state::{ChangeState, Due, Entry, HolderState, MissedCursor, State};
 use crate::types::{
-    Change, ChangeId, ClientOrigin, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseTerms, Object,
-    ObservedAt,
+    Change, ChangeId, ClientOrigin, GrantRequest, Granted, Holder, LeaseConfig, LeaseKey, LeaseOutput,
+    LeaseTerms, Object, ObservedAt,
 };
 use nigh_types::{GrantId, LeaseScope, NodeId, RecallId, Span, Term, Time};
 
@@ -83,16 +83,9 @@ impl LeaseTable {
         }
     }
 
-    /// Registers a grant before its facts are read. `node` is the object's node id in the holder's export. `None`: the
-    /// reply carries no grant.
-    pub fn handle_grant(
-        &mut self,
-        now: Time,
-        holder: Holder,
-        key: LeaseKey,
-        node: NodeId,
-    ) -> Option<Granted> {
-        write_queue::try_grant(self.at(now), holder, key, node)
+    /// Registers a grant before its facts are read. `None`: the reply carries no grant.
+    pub fn handle_grant(&mut self, now: Time, request: GrantRequest) -> Option<Granted> {
+        write_queue::try_grant(self.at(now), &request)
     }
 
     /// Whether this grant is live: it is its holder's latest on its key, and neither recalled nor ended. Checked when a
@@ -350,14 +343,8 @@ impl LeaseTable {
 
     /// Waits for a data grant. `Ready` says that [`LeaseTable::take_granted`] has the grant, or that there is none to
     /// be had. The wait is ended like a change. `None`: there is nothing to wait for.
-    pub fn handle_wait(
-        &mut self,
-        now: Time,
-        holder: Holder,
-        key: LeaseKey,
-        node: NodeId,
-    ) -> Option<ChangeId> {
-        read_grants::wait(self.at(now), holder, key, node)
+    pub fn handle_wait(&mut self, now: Time, request: GrantRequest) -> Option<ChangeId> {
+        read_grants::wait(self.at(now), request)
     }
 
     /// Takes the grant that a waiting reader was given; returns it once.
@@ -411,15 +398,9 @@ impl LeaseTable {
     }
 
     /// Ends a change like `handle_done`, and at once grants its initiator the data that it wrote, before another
-    /// session changes it.
-    pub fn handle_written(
-        &mut self,
-        now: Time,
-        id: ChangeId,
-        key: LeaseKey,
-        node: NodeId,
-    ) -> Option<Granted> {
-        write_queue::end_change(self.at(now), id, Some((key, node)))
+    /// session changes it. No other holder than the initiator is granted anything.
+    pub fn handle_written(&mut self, now: Time, id: ChangeId, wrote: GrantRequest) -> Option<Granted> {
+        write_queue::end_change(self.at(now), id, Some(wrote))
     }
 
     /// The key of a recall whose acknowledgement is owed.

@@ -10,13 +10,14 @@ mod limits;
 mod listing_rights;
 mod merging;
 mod model;
+mod modes;
 mod sequencer;
 mod updates;
 mod write_queue;
 mod writers;
 
 use super::*;
-use nigh_types::{GrantId, LeaseScope, Name, NodeId, Recall, RecallId, Span, Time};
+use nigh_types::{GrantId, LeaseScope, Mode, Name, NodeId, Recall, RecallId, Span, Time};
 use std::collections::BTreeMap;
 
 pub(super) const T0: Time = Time(1_000_000_000_000);
@@ -35,6 +36,11 @@ pub(super) fn names(ino: u64) -> LeaseKey {
 
 pub(super) fn inode(ino: u64) -> LeaseKey {
     LeaseKey { object: object(ino), covers: LeaseScope::Attributes }
+}
+
+/// A request for a read grant.
+pub(super) fn reading(holder: Holder, key: LeaseKey) -> GrantRequest {
+    GrantRequest { holder, key, node: node(holder, key), mode: Mode::Read }
 }
 
 /// Each holder's export has its own node ids.
@@ -75,7 +81,7 @@ impl Bench {
     }
 
     pub(super) fn grant(&mut self, holder: Holder, key: LeaseKey) -> Option<Granted> {
-        self.table.handle_grant(self.now, holder, key, node(holder, key))
+        self.table.handle_grant(self.now, reading(holder, key))
     }
 
     /// A grant that must not be refused.

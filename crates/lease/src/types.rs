@@ -1,7 +1,7 @@
 //! Inputs, outputs and settings of the lease table.
 
 use nigh_types::{
-    Bug, GrantId, LeaseScope, Name, NodeId, Origin, Recall, RecallId, Span, Term, Time, UpdatePrepare,
+    Bug, GrantId, LeaseScope, Mode, Name, NodeId, Origin, Recall, RecallId, Span, Term, Time, UpdatePrepare,
     planted,
 };
 use std::collections::BTreeMap;
@@ -103,10 +103,30 @@ pub(super) fn with_margin(span: Span) -> Span {
     Span(span.0.saturating_add(span.0 / 10))
 }
 
+/// A request for a grant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GrantRequest {
+    pub holder: Holder,
+    pub key: LeaseKey,
+    /// The object's node id in the holder's export.
+    pub node: NodeId,
+    /// `Mode::Write` excludes the grants of all other holders on the key. The server requests read grants only; write
+    /// grants are for clients that change facts locally, which none does yet.
+    pub mode: Mode,
+}
+
+impl GrantRequest {
+    pub(super) fn seat(&self) -> (Holder, LeaseKey) {
+        (self.holder, self.key)
+    }
+}
+
 /// A registered grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Granted {
     pub id: GrantId,
+    /// The requested mode. An earlier write grant of the holder on this key stays a write grant in the table.
+    pub mode: Mode,
     /// For a directory lease: other holders have this key or had it lately. A kernel that cannot drop all dentries at
     /// once gets timeout 0 for them.
     pub shared: bool,
@@ -184,7 +204,8 @@ pub enum Refusal {
     Contended,
     /// The holder has too many grants whose recall is outstanding.
     Quota,
-    /// Another holder had an exclusive lease on this directory, which was recalled.
+    /// The grant of another holder excludes this one, and was recalled: an exclusive directory lease, or one of the two
+    /// grants is a write grant.
     Exclusive,
 }
 

@@ -11,8 +11,8 @@
 //! grant wait for no other holder, so this is soon over.
 
 use crate::LeaseTable;
-use crate::types::{Granted, Holder, LeaseKey};
-use nigh_types::{Grant, GrantId, LeaseScope, NodeId, Recall, Time};
+use crate::types::{GrantRequest, Granted, Holder, LeaseKey};
+use nigh_types::{Grant, GrantId, LeaseScope, Recall, Time};
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Default, Debug)]
@@ -25,8 +25,7 @@ pub(super) struct UnsentGrants {
 
 #[derive(Clone, Debug)]
 struct UnsentGrant {
-    grant_key: (Holder, LeaseKey),
-    node: NodeId,
+    request: GrantRequest,
     /// [`GrantRun::gaps`] when it was registered.
     gaps: u64,
 }
@@ -57,12 +56,11 @@ impl UnsentGrants {
         &mut self,
         table: &mut LeaseTable,
         now: Time,
-        seat: (Holder, LeaseKey),
-        node: NodeId,
+        request: GrantRequest,
     ) -> Option<Granted> {
-        let gap = self.has_gap(table, seat);
-        let granted = table.handle_grant(now, seat.0, seat.1, node)?;
-        self.note(seat, node, granted, gap);
+        let gap = self.has_gap(table, request.seat());
+        let granted = table.handle_grant(now, request)?;
+        self.note(request, granted, gap);
         Some(granted)
     }
 
@@ -72,13 +70,13 @@ impl UnsentGrants {
     }
 
     /// Notes a registered grant.
-    pub(super) fn note(&mut self, seat: (Holder, LeaseKey), node: NodeId, granted: Granted, gap: bool) {
+    pub(super) fn note(&mut self, request: GrantRequest, granted: Granted, gap: bool) {
         let new = GrantRun { count: 0, latest: granted.id, gaps: 0, recall: None };
-        let together = self.by_key.entry(seat).or_insert(new);
+        let together = self.by_key.entry(request.seat()).or_insert(new);
         together.count += 1;
         together.latest = granted.id;
         together.gaps += u64::from(gap);
-        self.by_id.insert(granted.id, UnsentGrant { grant_key: seat, node, gaps: together.gaps });
+        self.by_id.insert(granted.id, UnsentGrant { request, gaps: together.gaps });
     }
 
     /// Takes a recall that the table emitted; returns it if it can be sent at once.
@@ -99,9 +97,10 @@ impl UnsentGrants {
 
     /// Decides whether a reply carries a grant, and under which id.
     pub(super) fn carry(&mut self, table: &mut LeaseTable, now: Time, grant: &mut Grant) -> CarryOutcome {
-        let Some(UnsentGrant { grant_key: seat, node, gaps }) = self.by_id.remove(&grant.id) else {
+        let Some(UnsentGrant { request, gaps }) = self.by_id.remove(&grant.id) else {
             return CarryOutcome::No;
         };
+        let seat = request.seat();
         let Some(together) = self.by_key.get_mut(&seat) else { return CarryOutcome::No };
         if together.recall.is_some() {
             self.leave(seat);
@@ -109,7 +108,7 @@ impl UnsentGrants {
         }
         let stands = gaps == together.gaps && table.is_live(seat.0, together.latest);
         let carried = if stands && together.latest != grant.id {
-            let again = table.handle_grant(now, seat.0, seat.1, node);
+            let again = table.handle_grant(now, request);
             // Its limit stays the one under which it was read.
             if let Some(Granted { id, shared, .. }) = again {
                 together.latest = id;
@@ -125,8 +124,8 @@ impl UnsentGrants {
 
     /// Forgets a grant that no reply will carry.
     pub(super) fn drop(&mut self, grant: GrantId) {
-        if let Some(UnsentGrant { grant_key: seat, .. }) = self.by_id.remove(&grant) {
-            self.leave(seat);
+        if let Some(UnsentGrant { request, .. }) = self.by_id.remove(&grant) {
+            self.leave(request.seat());
         }
     }
 
@@ -145,12 +144,14 @@ impl UnsentGrants {
 mod tests {
     use super::*;
     use crate::{Change, LeaseConfig, LeaseOutput, Object};
-    use nigh_types::{LeaseScope, Mode, Term};
+    use nigh_types::{LeaseScope, Mode, NodeId, Term};
 
     const ONE: Holder = Holder(1);
     const NODE: NodeId = NodeId { ino: 7, generation: 1 };
     const KEY: LeaseKey =
         LeaseKey { object: Object { filesystem: 1, ino: 7, birth: 1 }, covers: LeaseScope::Directory };
+
+    const REQUEST: GrantRequest = GrantRequest { holder: ONE, key: KEY, node: NODE, mode: Mode::Read };
 
     fn world_grant() -> Grant {
         let (id, covers, mode, term) = (GrantId(0), LeaseScope::Directory, Mode::Read, Term::Session);
@@ -170,7 +171,7 @@ mod tests {
         }
 
         fn register(&mut self) -> Grant {
-            let granted = self.unsent.register(&mut self.table, Time(1), (ONE, KEY), NODE).unwrap();
+            let granted = self.unsent.register(&mut self.table, Time(1), REQUEST).unwrap();
             Grant { id: granted.id, shared: granted.shared, ..world_grant() }
         }
 
@@ -223,7 +224,7 @@ mod tests {
         let key = LeaseKey { covers: LeaseScope::Data, ..KEY };
         let (mut table, mut unsent) = (world.table, world.unsent);
         let mut grants = [(); 2].map(|()| {
-            let granted = unsent.register(&mut table, Time(1), (ONE, key), NODE).unwrap();
+            let granted = unsent.register(&mut table, Time(1), GrantRequest { key, ..REQUEST }).unwrap();
             Grant { id: granted.id, covers: LeaseScope::Data, ..world_grant() }
         });
         let change = table.handle_change(

@@ -1,7 +1,7 @@
 //! Memory cost of a grant, and its release.
 
-use nigh_lease::{Change, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseTable, Object};
-use nigh_types::{LeaseScope, NodeId, Span, Time};
+use nigh_lease::{Change, GrantRequest, Holder, LeaseConfig, LeaseKey, LeaseOutput, LeaseTable, Object};
+use nigh_types::{LeaseScope, Mode, NodeId, Span, Time};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,7 +45,8 @@ fn key(ino: u64) -> LeaseKey {
 
 fn grant(table: &mut LeaseTable, holder: Holder, ino: u64) {
     let node = NodeId { ino, generation: ino };
-    assert!(table.handle_grant(T0, holder, key(ino), node).is_some(), "nothing speaks against it");
+    let request = GrantRequest { holder, key: key(ino), node, mode: Mode::Read };
+    assert!(table.handle_grant(T0, request).is_some(), "nothing speaks against it");
 }
 
 /// Inode numbers in an order in which a scan may meet them.

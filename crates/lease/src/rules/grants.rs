@@ -4,15 +4,11 @@ use super::{delays, recalls};
 use crate::state::{
     Due, Entry, GrantKey, HeldGrant, HolderState, KeyState, OutstandingRecall, PendingUpdate, State,
 };
-use crate::types::{Granted, Holder, LeaseKey, Refusal, with_margin};
-use nigh_types::{GrantId, LeaseScope, NodeId, Span, Time};
+use crate::types::{GrantRequest, Granted, Holder, LeaseKey, Refusal, with_margin};
+use nigh_types::{GrantId, LeaseScope, Mode, Span, Time};
 
-pub(crate) fn grant(
-    table: &mut State,
-    holder: Holder,
-    key: LeaseKey,
-    node: NodeId,
-) -> Result<Granted, Refusal> {
+pub(crate) fn grant(table: &mut State, request: &GrantRequest) -> Result<Granted, Refusal> {
+    let GrantRequest { holder, key, .. } = *request;
     let account =
         table.accounts.get(&holder).filter(|account| !account.disconnected).ok_or(Refusal::Detached)?;
     if account.suspect.is_some() || delays::penalised_until(table, account).is_some() {
@@ -38,24 +34,23 @@ pub(crate) fn grant(
     if would_replace_unlimited(table, (key, holder), limit) {
         return Err(Refusal::Changing);
     }
+    recall_conflicting(table, request)?;
     let shared = key.covers == LeaseScope::Directory && share(table, holder, key)?;
-    let granted = register(table, holder, key, node, (shared, limit));
+    let granted = register(table, request, (shared, limit));
     keep_quota(table, holder);
     Ok(granted)
 }
 
-fn register(
-    table: &mut State,
-    holder: Holder,
-    key: LeaseKey,
-    node: NodeId,
-    (shared, limit): (bool, Span),
-) -> Granted {
+fn register(table: &mut State, request: &GrantRequest, (shared, limit): (bool, Span)) -> Granted {
+    let GrantRequest { holder, key, node, mode } = *request;
     let id = table.numbers.next_grant();
     let account = table.accounts.get_mut(&holder).expect("each grant has a holder");
     account.begin(id, HeldGrant { key, until: table.now.after(with_margin(limit)) });
     let unlisted = account.confined && key.covers == LeaseScope::Directory;
-    let marks = if shared { Entry::SHARED } else { 0 } | if unlisted { Entry::WITHOUT_NAMES } else { 0 };
+    let mark = |applies, mark| if applies { mark } else { 0 };
+    let marks = mark(shared, Entry::SHARED)
+        | mark(unlisted, Entry::WITHOUT_NAMES)
+        | mark(mode == Mode::Write, Entry::WRITE);
     let mut entry =
         Entry { id, node, since: table.now, grants_since_acquired: 0, grants_since_other_change: 0, marks };
     if let Some(earlier) = table.entries.get(&(key, holder)) {
@@ -67,7 +62,34 @@ fn register(
     table.entries.insert((key, holder), entry);
     table.arm_holder(holder);
     note_holders(table, key);
-    Granted { id, shared, limit, listed }
+    Granted { id, mode, shared, limit, listed }
+}
+
+/// Page 0008, rule 1: a write grant on a key excludes the grants of all other holders. Recalls those that conflict with
+/// this request, and refuses it until none of their holders has one.
+///
+/// No client changes facts locally yet. When one does, requests for its facts must wait for this recall, because a
+/// reply without a grant would not show the local changes.
+fn recall_conflicting(table: &mut State, request: &GrantRequest) -> Result<(), Refusal> {
+    let GrantRequest { holder, key, mode, .. } = *request;
+    let conflicts =
+        |other: Holder, theirs: Mode| other != holder && (mode == Mode::Write || theirs == Mode::Write);
+    // The holder of a write grant is the only one, so for a read request two holders tell as much as all.
+    let looked_at = if mode == Mode::Write { usize::MAX } else { 2 };
+    let standing = seats(table, key).take(looked_at).filter(|(other, entry)| conflicts(*other, entry.mode()));
+    let standing: Vec<Holder> = standing.map(|(other, _)| other).collect();
+    let asked = table.keys.get(&key).into_iter().flat_map(|state| &state.recalls);
+    let is_owed = asked
+        .map(|(other, recall)| (*other, &table.recalls[recall]))
+        .any(|(other, recall)| recall.grant.is_some() && conflicts(other, recall.mode));
+    if standing.is_empty() && !is_owed {
+        return Ok(());
+    }
+    for other in standing {
+        recalls::recall(table, (key, other), Vec::new());
+    }
+    note_holders(table, key);
+    Err(Refusal::Exclusive)
 }
 
 /// Page 0008, rule 9: a holder that needs exclusive directory leases never has an unshared one together with
@@ -159,8 +181,13 @@ pub(crate) fn end_holder(table: &mut State, holder: Holder) {
 
 /// The holders of this key that were not recalled, and whether their grants are shared.
 fn holders(table: &State, key: LeaseKey) -> impl Iterator<Item = (Holder, bool)> + '_ {
+    seats(table, key).map(|(holder, entry)| (holder, entry.is(Entry::SHARED)))
+}
+
+/// The grants on this key that were not recalled.
+fn seats(table: &State, key: LeaseKey) -> impl Iterator<Item = (Holder, &Entry)> + '_ {
     let seats = table.entries.range((key, Holder(0))..=(key, Holder(u64::MAX)));
-    seats.map(|((_, holder), entry)| (*holder, entry.is(Entry::SHARED)))
+    seats.map(|((_, holder), entry)| (*holder, entry))
 }
 
 /// Updates a key's state; called when a holder has come to the key or left it.

@@ -10,8 +10,8 @@
 
 use super::{delays, write_queue};
 use crate::state::{ChangeState, KeyState, QueueEntry, State};
-use crate::types::{ChangeId, Holder, LeaseKey};
-use nigh_types::{NodeId, RecallId};
+use crate::types::{ChangeId, GrantRequest, Holder, LeaseKey};
+use nigh_types::RecallId;
 use std::collections::{BTreeSet, VecDeque};
 
 /// The most reads of one holder that wait; others get a reply without a grant. Half of what the client's kernel sends
@@ -27,7 +27,8 @@ enum Obstacle {
     Acknowledgement(RecallId),
 }
 
-pub(crate) fn wait(table: &mut State, holder: Holder, key: LeaseKey, node: NodeId) -> Option<ChangeId> {
+pub(crate) fn wait(table: &mut State, request: GrantRequest) -> Option<ChangeId> {
+    let GrantRequest { holder, key, .. } = request;
     let obstacle = obstacle(table, holder, key)?;
     let is_theirs = |change: &&ChangeState| change.part.reader.is_some() && change.by == Some(holder);
     if table.changes.values().filter(is_theirs).count() >= MAX_WAITING_READS {
@@ -35,7 +36,7 @@ pub(crate) fn wait(table: &mut State, holder: Holder, key: LeaseKey, node: NodeI
     }
     let id = table.numbers.next_change();
     let mut change = ChangeState::new(Some(holder), table.now);
-    change.part = QueueEntry { reader: Some((key, node)), ..QueueEntry::default() };
+    change.part = QueueEntry { reader: Some(request), ..QueueEntry::default() };
     table.changes.insert(id, change);
     wait_for(table, id, key, &obstacle);
     Some(id)
@@ -85,11 +86,12 @@ fn wait_for(table: &mut State, id: ChangeId, key: LeaseKey, obstacle: &Obstacle)
 pub(crate) fn continue_read(table: &mut State, id: ChangeId) {
     let change = table.changes.get_mut(&id).expect("it waits");
     change.part.waits_for = None;
-    let (holder, (key, node)) = (change.by.expect("a holder reads"), change.part.reader.expect("it reads"));
+    let request = change.part.reader.expect("it reads");
+    let GrantRequest { holder, key, .. } = request;
     if let Some(obstacle) = obstacle(table, holder, key) {
         return wait_for(table, id, key, &obstacle);
     }
-    let granted = write_queue::try_grant(table, holder, key, node);
+    let granted = write_queue::try_grant(table, &request);
     table.changes.get_mut(&id).expect("just seen").part.granted = granted;
     table.emit_if_ready(id);
 }

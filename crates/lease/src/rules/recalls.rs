@@ -148,13 +148,14 @@ pub(crate) fn recall(table: &mut State, seat: GrantKey, names: Vec<Name>) -> Rec
     account.recalled.insert(entry.id, RecalledGrant { recall: id, until: held.until });
     account.owed.insert(id, table.now);
     let cut = account.disconnected;
-    let (first, Entry { id: grant, node, .. }) = (entry.held_exclusively_since(), entry);
+    let (first, mode, Entry { id: grant, node, .. }) = (entry.held_exclusively_since(), entry.mode(), entry);
     let outstanding = OutstandingRecall {
         holder,
         key,
         node,
         names,
         grant: Some(grant),
+        mode,
         held_exclusively_since: first,
         base: MergeBase::default(),
         waiting: Vec::new(),

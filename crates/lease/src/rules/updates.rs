@@ -6,7 +6,7 @@
 
 use crate::state::{Entry, FactKey, PendingUpdate, State, SuspendedFacts};
 use crate::types::{ChangeId, Holder, LeaseKey, LeaseOutput, ObservedAt, UpdatedKey};
-use nigh_types::{LeaseScope, Name, NodeId, UpdatePrepare, UpdateScope};
+use nigh_types::{LeaseScope, Mode, Name, NodeId, UpdatePrepare, UpdateScope};
 use std::collections::BTreeMap;
 
 /// Acknowledgements owed by one holder beyond which it gets recalls instead of updates.
@@ -32,7 +32,8 @@ pub(crate) fn begin_facts(table: &mut State, id: ChangeId, facts: &[FactKey]) {
     table.changes.get_mut(&id).expect("it is under way").facts.extend_from_slice(facts);
 }
 
-/// Whether this holder can be sent the new values of these names of a key.
+/// Whether this holder can be sent the new values of these names of a key. A write grant excludes other holders'
+/// changes, so it is recalled.
 pub(crate) fn can_update(table: &State, holder: Holder, key: LeaseKey, names: &[Name]) -> bool {
     let tells = match key.covers {
         LeaseScope::Directory => !names.is_empty(),
@@ -44,6 +45,7 @@ pub(crate) fn can_update(table: &State, holder: Holder, key: LeaseKey, names: &[
     let has_room = (account.owed.len() as u64) < MAX_OWED_FOR_UPDATES;
     tells
         && has_room
+        && table.entries[&(key, holder)].mode() == Mode::Read
         && account.takes_updates
         && !account.confined
         && account.suspect.is_none()

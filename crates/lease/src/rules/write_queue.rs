@@ -6,8 +6,8 @@
 
 use super::{deadlock, grants, read_grants, recalls, updates};
 use crate::state::{ChangeState, Due, KeyState, QueueEntry, State, WriteQueue};
-use crate::types::{Change, ChangeId, Granted, Holder, LeaseKey};
-use nigh_types::{Bug, LeaseScope, NodeId, RecallId, planted};
+use crate::types::{Change, ChangeId, GrantRequest, Granted, Holder, LeaseKey};
+use nigh_types::{Bug, LeaseScope, RecallId, planted};
 use std::collections::BTreeSet;
 
 pub(crate) fn begin_write_back(table: &mut State, by: Holder, changes: &[Change]) -> ChangeId {
@@ -76,11 +76,7 @@ pub(crate) fn enter_write_queue(table: &mut State, id: ChangeId, key: LeaseKey) 
 }
 
 /// Ends a change, and lets the changes queued behind it go on.
-pub(crate) fn end_change(
-    table: &mut State,
-    id: ChangeId,
-    wrote: Option<(LeaseKey, NodeId)>,
-) -> Option<Granted> {
+pub(crate) fn end_change(table: &mut State, id: ChangeId, wrote: Option<GrantRequest>) -> Option<Granted> {
     let change = table.changes.get_mut(&id)?;
     let (by, keys, looked) = (change.by, std::mem::take(&mut change.keys), change.looked);
     let (facts, held) = (std::mem::take(&mut change.facts), std::mem::take(&mut change.suspended));
@@ -94,18 +90,18 @@ pub(crate) fn end_change(
         table.keys.get_mut(key).expect("a key that is changed").end_change(table.now, by);
     }
     updates::commit(table, &facts, held, looked);
-    let wrote = by.zip(wrote);
-    let granted = wrote.and_then(|(by, (key, node))| try_grant(table, by, key, node));
+    let wrote = wrote.filter(|wrote| by == Some(wrote.holder));
+    let granted = wrote.and_then(|wrote| try_grant(table, &wrote));
     let disturbed =
-        |(_, (key, _)): &(_, (LeaseKey, _))| table.keys.get(key).is_some_and(|state| state.turn.host_changed);
+        |wrote: &GrantRequest| table.keys.get(&wrote.key).is_some_and(|state| state.turn.host_changed);
     let disturbed = wrote.filter(disturbed);
     leave_write_queue(table, id);
     table.timers.disarm(table.changes[&id].part.armed, Due::WriteBack(id));
-    if let Some((by, (key, _))) = disturbed
-        && granted.is_some_and(|granted| table.is_live(by, granted.id))
+    if let Some(GrantRequest { holder, key, .. }) = disturbed
+        && granted.is_some_and(|granted| table.is_live(holder, granted.id))
     {
         // Its recall follows the reply, and covers what the kernel has of it by then.
-        recalls::recall_missed(table, (key, by));
+        recalls::recall_missed(table, (key, holder));
     }
     table.changes.remove(&id);
     for key in keys {
@@ -174,8 +170,8 @@ pub(crate) fn note_host_change(table: &mut State, key: LeaseKey) {
 }
 
 /// Registers a grant, and counts it or its refusal.
-pub(crate) fn try_grant(table: &mut State, holder: Holder, key: LeaseKey, node: NodeId) -> Option<Granted> {
-    match grants::grant(table, holder, key, node) {
+pub(crate) fn try_grant(table: &mut State, request: &GrantRequest) -> Option<Granted> {
+    match grants::grant(table, request) {
         Ok(granted) => {
             table.counters.granted += 1;
             Some(granted)

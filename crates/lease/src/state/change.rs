@@ -2,8 +2,8 @@
 
 use super::facts::{FactKey, SuspendedFacts};
 use super::timers::Armed;
-use crate::types::{Granted, Holder, LeaseKey, ObservedAt, UpdatedKey};
-use nigh_types::{NodeId, RecallId, Time};
+use crate::types::{GrantRequest, Granted, Holder, LeaseKey, ObservedAt, UpdatedKey};
+use nigh_types::{RecallId, Time};
 use std::collections::BTreeSet;
 
 /// A change in progress.
@@ -53,8 +53,8 @@ pub(crate) struct QueueEntry {
     pub(crate) writes: Option<LeaseKey>,
     /// The key whose queue it waits in.
     pub(crate) waits_for: Option<LeaseKey>,
-    /// A read instead of a change: it waits for a grant on this data, of the object with this node id.
-    pub(crate) reader: Option<(LeaseKey, NodeId)>,
+    /// A read instead of a change: it waits for this grant on data.
+    pub(crate) reader: Option<GrantRequest>,
     pub(crate) granted: Option<Granted>,
     /// A write-back of stores through mmap.
     pub(crate) is_write_back: bool,

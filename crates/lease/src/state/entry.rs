@@ -1,6 +1,6 @@
 //! A live grant, and what it proves about the time since its holder has had the key.
 
-use nigh_types::{GrantId, NodeId, Time};
+use nigh_types::{GrantId, Mode, NodeId, Time};
 
 /// A live grant that was not recalled.
 #[derive(Clone, Debug)]
@@ -30,6 +30,12 @@ impl Entry {
     pub(crate) const REPLACES: u8 = 2;
     /// The holder was not found to have the right to list the directory: its recall carries no names.
     pub(crate) const WITHOUT_NAMES: u8 = 4;
+    /// A write grant.
+    pub(crate) const WRITE: u8 = 8;
+
+    pub(crate) fn mode(&self) -> Mode {
+        if self.is(Entry::WRITE) { Mode::Write } else { Mode::Read }
+    }
 
     pub(crate) fn is(&self, mark: u8) -> bool {
         self.marks & mark != 0
@@ -39,7 +45,8 @@ impl Entry {
     pub(crate) fn inherit(&mut self, earlier: &Entry) {
         let between = u32::try_from(self.id.0 - earlier.id.0).unwrap_or(u32::MAX);
         self.since = earlier.since;
-        self.marks |= Entry::REPLACES;
+        // A read request does not end a write grant, under which its holder may have changed facts locally.
+        self.marks |= Entry::REPLACES | (earlier.marks & Entry::WRITE);
         // A holder with the right to list keeps it until the directory's permissions change, which recalls the grant.
         if !earlier.is(Entry::WITHOUT_NAMES) {
             self.marks &= !Entry::WITHOUT_NAMES;

@@ -2,7 +2,7 @@
 
 use crate::merge_base::MergeBase;
 use crate::types::{ChangeId, Holder, LeaseKey, LeaseOutput};
-use nigh_types::{GrantId, Name, NodeId, Recall, RecallId, UpdatePrepare};
+use nigh_types::{GrantId, Mode, Name, NodeId, Recall, RecallId, UpdatePrepare};
 use std::collections::BTreeSet;
 
 /// A recall whose acknowledgement is owed.
@@ -15,6 +15,8 @@ pub(crate) struct OutstandingRecall {
     /// The recalled grant; `None` once it has ended in another way. The acknowledgement is awaited even so: otherwise
     /// it would end a grant that was given before it arrived.
     pub(crate) grant: Option<GrantId>,
+    /// The mode of that grant.
+    pub(crate) mode: Mode,
     /// [`Entry::held_exclusively_since`](super::Entry::held_exclusively_since) of the recalled grant.
     pub(crate) held_exclusively_since: GrantId,
     /// For data: bytes that other holders' write-back has changed since. These do not count for `held_exclusively_since`.

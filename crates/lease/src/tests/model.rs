@@ -37,6 +37,7 @@ enum Step {
     Attach(u64),
     Heard(u64),
     Grant(u64, usize),
+    GrantToWrite(u64, usize),
     Return(u64, usize),
     Withdraw(u64, usize),
     Acknowledge(u64, usize),
@@ -62,6 +63,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         5 => who().prop_map(Step::Attach),
         12 => who().prop_map(Step::Heard),
         24 => (who(), any_key()).prop_map(|(holder, key)| Step::Grant(holder, key)),
+        4 => (who(), any_key()).prop_map(|(holder, key)| Step::GrantToWrite(holder, key)),
         3 => (who(), any_key()).prop_map(|(holder, key)| Step::Return(holder, key)),
         2 => (who(), any_key()).prop_map(|(holder, key)| Step::Withdraw(holder, key)),
         9 => (who(), 0..4_usize).prop_map(|(holder, nth)| Step::Acknowledge(holder, nth)),
@@ -81,6 +83,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     id: GrantId,
+    mode: Mode,
     shared: bool,
     /// The client may have an earlier grant on the key.
     again: bool,
@@ -164,7 +167,8 @@ impl World {
         match *step {
             Step::Attach(holder) => self.attach(Holder(holder)),
             Step::Heard(holder) => self.hear(Holder(holder)),
-            Step::Grant(holder, key) => self.grant(Holder(holder), keys()[key]),
+            Step::Grant(holder, key) => self.grant(Holder(holder), keys()[key], Mode::Read),
+            Step::GrantToWrite(holder, key) => self.grant(Holder(holder), keys()[key], Mode::Write),
             Step::Return(holder, key) => self.give_back(Holder(holder), keys()[key]),
             Step::Withdraw(holder, key) => self.withdraw(Holder(holder), keys()[key]),
             Step::Acknowledge(holder, nth) => self.acknowledge(Holder(holder), nth),
@@ -241,12 +245,12 @@ impl World {
         }
     }
 
-    fn grant(&mut self, holder: Holder, key: LeaseKey) {
+    fn grant(&mut self, holder: Holder, key: LeaseKey, mode: Mode) {
         let now = self.now();
         let exclusive =
             |world: &World| world.bench.table.report().counters.refused.get(&Refusal::Exclusive).copied();
         let before = exclusive(self);
-        let granted = self.bench.grant(holder, key);
+        let granted = self.bench.table.handle_grant(now, GrantRequest { mode, ..reading(holder, key) });
         let asks = exclusive(self) != before;
         let data = key.covers == LeaseScope::Data;
         // Its own kernel keeps data in step with its own writes.
@@ -260,10 +264,18 @@ impl World {
             let unshared = client.held.get(&key).is_some_and(|held| !held.shared);
             *other != holder && wants_names_alone(*other) && unshared
         };
-        let alone = key.covers == LeaseScope::Directory && self.clients.iter().any(alone);
+        let conflicts = |(other, client): (&Holder, &Client)| {
+            let conflicts = |held: &Held| mode == Mode::Write || held.mode == Mode::Write;
+            *other != holder && client.held.get(&key).is_some_and(conflicts)
+        };
+        let alone = key.covers == LeaseScope::Directory && self.clients.iter().any(alone)
+            || self.clients.iter().any(conflicts);
         assert!(alone || !asks, "{key:?} is not exclusive");
-        for client in self.clients.values_mut().filter(|client| asks && client.held.contains_key(&key)) {
-            client.asked.insert(key, Asked { since: now, recall: None, delivered: false });
+        for (other, client) in self.clients.iter_mut().filter(|_| asks) {
+            if *other != holder && client.held.contains_key(&key) {
+                let asked = Asked { since: now, recall: None, delivered: false };
+                client.asked.entry(key).or_insert(asked);
+            }
         }
         let quiet = self.changed.get(&key).is_none_or(|at| at.after(CONFIG.cooldown) <= now);
         let Some(client) = self.clients.get_mut(&holder).filter(|client| !client.cut && !client.suspect)
@@ -282,7 +294,10 @@ impl World {
         let earlier = client.held.get(&key).copied();
         assert!(earlier.is_none_or(|earlier| earlier.id < granted.id));
         let shared = granted.shared && earlier.is_none_or(|earlier| earlier.shared);
-        let held = Held { id: granted.id, shared, again: earlier.is_some(), since: now };
+        assert_eq!(granted.mode, mode);
+        let mode =
+            earlier.map_or(mode, |earlier| if earlier.mode == Mode::Write { earlier.mode } else { mode });
+        let held = Held { id: granted.id, mode, shared, again: earlier.is_some(), since: now };
         client.held.insert(key, held);
         assert!(client.held.len() as u64 <= CONFIG.grants_per_holder + 1, "the quota");
     }
@@ -458,10 +473,13 @@ impl World {
                 "a recall is kept back"
             );
         }
-        for key in keys().into_iter().filter(|key| key.covers == LeaseScope::Directory) {
+        for key in keys() {
             let holders = self.clients.iter().filter_map(|(holder, c)| Some((*holder, c.held.get(&key)?)));
             let holders: Vec<_> = holders.collect();
-            let alone = holders.iter().any(|(holder, held)| wants_names_alone(*holder) && !held.shared);
+            let names = key.covers == LeaseScope::Directory;
+            let alone = holders.iter().any(|(holder, held)| {
+                held.mode == Mode::Write || names && wants_names_alone(*holder) && !held.shared
+            });
             assert!(!alone || holders.len() == 1, "{key:?} is had alone, by {holders:?}");
         }
     }

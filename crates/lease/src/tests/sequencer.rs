@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{LeaseSequencer, ParkResult, ReadGrant, SequencerOutput};
-use nigh_types::{Grant, Mode, Term};
+use nigh_types::{Grant, Term};
 
 type Said = SequencerOutput<&'static str>;
 
@@ -20,13 +20,13 @@ fn data(ino: u64) -> LeaseKey {
 }
 
 fn grant(granted: Granted, (holder, key): (Holder, LeaseKey)) -> Grant {
-    let (term, mode, node) = (Term::Session, Mode::Read, node(holder, key));
-    let Granted { id, shared, .. } = granted;
+    let (term, node) = (Term::Session, node(holder, key));
+    let Granted { id, mode, shared, .. } = granted;
     Grant { id, node, covers: key.covers, mode, term, recallable: true, shared }
 }
 
 fn register(sequencer: &mut LeaseSequencer<&'static str>, seat: (Holder, LeaseKey)) -> Grant {
-    let granted = sequencer.handle_grant(T0, seat, node(seat.0, seat.1)).expect("nothing speaks against it");
+    let granted = sequencer.handle_grant(T0, reading(seat.0, seat.1)).expect("nothing speaks against it");
     grant(granted, seat)
 }
 
@@ -98,7 +98,7 @@ fn unclaimed_grant_of_waiting_read_is_withdrawn() {
         let mut sequencer = sequencer();
         let key = data(1);
         let writing = sequencer.table_mut().handle_change(T0, Some(B), &[writes(key)]);
-        let ReadGrant::Waits(reader) = sequencer.handle_read(T0, (A, key), node(A, key)) else { panic!() };
+        let ReadGrant::Waits(reader) = sequencer.handle_read(T0, reading(A, key)) else { panic!() };
         assert_eq!(sequencer.park(reader, "read", |_| true), ParkResult::Parked);
         sequencer.handle_done(T0, writing);
         assert_eq!(said(&mut sequencer), [SequencerOutput::Ready("read")]);

@@ -20,11 +20,11 @@ impl Bench {
     }
 
     fn written(&mut self, by: Holder, id: ChangeId, key: LeaseKey) -> Option<Granted> {
-        self.table.handle_written(self.now, id, key, node(by, key))
+        self.table.handle_written(self.now, id, reading(by, key))
     }
 
     fn wait(&mut self, holder: Holder, key: LeaseKey) -> Option<ChangeId> {
-        self.table.handle_wait(self.now, holder, key, node(holder, key))
+        self.table.handle_wait(self.now, reading(holder, key))
     }
 
     fn only_recall(&mut self, of: Holder) -> RecallId {

@@ -79,15 +79,15 @@ impl World {
                 self.calls.insert(id, (Holder(by), What::Sync));
             }
             Step::Read(by) => {
-                let (holder, node) = (Holder(by), node(Holder(by), self.key));
+                let (holder, request) = (Holder(by), reading(Holder(by), self.key));
                 let writing = self.calls.iter().any(|(id, (other, what))| {
                     *what == What::Write && *other != holder && self.told.contains(id)
                 });
-                if let Some(granted) = table.handle_grant(T0, holder, self.key, node) {
+                if let Some(granted) = table.handle_grant(T0, request) {
                     assert!(!writing, "it is read while it is written");
                     self.held.insert(holder, granted.id);
                 } else {
-                    let id = table.handle_wait(T0, holder, self.key, node);
+                    let id = table.handle_wait(T0, request);
                     self.calls.insert(id.expect("it reads ungranted"), (holder, What::Read));
                 }
             }
@@ -138,7 +138,7 @@ impl World {
             What::Sync => 3,
         }] += u64::from(ready);
         if what == What::Write && ready {
-            let granted = self.bench.table.handle_written(T0, id, self.key, node(holder, self.key));
+            let granted = self.bench.table.handle_written(T0, id, reading(holder, self.key));
             if let Some(granted) = granted {
                 self.held.insert(holder, granted.id);
             } else {

@@ -4,7 +4,9 @@ use crate::lease::change_result::ChangeProbe;
 use crate::lease::leases::Leases;
 use crate::lease::pending_change::PendingChange;
 use crate::lease::session_files::SessionFiles;
-use nigh_lease::{Change, ChangeId, Granted, Holder, LeaseKey, MergeBase, Object, ReadGrant, WroteBack};
+use nigh_lease::{
+    Change, ChangeId, GrantRequest, Granted, Holder, LeaseKey, MergeBase, Object, ReadGrant, WroteBack,
+};
 use nigh_types::{Grant, GrantId, LeaseScope, Mode, NodeId, Span, Term};
 use rustc_hash::FxHashSet;
 use std::cell::{Cell, RefCell};
@@ -47,12 +49,18 @@ impl<'a> CallLeases<'a> {
 
     /// Registers a grant. The caller reads the covered facts only *afterwards*. Returns `None` if the call is to be
     /// answered without a grant.
-    pub(crate) fn request_grant(&self, node: NodeId, object: Object, covers: LeaseScope) -> Option<Grant> {
-        let granted = self.register(node, object, covers)?;
-        Some(self.grant(granted, node, covers))
+    pub(crate) fn request_grant(
+        &self,
+        node: NodeId,
+        object: Object,
+        covers: LeaseScope,
+        mode: Mode,
+    ) -> Option<Grant> {
+        let request = self.request(node, LeaseKey { object, covers }, mode);
+        Some(grant(self.register(request)?, &request))
     }
 
-    /// Registers a directory grant. `may_list` checks the caller's right to list the directory. It is called only if
+    /// Registers a read grant on a directory. `may_list` checks the caller's right to list the directory. It is called only if
     /// a recall may carry names only with that right, and the right is not yet known. The second value: whether the
     /// recall may carry names.
     pub(crate) fn request_dir_grant(
@@ -61,12 +69,13 @@ impl<'a> CallLeases<'a> {
         object: Object,
         may_list: impl FnOnce() -> bool,
     ) -> Option<(Grant, bool)> {
-        let granted = self.register(node, object, LeaseScope::Directory)?;
+        let request = self.request(node, LeaseKey { object, covers: LeaseScope::Directory }, Mode::Read);
+        let granted = self.register(request)?;
         let listed = granted.listed || may_list();
         if listed && !granted.listed {
             self.leases.may_list(self.holder, granted.id);
         }
-        Some((self.grant(granted, node, LeaseScope::Directory), listed))
+        Some((grant(granted, &request), listed))
     }
 
     /// Withdraws a grant that no reply will carry.
@@ -75,16 +84,19 @@ impl<'a> CallLeases<'a> {
         self.leases.withdraw(self.holder, &[grant.id]);
     }
 
-    fn register(&self, node: NodeId, object: Object, covers: LeaseScope) -> Option<Granted> {
+    fn request(&self, node: NodeId, key: LeaseKey, mode: Mode) -> GrantRequest {
+        GrantRequest { holder: self.holder, key, node, mode }
+    }
+
+    fn register(&self, request: GrantRequest) -> Option<Granted> {
         if self.term == Term::Limited(Span::ZERO) {
             return None;
         }
-        let key = LeaseKey { object, covers };
         let granted = match self.read_grant.take() {
-            Some((of, granted)) if of == key => granted,
+            Some((key, granted)) if key == request.key && granted.mode == request.mode => granted,
             other => {
                 self.read_grant.set(other);
-                let granted = self.leases.grant(self.holder, key, node)?;
+                let granted = self.leases.grant(request)?;
                 self.uncarried.borrow_mut().push(granted.id);
                 granted
             }
@@ -102,7 +114,7 @@ impl<'a> CallLeases<'a> {
         let granted = if let Some(waited) = change.take() {
             self.leases.take_grant(waited.id)
         } else {
-            match self.leases.read((self.holder, key), node) {
+            match self.leases.read(self.request(node, key, Mode::Read)) {
                 ReadGrant::Granted(granted) => Some(granted),
                 ReadGrant::Refused => None,
                 ReadGrant::Waits(id) => {
@@ -126,9 +138,10 @@ impl<'a> CallLeases<'a> {
             return None;
         }
         let key = LeaseKey { object, covers: LeaseScope::Data };
-        let granted = self.leases.written(id, &self.tells.borrow(), (self.holder, key), node)?;
+        let request = self.request(node, key, Mode::Read);
+        let granted = self.leases.written(id, &self.tells.borrow(), request)?;
         self.uncarried.borrow_mut().push(granted.id);
-        Some(self.grant(granted, node, LeaseScope::Data))
+        Some(grant(granted, &request))
     }
 
     /// Waits until other holders have returned the recalled leases on this data. Returns true if they have.
@@ -169,18 +182,6 @@ impl<'a> CallLeases<'a> {
     pub(crate) fn changed(&self, range: (u64, u64)) {
         if let Some(id) = self.change_id() {
             self.leases.changed(id, range);
-        }
-    }
-
-    fn grant(&self, granted: Granted, node: NodeId, covers: LeaseScope) -> Grant {
-        Grant {
-            id: granted.id,
-            node,
-            covers,
-            mode: Mode::Read,
-            term: if granted.limit == Span::FOREVER { Term::Session } else { Term::Limited(granted.limit) },
-            recallable: true,
-            shared: granted.shared,
         }
     }
 
@@ -252,6 +253,14 @@ impl<'a> CallLeases<'a> {
     pub(crate) fn take_change(&self) -> Option<PendingChange> {
         self.change.take()
     }
+}
+
+/// A registered grant as a reply carries it.
+fn grant(granted: Granted, request: &GrantRequest) -> Grant {
+    let Granted { id, mode, shared, limit, .. } = granted;
+    let GrantRequest { key: LeaseKey { covers, .. }, node, .. } = *request;
+    let term = if limit == Span::FOREVER { Term::Session } else { Term::Limited(limit) };
+    Grant { id, node, covers, mode, term, recallable: true, shared }
 }
 
 impl Drop for CallLeases<'_> {

@@ -8,12 +8,12 @@ use crate::lease::holder::{CallExecutor, LeaseMessage, LeaseSession, ParkedCall}
 use crate::lease::inode_locks::InodeLocks;
 use crate::os::clock::now;
 use nigh_lease::{
-    Change, ChangeId, DiscardedLeases, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport, LeaseSequencer,
-    LeaseTable, LeaseTerms, MergeBase, ObservedAt, ParkResult, ReadGrant, SequencerOutput, UpdatedKey,
-    WroteBack,
+    Change, ChangeId, DiscardedLeases, GrantRequest, Granted, Holder, LeaseConfig, LeaseKey, LeaseReport,
+    LeaseSequencer, LeaseTable, LeaseTerms, MergeBase, ObservedAt, ParkResult, ReadGrant, SequencerOutput,
+    UpdatedKey, WroteBack,
 };
 use nigh_link::Peer;
-use nigh_types::{CallId, Grant, GrantId, LeaseScope, NodeId, RecallId, Term, Time, UpdateCommit};
+use nigh_types::{CallId, Grant, GrantId, LeaseScope, RecallId, Term, Time, UpdateCommit};
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -215,8 +215,8 @@ impl Leases {
         }
     }
 
-    pub(crate) fn grant(&self, holder: Holder, key: LeaseKey, node: NodeId) -> Option<Granted> {
-        self.with(|state, now| state.sequencer.handle_grant(now, (holder, key), node))
+    pub(crate) fn grant(&self, request: GrantRequest) -> Option<Granted> {
+        self.with(|state, now| state.sequencer.handle_grant(now, request))
     }
 
     /// Queues a reply under the lock under which recalls are queued. Removes grants that it may not carry any more;
@@ -263,8 +263,8 @@ impl Leases {
     }
 
     /// Requests a grant before data is read. A read that has to wait is registered.
-    pub(crate) fn read(&self, seat: (Holder, LeaseKey), node: NodeId) -> ReadGrant {
-        self.with(|state, now| state.sequencer.handle_read(now, seat, node))
+    pub(crate) fn read(&self, request: GrantRequest) -> ReadGrant {
+        self.with(|state, now| state.sequencer.handle_read(now, request))
     }
 
     /// Takes the grant of a read that waited.
@@ -302,10 +302,9 @@ impl Leases {
         &self,
         id: ChangeId,
         tells: &[ChangeProbe],
-        seat: (Holder, LeaseKey),
-        node: NodeId,
+        wrote: GrantRequest,
     ) -> Option<Granted> {
-        self.finish(id, tells, |state, now| state.sequencer.handle_written(now, id, seat, node))
+        self.finish(id, tells, |state, now| state.sequencer.handle_written(now, id, wrote))
     }
 
     /// Whether a holder has suspended facts of this change.

@@ -8,7 +8,7 @@ use super::{Context, Outcome};
 use crate::export::node::reopen;
 use crate::os::error::{Fault, Result};
 use crate::os::impersonate::SetIdBits;
-use nigh_types::{Attr, Errno, Handle, Kind, LeaseScope, NodeId, NodeRef, Reply, WriteFlags};
+use nigh_types::{Attr, Errno, Handle, Kind, LeaseScope, Mode, NodeId, NodeRef, Reply, WriteFlags};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::ReadWriteFlags;
 use std::io::IoSlice;
@@ -29,7 +29,8 @@ pub(crate) fn read(
     let file = for_reading(cx, place, handle)?;
     // Read before the data: after a concurrent change the attributes are recognisably older.
     let after = vec![now(cx, place.node, &file)?];
-    let grants = Vec::from_iter(cx.stake.request_grant(place.node, file.object(), LeaseScope::Data));
+    let grants =
+        Vec::from_iter(cx.stake.request_grant(place.node, file.object(), LeaseScope::Data, Mode::Read));
     let wanted = usize::try_from(length.min(MAX_READ)).unwrap_or(0);
     let mut data = Vec::with_capacity(wanted);
     while data.len() < wanted {

@@ -9,7 +9,9 @@ use crate::os::error::{Fault, Result};
 use crate::os::impersonate::WorkingDirGuard;
 use crate::os::stat;
 use nigh_lease::Object;
-use nigh_types::{Cookie, Entries, Entry, Errno, Grant, Kind, LeaseScope, Name, NodeRef, Reply, Response};
+use nigh_types::{
+    Cookie, Entries, Entry, Errno, Grant, Kind, LeaseScope, Mode, Name, NodeRef, Reply, Response,
+};
 use rustix::fs::{FileType, OFlags, RawDir};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -65,7 +67,12 @@ pub(crate) fn list(
         let mut after = Vec::new();
         if last {
             cx.watch(listing.dir.object, &listing.dir.fd);
-            grants.extend(cx.stake.request_grant(listing.dir.id, listing.dir.object, LeaseScope::Attributes));
+            grants.extend(cx.stake.request_grant(
+                listing.dir.id,
+                listing.dir.object,
+                LeaseScope::Attributes,
+                Mode::Read,
+            ));
             after.push(cx.attr_now(&listing.dir)?);
         }
         cx.resolver().ids.settle()?;
@@ -210,7 +217,7 @@ fn look(
     let own = if stat.attr.covered_by_parent() {
         None
     } else {
-        cx.stake.request_grant(id, object, LeaseScope::Attributes)
+        cx.stake.request_grant(id, object, LeaseScope::Attributes, Mode::Read)
     };
     if own.is_some() || cx.note_shown(object, dir.object) {
         match stat::of_name(&dir.fd, name) {

@@ -176,7 +176,9 @@ fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed
         cx.watch(node.object, &node.fd);
         let one_spelling = cx.resolver().case_folding.is_case_sensitive(node.directory());
         let names = one_spelling
-            .then(|| cx.stake.request_grant(node.id, node.object, LeaseScope::Directory))
+            .then(|| {
+                cx.stake.request_grant(node.id, node.object, LeaseScope::Directory, nigh_types::Mode::Read)
+            })
             .flatten();
         grants.extend(names.filter(|_| is_empty(&node)));
     }

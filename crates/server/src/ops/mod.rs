@@ -35,7 +35,7 @@ use crate::os::impersonate::{Impersonation, SetIdBits};
 use crate::os::privileged;
 use crate::os::stat;
 use nigh_lease::Object;
-use nigh_types::{Attr, Credentials, Entry, Grant, Kind, LeaseScope, NodeId, Reply, Response, SetAttr};
+use nigh_types::{Attr, Credentials, Entry, Grant, Kind, LeaseScope, Mode, NodeId, Reply, Response, SetAttr};
 use rustix::fs::OFlags;
 use rustix::thread::CapabilitySet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -164,7 +164,7 @@ impl<'a> Context<'a> {
             self.export.note_directory(self.files, node.object, &node.fd);
             self.request_dir_grant((node.id, node.object), &node.fd).map(|(grant, _)| grant)
         } else {
-            self.stake.request_grant(node.id, node.object, covers)
+            self.stake.request_grant(node.id, node.object, covers, Mode::Read)
         };
         grants.extend(grant);
         grant.is_some()
@@ -203,7 +203,12 @@ impl<'a> Context<'a> {
             Some((grant, _)) => grants.push(grant),
             None => {
                 self.watch(node.object, &node.fd);
-                grants.extend(self.stake.request_grant(node.id, node.object, LeaseScope::Attributes));
+                grants.extend(self.stake.request_grant(
+                    node.id,
+                    node.object,
+                    LeaseScope::Attributes,
+                    Mode::Read,
+                ));
             }
         }
         now.is_some()

@@ -1,7 +1,7 @@
 //! Tests of lost events.
 
 use super::*;
-use nigh_lease::{Granted, Holder, LeaseConfig, LeaseKey};
+use nigh_lease::{GrantRequest, Granted, Holder, LeaseConfig, LeaseKey};
 use nigh_types::{LeaseScope, NodeId, Span, Term};
 use rustix::fs::{Mode, OFlags};
 use std::path::Path;
@@ -42,7 +42,8 @@ impl Bench {
         self.watched.watch(object, &fd);
         let key = LeaseKey { object, covers: LeaseScope::Directory };
         let node = NodeId { ino: object.ino, generation: 1 };
-        self.leases.grant(ONE, key, node).unwrap()
+        let mode = nigh_types::Mode::Read;
+        self.leases.grant(GrantRequest { holder: ONE, key, node, mode }).unwrap()
     }
 
     fn stands(&self, granted: Granted) -> bool {

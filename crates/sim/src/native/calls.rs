@@ -2,7 +2,7 @@
 
 use super::server::Server;
 use super::session::{PendingReply, Work};
-use nigh_lease::{Change, ChangeId, Granted, Holder, LeaseKey, Object, ParkResult, ReadGrant};
+use nigh_lease::{Change, ChangeId, GrantRequest, Granted, Holder, LeaseKey, Object, ParkResult, ReadGrant};
 use nigh_types::{
     Call, CallId, Errno, Grant, Handle, LeaseScope, Mode, NodeId, Request, Response, Span, Time, WriteFlags,
 };
@@ -20,6 +20,11 @@ pub(super) struct PendingCall {
 /// Returns a node's key in the lease table.
 pub(super) fn key(node: NodeId, covers: LeaseScope) -> LeaseKey {
     LeaseKey { object: Object { filesystem: 1, ino: node.ino, birth: node.generation }, covers }
+}
+
+/// A request for a read grant on a file's data.
+fn reading(holder: Holder, node: NodeId) -> GrantRequest {
+    GrantRequest { holder, key: key(node, LeaseScope::Data), node, mode: Mode::Read }
 }
 
 impl Server {
@@ -105,10 +110,10 @@ impl Server {
         let holder = Holder(job.session);
         match &job.request.call {
             Call::Read { node, .. } if self.tree.attr(node.node).is_some() => {
-                let seat = (holder, key(node.node, LeaseScope::Data));
+                let request = reading(holder, node.node);
                 let given = match job.change {
                     Some(reader) => self.sequencer.take_granted(reader),
-                    None => match self.sequencer.handle_read(now, seat, node.node) {
+                    None => match self.sequencer.handle_read(now, request) {
                         ReadGrant::Granted(granted) => Some(granted),
                         ReadGrant::Refused => None,
                         ReadGrant::Waits(reader) => {
@@ -197,8 +202,7 @@ impl Server {
                 written_node(&job.request.call).filter(|_| responses.iter().all(|r| r.result.is_ok()));
             match changed {
                 Some(node) => {
-                    let seat = (holder, key(node, LeaseScope::Data));
-                    let granted = self.sequencer.handle_written(now, change, seat, node);
+                    let granted = self.sequencer.handle_written(now, change, reading(holder, node));
                     given = granted.map(|granted| (LeaseScope::Data, granted));
                 }
                 None => self.sequencer.handle_done(now, change),
@@ -240,11 +244,12 @@ impl Server {
     ) -> Option<Grant> {
         let term = self.sessions.get(&holder.0)?.term;
         let had = given.take_if(|(covers, _)| *covers == wanted.covers).map(|(_, granted)| granted);
-        let key = key(wanted.node, wanted.covers);
-        let granted = had.or_else(|| self.sequencer.handle_grant(now, (holder, key), wanted.node));
+        let Grant { node, covers, mode, .. } = wanted;
+        let request = GrantRequest { holder, key: key(node, covers), node, mode };
+        let granted = had.or_else(|| self.sequencer.handle_grant(now, request));
         self.settle(now);
-        let Granted { id, shared, .. } = granted?;
-        Some(Grant { id, shared, term, mode: Mode::Read, recallable: true, ..wanted })
+        let Granted { id, mode, shared, .. } = granted?;
+        Some(Grant { id, mode, shared, term, recallable: true, ..wanted })
     }
 
     fn answer(&mut self, now: Time, job: &PendingCall, responses: Vec<Response>) {
