@@ -5,7 +5,7 @@ use crate::call::CallType;
 use crate::listing_order::ListingOrder;
 use crate::prefetch::PrefetchValidator;
 use nigh_types::{
-    Call, CallId, Cookie, CookieKey, Entry, Handle, Kind, NodeId, NodeRef, Reply, Response, Time,
+    Call, CallId, Cookie, CookieKey, Entry, Handle, Kind, Mode, NodeId, NodeRef, Reply, Response, Time,
 };
 
 /// What the reply to an outstanding call may be.
@@ -147,6 +147,10 @@ impl ReplyValidator {
         let parted = matches!(self.call_type, CallType::List | CallType::ListNames | CallType::Prefetch);
         if !response.last && (!parted || response.result.is_err()) {
             return wrong("more is to follow");
+        }
+        // No call asks for a write grant.
+        if response.grants.iter().any(|grant| grant.mode == Mode::Write) {
+            return wrong("a write grant that was not asked for");
         }
         match &response.result {
             Err(_) => Ok(()),

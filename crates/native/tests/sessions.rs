@@ -72,6 +72,20 @@ fn reply_about_another_node_loses_session() {
     wrong(unlink, Reply::Removed { node: samples::id(7), pinned: Some(Handle(1)) });
 }
 
+#[test]
+fn write_grant_that_was_not_asked_for_loses_session() {
+    let lookup = || Call::Lookup { dir: samples::dir(), name: samples::name("x") };
+    for mode in [Mode::Read, Mode::Write] {
+        let grants = vec![samples::grant(), Grant { mode, ..samples::grant() }];
+        let events = answered(lookup(), &[Response { grants, ..ok(Reply::Entry(None)) }]);
+        match (mode, &events[..]) {
+            (Mode::Read, [Event::Response { response, .. }]) => assert_eq!(response.grants.len(), 2),
+            (Mode::Write, events) => assert!(lost(events).contains("a write grant that was not asked for")),
+            (Mode::Read, events) => panic!("{events:?}"),
+        }
+    }
+}
+
 fn part(names: &[&str], last: bool) -> Response {
     let entries = names.iter().map(|leaf| (samples::name(leaf), samples::entry(0o100_644))).collect();
     Response { last, ..ok(Reply::Listed(Entries { entries })) }
