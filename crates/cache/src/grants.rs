@@ -9,6 +9,8 @@ pub(crate) struct LiveGrant {
     /// Node and scope. A recall of these ends the grant, whatever the grant's id is by then.
     pub on: (NodeId, LeaseScope),
     pub deadline: Time,
+    /// Facts are served alike under both modes. Local changes, which are not built yet, need `Mode::Write`.
+    pub mode: Mode,
     pub recallable: bool,
     /// Other clients may hold it too: see [`nigh_types::Grant::shared`].
     pub shared: bool,
@@ -24,12 +26,13 @@ impl LiveGrant {
             Term::Session => Time::FAR,
             Term::Limited(span) => sent.after(span),
         };
-        tracing::trace!(target: "nigh::grant", ino = grant.node.ino, covers = ?grant.covers, term = ?grant.term);
+        tracing::trace!(target: "nigh::grant", ino = grant.node.ino, covers = ?grant.covers, mode = ?grant.mode, term = ?grant.term);
         let on = (grant.node, grant.covers);
         LiveGrant {
             id: grant.id,
             on,
             deadline,
+            mode: grant.mode,
             recallable: grant.recallable,
             shared: grant.shared,
             stale: false,
@@ -61,4 +64,19 @@ pub(crate) fn on(grants: &[Grant], node: NodeId, covers: LeaseScope) -> Option<&
 pub(crate) fn fabricated(node: NodeId) -> Grant {
     let (covers, mode, term) = (LeaseScope::Directory, Mode::Read, Term::Session);
     Grant { id: GrantId(0), node, covers, mode, term, recallable: true, shared: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn live_grant_keeps_mode_and_is_small() {
+        for mode in [Mode::Read, Mode::Write] {
+            let live =
+                LiveGrant::begin(&Grant { mode, ..fabricated(NodeId { ino: 1, generation: 1 }) }, Time(0));
+            assert_eq!((live.mode, live.into_stale().mode), (mode, mode));
+        }
+        assert_eq!((size_of::<LiveGrant>(), size_of::<Option<LiveGrant>>()), (48, 48));
+    }
 }

@@ -27,6 +27,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ModelFsConfig {
     pub cookie_key: CookieKey,
+    /// Mode of every grant. `Mode::Write` is for one client: the model excludes no other.
+    pub mode: Mode,
     /// Term of every grant.
     pub term: Term,
     /// Whether grants are marked recallable.
@@ -45,6 +47,7 @@ impl Default for ModelFsConfig {
     fn default() -> ModelFsConfig {
         ModelFsConfig {
             cookie_key: CookieKey(*b"sixteen bytes ok"),
+            mode: Mode::Read,
             term: Term::Session,
             recallable: true,
             chunk_entries: 256,
@@ -258,8 +261,8 @@ impl ModelFs {
     fn grant(&mut self, node: NodeId, covers: LeaseScope) -> Grant {
         let id = GrantId(self.next_grant);
         self.next_grant += 1;
-        let ModelFsConfig { term, recallable, .. } = self.config;
-        Grant { id, node, covers, mode: Mode::Read, term, recallable, shared: false }
+        let ModelFsConfig { mode, term, recallable, .. } = self.config;
+        Grant { id, node, covers, mode, term, recallable, shared: false }
     }
 
     /// The grant that covers a node's attributes: the grant on the names of the directory in which the caller looked,
