@@ -47,7 +47,8 @@
 //!   have become others, `handle_extend` names them; `handle_done` follows the change's effect.
 //!
 //! A holder has one grant on a key. A later grant replaces the earlier one, and a return of the earlier one does
-//! nothing: the client may have sent it before it received the later one.
+//! nothing: the client may have sent it before it received the later one. While it has a write grant, no other holder
+//! has a grant on that key.
 
 mod discarded;
 mod grace;

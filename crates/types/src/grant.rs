@@ -26,8 +26,8 @@ pub enum LeaseScope {
     NegativeDentry,
 }
 
-/// Whether the holder may only read the facts, or also change them locally. A write grant excludes the grants of all other
-/// holders on its node and scope.
+/// Whether the holder may only read the facts, or also change them locally. A write grant excludes the grants of all
+/// other holders on its node and scope.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mode {
     Read,

@@ -60,9 +60,9 @@ impl<'a> CallLeases<'a> {
         Some(grant(self.register(request)?, &request))
     }
 
-    /// Registers a read grant on a directory. `may_list` checks the caller's right to list the directory. It is called only if
-    /// a recall may carry names only with that right, and the right is not yet known. The second value: whether the
-    /// recall may carry names.
+    /// Registers a read grant on a directory. `may_list` checks the caller's right to list the directory. It is called
+    /// only if a recall may carry names only with that right, and the right is not yet known. The second value: whether
+    /// the recall may carry names.
     pub(crate) fn request_dir_grant(
         &self,
         node: NodeId,
