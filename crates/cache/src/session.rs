@@ -13,7 +13,7 @@
 //! hold facts of ended grants.
 
 use crate::op::InvalidationId;
-use nigh_types::{CallId, Handle, Response, SessionParams, Span, Term, Time};
+use nigh_types::{CallId, Features, Handle, Response, SessionParams, Span, Term, Time};
 
 /// Time that the kernel may take to drop its facts: less than the grace period of a restarted server.
 const MAX_FLUSH_TIME: Span = Span::from_secs(10);
@@ -39,9 +39,8 @@ pub(crate) struct Session {
     state: SessionState,
     /// Longest time for which facts may be valid.
     term: Term,
-    has_acls: bool,
-    lists_names: bool,
-    finds_numbers: bool,
+    /// What the remote supports.
+    supports: Features,
     /// Reclaim calls without a reply; whether lock reclaims are to be sent; whether [`crate::Output::Reclaimed`] is owed.
     pending_reclaims: u64,
     lock_reclaims_due: bool,
@@ -62,9 +61,7 @@ impl Default for Session {
         Session {
             state: SessionState::Connecting,
             term: Term::Session,
-            has_acls: false,
-            lists_names: false,
-            finds_numbers: false,
+            supports: Features::default(),
             pending_reclaims: 0,
             lock_reclaims_due: false,
             owes_reclaimed: false,
@@ -114,9 +111,7 @@ impl Session {
     }
 
     pub fn apply(&mut self, params: &SessionParams) {
-        self.has_acls = params.has_acls;
-        self.lists_names = params.supports_list_names;
-        self.finds_numbers = params.supports_lookup_number;
+        self.supports = params.supports;
         self.term = params.term;
     }
 
@@ -125,23 +120,23 @@ impl Session {
     }
 
     pub fn has_acls(&self) -> bool {
-        self.has_acls
+        self.supports.acls
     }
 
     /// Returns whether the remote lists names without attributes.
     pub fn lists_names(&self) -> bool {
-        self.lists_names
+        self.supports.list_names
     }
 
     /// Returns whether the remote finds an inode by its number.
     pub fn finds_numbers(&self) -> bool {
-        self.finds_numbers
+        self.supports.lookup_number
     }
 
     #[cfg(test)]
     pub fn set_features(&mut self, has_acls: Option<bool>, lists_names: Option<bool>) {
-        self.has_acls = has_acls.unwrap_or(self.has_acls);
-        self.lists_names = lists_names.unwrap_or(self.lists_names);
+        self.supports.acls = has_acls.unwrap_or(self.supports.acls);
+        self.supports.list_names = lists_names.unwrap_or(self.supports.list_names);
     }
 
     /// Drops messages to a session that is forgotten: they mean nothing to another one.

@@ -127,7 +127,7 @@ impl Mount {
         };
         let device = DevFuse::new(mounted.device, nigh_fuse::Level::NoEpoch);
         // With FUSE_POSIX_ACL but without ACLs on the server, the kernel admits only owners (`fuse_get_acl`).
-        let wanted = match greeted.1.has_acls {
+        let wanted = match greeted.1.supports.acls {
             true => config.wanted,
             false => config.wanted.without(init::POSIX_ACL),
         };
@@ -370,7 +370,7 @@ impl Mount {
 
 /// How to determine the credentials of callers.
 fn callers_of(choice: &IdMapChoice, session: &nigh_remote::SessionParams, host: &Arc<dyn Host>) -> Callers {
-    Callers::new(Arc::clone(host), session.accepts_privileges && choice.map(session).is_empty())
+    Callers::new(Arc::clone(host), session.supports.privileges && choice.map(session).is_empty())
 }
 
 /// Starts the watchdog. Without one, a killed daemon may leave unkillable programs behind; `nigh umount` frees them.

@@ -6,7 +6,7 @@ use nigh_fuse::mount::mounts;
 use nigh_fuse::{Negotiated, opcode_name};
 use nigh_link::Kind;
 use nigh_remote::SessionParams;
-use nigh_types::{Span, Term, byte_text, printable};
+use nigh_types::{Span, Term, UnsupportedGuarantee, byte_text, printable};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,8 +39,8 @@ impl Source {
     /// The guarantees that this remote cannot give, and the bound within which changes on its disk are seen; for
     /// people.
     pub(crate) fn unsupported_guarantees(&self) -> (Vec<&str>, &str) {
-        let names = self.session.unsupported_guarantees.iter().map(|(name, _)| name.as_str());
-        (names.collect(), &self.session.staleness_bound)
+        let names = self.session.guarantees.unsupported.iter().map(|lacking| lacking.name.as_str());
+        (names.collect(), &self.session.guarantees.staleness_bound)
     }
 
     /// One object, as `nigh status --json` prints it.
@@ -164,7 +164,7 @@ impl Source {
         guarantees.insert("S8".into(), json!(true));
         guarantees.insert("S9".into(), self.host_changes(limited));
         guarantees.insert("S10".into(), json!(true));
-        for (name, why) in &self.session.unsupported_guarantees {
+        for UnsupportedGuarantee { name, why } in &self.session.guarantees.unsupported {
             guarantees.insert(name.clone(), json!(why));
         }
         Value::Object(guarantees)
@@ -172,7 +172,7 @@ impl Source {
 
     /// S9: the server's bound for the whole export, and the terms of the current grants.
     fn host_changes(&self, limited: u64) -> Value {
-        match (self.session.staleness_bound.as_str(), self.session.term, limited) {
+        match (self.session.guarantees.staleness_bound.as_str(), self.session.term, limited) {
             ("", Term::Limited(span), 1..) if span != Span::ZERO => {
                 let span_ms = span.as_millis();
                 json!(format!(

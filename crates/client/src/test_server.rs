@@ -2,7 +2,7 @@
 
 use nigh_native::{ServerConfig, ServerEvent, ServerSession, SessionParams};
 use nigh_remote::model_fs::{ModelFs, ModelFsConfig};
-use nigh_types::{Call, Errno, Request, Response, Time};
+use nigh_types::{Call, Errno, Features, Request, Response, Time};
 
 type Refuse = Box<dyn Fn(&Call) -> Option<Errno> + Send>;
 
@@ -34,7 +34,10 @@ impl Server {
         while let Some(event) = self.connection.poll_event() {
             match event {
                 ServerEvent::Attach { term, .. } => {
-                    let session = SessionParams { has_acls: true, ..self.tree.session(term) };
+                    let session = SessionParams {
+                        supports: Features { acls: true, ..Features::default() },
+                        ..self.tree.session(term)
+                    };
                     self.connection.accept(session);
                 }
                 ServerEvent::Request { call, request, .. } => {

@@ -6,7 +6,10 @@ use crate::frame::{HEADER_BYTES, MAX_BODY};
 use crate::reply::{checked_errno, put_errno};
 use crate::wire::{Reader, Wire, Writer};
 use nigh_remote::SessionParams;
-use nigh_types::{Attr, CookieKey, Errno, IdKind, IdName, NodeId, Span, Term};
+use nigh_types::{
+    Attr, CookieKey, Errno, Features, Guarantees, IdKind, IdName, NodeId, RemoteIds, Span, Term,
+    UnsupportedGuarantee,
+};
 
 /// The oldest version of the protocol that this build speaks.
 pub const MIN_VERSION: u16 = 3;
@@ -225,19 +228,13 @@ impl Wire for SessionParams {
             self.root_attr.put(w);
             w.raw(&self.cookie_key.0);
             self.term.put(w);
-            self.has_acls.put(w);
-            self.staleness_bound.put(w);
-            w.sequence(&self.unsupported_guarantees, |w, (name, why)| {
-                name.put(w);
-                why.put(w);
-            });
-            w.u32(self.acts_as.0);
-            w.u32(self.acts_as.1);
-            w.sequence(&self.names, |w, name| name.put(w));
-            if self.accepts_privileges || self.supports_lookup_number {
-                self.accepts_privileges.put(w);
+            self.supports.acls.put(w);
+            self.guarantees.put(w);
+            self.ids.put(w);
+            if self.supports.privileges || self.supports.lookup_number {
+                self.supports.privileges.put(w);
             }
-            if self.supports_lookup_number {
+            if self.supports.lookup_number {
                 true.put(w);
             }
         });
@@ -245,29 +242,54 @@ impl Wire for SessionParams {
 
     fn parse(r: &mut Reader<'_>) -> Result<SessionParams, ProtocolError> {
         let r = &mut r.record()?;
-        let session = SessionParams {
-            root: NodeId::parse(r)?,
-            root_attr: Attr::parse(r)?,
-            cookie_key: CookieKey(r.array()?),
-            term: Term::parse(r)?,
-            has_acls: bool::parse(r)?,
-            staleness_bound: String::parse(r)?,
-            unsupported_guarantees: r.sequence(8, |r| Ok((String::parse(r)?, String::parse(r)?)))?,
-            acts_as: (r.u32()?, r.u32()?),
-            // The welcome's features say so.
-            supports_prefetch: false,
-            supports_list_names: false,
-            names: r.sequence(9, IdName::parse)?,
-            accepts_privileges: !r.is_empty() && bool::parse(r)?,
-            supports_lookup_number: !r.is_empty() && bool::parse(r)?,
+        let (root, root_attr) = (NodeId::parse(r)?, Attr::parse(r)?);
+        let (cookie_key, term) = (CookieKey(r.array()?), Term::parse(r)?);
+        let acls = bool::parse(r)?;
+        let (guarantees, ids) = (Guarantees::parse(r)?, RemoteIds::parse(r)?);
+        let supports = Features {
+            acls,
+            privileges: !r.is_empty() && bool::parse(r)?,
+            lookup_number: !r.is_empty() && bool::parse(r)?,
+            // The welcome's features say the others.
+            ..Features::default()
         };
-        if session.names.len() > IdName::MOST {
+        let session = SessionParams { root, root_attr, cookie_key, term, supports, guarantees, ids };
+        if session.ids.names.len() > IdName::MOST {
             return Err(ProtocolError::Malformed("more than 4,096 names of users and groups"));
         }
         if !session.root_attr.is_dir() {
             return Err(ProtocolError::Malformed("the export's root is no directory"));
         }
         Ok(session)
+    }
+}
+
+impl Wire for Guarantees {
+    fn put(&self, w: &mut Writer) {
+        self.staleness_bound.put(w);
+        w.sequence(&self.unsupported, |w, UnsupportedGuarantee { name, why }| {
+            name.put(w);
+            why.put(w);
+        });
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<Guarantees, ProtocolError> {
+        let staleness_bound = String::parse(r)?;
+        let unsupported =
+            r.sequence(8, |r| Ok(UnsupportedGuarantee { name: String::parse(r)?, why: String::parse(r)? }))?;
+        Ok(Guarantees { unsupported, staleness_bound })
+    }
+}
+
+impl Wire for RemoteIds {
+    fn put(&self, w: &mut Writer) {
+        w.u32(self.acts_as.0);
+        w.u32(self.acts_as.1);
+        w.sequence(&self.names, |w, name| name.put(w));
+    }
+
+    fn parse(r: &mut Reader<'_>) -> Result<RemoteIds, ProtocolError> {
+        Ok(RemoteIds { acts_as: (r.u32()?, r.u32()?), names: r.sequence(9, IdName::parse)? })
     }
 }
 

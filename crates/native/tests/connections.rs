@@ -288,7 +288,8 @@ fn lookup_by_number_is_resent_only_to_supporting_server() {
         client.handle_disconnect(T0, "cut");
         client.handle_call(T0, CallId(2), samples::request(Call::LookupNumber { ino: 8 }));
         client.handle_connect(T0);
-        let session = SessionParams { supports_lookup_number: finds_numbers, ..samples::session() };
+        let supports = Features { lookup_number: finds_numbers, ..samples::session().supports };
+        let session = SessionParams { supports, ..samples::session() };
         let anew = Message::Welcome(Welcome { session_id: 4, session, ..samples::welcome() });
         client.handle_input(T0, &anew.encode());
         client.handle_reclaimed(T0);

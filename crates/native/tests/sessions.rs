@@ -310,14 +310,15 @@ fn text_of_a_server_arrives_as_one_printable_line_of_bounded_length() {
     ended.handle_input(T0, &Message::Bye(hostile.clone()).encode());
     assert!(one_line(lost(&drain(&mut ended).1)));
     let Message::Welcome(mut greeting) = welcome(Limits::default()) else { panic!("no welcome") };
-    greeting.session.staleness_bound.clone_from(&hostile);
-    greeting.session.unsupported_guarantees = vec![(hostile.clone(), hostile)];
+    greeting.session.guarantees.staleness_bound.clone_from(&hostile);
+    greeting.session.guarantees.unsupported =
+        vec![UnsupportedGuarantee { name: hostile.clone(), why: hostile }];
     let mut told = client(T0);
     told.handle_input(T0, &Message::Welcome(greeting).encode());
     let events = drain(&mut told).1;
     let [Event::Attached(session)] = &events[..] else { panic!("{events:?}") };
-    let (name, why) = &session.unsupported_guarantees[0];
-    assert!([&session.staleness_bound, name, why].into_iter().all(|text| one_line(text)));
+    let UnsupportedGuarantee { name, why } = &session.guarantees.unsupported[0];
+    assert!([&session.guarantees.staleness_bound, name, why].into_iter().all(|text| one_line(text)));
 }
 
 #[test]

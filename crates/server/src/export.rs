@@ -36,7 +36,7 @@ use crate::os::impersonate::can_impersonate;
 use crate::os::stat::{self, Stat};
 use nigh_lease::Object;
 use nigh_native::SessionParams;
-use nigh_types::{Errno, Span, Term};
+use nigh_types::{Errno, Features, Guarantees, RemoteIds, Span, Term, UnsupportedGuarantee};
 use rustix::fs::{Mode, OFlags};
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
@@ -229,11 +229,19 @@ impl Export {
         let node = self.reach.node(&place, files)?;
         self.reach.ids.settle()?;
         Ok(SessionParams {
-            has_acls: has_acls(&node),
-            staleness_bound: self.staleness_bound(files),
-            unsupported_guarantees: unsupported_guarantees(&self.reach.ids.filesystem(), &self.reach),
-            acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-            supports_lookup_number: files.is_vouched() && self.reach.resolves_inode_numbers(),
+            supports: Features {
+                acls: has_acls(&node),
+                lookup_number: files.is_vouched() && self.reach.resolves_inode_numbers(),
+                ..Features::default()
+            },
+            guarantees: Guarantees {
+                unsupported: unsupported_guarantees(&self.reach.ids.filesystem(), &self.reach),
+                staleness_bound: self.staleness_bound(files),
+            },
+            ids: RemoteIds {
+                acts_as: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+                names: Vec::new(),
+            },
             ..SessionParams::plain(root, node.stat.attr, self.reach.ids.cookie_key(), files.term())
         })
     }
@@ -413,7 +421,7 @@ fn has_acls(root: &Node) -> bool {
     !matches!(asked, Err(rustix::io::Errno::OPNOTSUPP))
 }
 
-fn unsupported_guarantees(filesystem: &Filesystem, reach: &NodeResolver) -> Vec<(String, String)> {
+fn unsupported_guarantees(filesystem: &Filesystem, reach: &NodeResolver) -> Vec<UnsupportedGuarantee> {
     let why = if filesystem.overlay {
         "overlayfs may change a file's inode number when it is first written, and a reused number cannot be told from the old one"
     } else if filesystem.in_memory() {
@@ -422,7 +430,10 @@ fn unsupported_guarantees(filesystem: &Filesystem, reach: &NodeResolver) -> Vec<
         "has no UUID: inode numbers below other mounts may change when the server restarts"
     } else {
         let refusal = Orphans::refusal(reach);
-        return refusal.map(|why| ("S4".into(), why.into())).into_iter().collect();
+        return refusal
+            .map(|why| UnsupportedGuarantee { name: "S4".into(), why: why.into() })
+            .into_iter()
+            .collect();
     };
-    vec![("S4".into(), format!("{}: {why}", filesystem.label()))]
+    vec![UnsupportedGuarantee { name: "S4".into(), why: format!("{}: {why}", filesystem.label()) }]
 }

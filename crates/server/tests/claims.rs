@@ -210,7 +210,7 @@ fn unix_socket_user_acts_as_itself_for_any_claimed_uid() {
                 refused(&world, &mut client, claimed, text);
             }
         }
-        assert_eq!(client.session().acts_as, (USER, USER));
+        assert_eq!(client.session().ids.acts_as, (USER, USER));
         // What the peer may do.
         assert_eq!(made_by(&world, &mut client, &ids(USER, GROUP, &[]), &format!("g{at}")), (USER, GROUP));
         let own = find(&mut client, "own");
@@ -242,7 +242,7 @@ fn capabilities_claimed_by_an_unvouched_peer_give_no_rights() {
         world.connect_as(nobody),
     ];
     for (at, mut client) in clients.into_iter().enumerate() {
-        assert!(!client.session().accepts_privileges, "peer {at}");
+        assert!(!client.session().supports.privileges, "peer {at}");
         for claimed in [user.clone(), ids(0, 0, &[])] {
             for text in ["roots", "others", "foreign"] {
                 refused(&world, &mut client, &with_all_capabilities(&claimed), text);
@@ -258,7 +258,7 @@ fn capabilities_of_a_vouched_caller_apply_to_that_caller_only() {
     }
     let world = World::new();
     let mut client = world.connect_as(Peer::new("test".to_owned(), Claims::Any, Squash::None));
-    assert!(client.session().accepts_privileges);
+    assert!(client.session().supports.privileges);
     let node = find(&mut client, "roots");
     let own = SetAttr { uid: Some(USER), ..SetAttr::default() };
     let chown = || Call::SetAttr { node: node.clone(), handle: None, set: own };
@@ -345,7 +345,7 @@ fn root_on_a_unix_socket_acts_for_any_uid() {
         let made = made_by(&world, &mut client, &claimed, &format!("d{}", claimed.uid));
         assert_eq!(made, (claimed.uid, claimed.gid));
     }
-    assert_eq!(client.session().acts_as, (0, 0));
+    assert_eq!(client.session().ids.acts_as, (0, 0));
     // The client's kernel checked the open that this read belongs to.
     let roots = find(&mut client, "roots");
     let read = Call::Read { node: roots, handle: None, offset: 0, length: 6 };
@@ -398,7 +398,7 @@ fn trusted_client_acts_as_any_user_except_root() {
         refused(&world, &mut client, &claimed, "roots");
     }
     refused(&world, &mut client, &ids(USER, USER, &[]), "others");
-    assert_eq!(client.session().acts_as, (65_534, 65_534));
+    assert_eq!(client.session().ids.acts_as, (65_534, 65_534));
 }
 
 #[test]
@@ -499,10 +499,10 @@ fn user_and_group_names_are_sent_only_on_request() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let server = Server::new(ServerOptions::new(state.path().to_owned())).unwrap();
     let mut plain = Client::wanting(server.serve_in_process().unwrap(), dir.path(), SOON, 0);
-    assert_eq!(plain.session().names, []);
-    assert_eq!(plain.session().acts_as, (me().uid, me().gid));
+    assert_eq!(plain.session().ids.names, []);
+    assert_eq!(plain.session().ids.acts_as, (me().uid, me().gid));
     let stream = server.serve_in_process().unwrap();
     let mut asking = Client::wanting(stream, dir.path(), SOON, nigh_native::ID_NAMES);
     let root = IdName { kind: IdKind::User, id: 0, name: "root".to_owned() };
-    assert!(asking.session().names.contains(&root));
+    assert!(asking.session().ids.names.contains(&root));
 }

@@ -366,12 +366,12 @@ fn default_acls_win_over_the_umask() {
     };
     match x.call(set) {
         Err(Errno::OPNOTSUPP) => {
-            assert!(!x.export.session(&x.files).unwrap().has_acls);
+            assert!(!x.export.session(&x.files).unwrap().supports.acls);
             return println!("SKIPPED: no ACLs here");
         }
         other => assert!(other.is_ok(), "{other:?}"),
     }
-    assert!(x.export.session(&x.files).unwrap().has_acls);
+    assert!(x.export.session(&x.files).unwrap().supports.acls);
     let create = |dir: &NodeRef, text: &str| {
         let call = Call::Create {
             dir: dir.clone(),

@@ -222,7 +222,7 @@ fn a_file_is_found_although_it_was_moved_twice_since_it_was_looked_up() {
     );
     // The descriptor no longer gives the parent directory, but the inode number still finds the file.
     done_beside(&mut one, &mut two, Call::Unlink { dir: d, name: name("h"), keep: None });
-    let left = if one.session().supports_lookup_number { Ok((8, 1)) } else { Err(Some(Errno::STALE)) };
+    let left = if one.session().supports.lookup_number { Ok((8, 1)) } else { Err(Some(Errno::STALE)) };
     assert_eq!(size(&mut one, &h), left);
 }
 

@@ -165,8 +165,8 @@ fn an_overlay_can_be_exported() {
     assert_eq!(fs::read(layers.path().join("upper/f")).unwrap(), b"up!");
     assert_eq!(x.place("f").node, f.node);
     assert_eq!(x.read(&f, None).unwrap(), b"up!");
-    let given_up = x.export.session(&x.files).unwrap().unsupported_guarantees;
-    assert!(given_up.iter().any(|(name, why)| name == "S4" && why.contains("overlayfs")));
+    let given_up = x.export.session(&x.files).unwrap().guarantees.unsupported;
+    assert!(given_up.iter().any(|lacking| lacking.name == "S4" && lacking.why.contains("overlayfs")));
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn late_noticed_dead_mount_recalls_the_directory_lease() {
 fn file_that_a_mount_hides_is_not_found_by_number() {
     let x = Exported::new();
     if !needs_root("file_that_a_mount_hides_is_not_found_by_number")
-        || !x.export.session(&x.files).unwrap().supports_lookup_number
+        || !x.export.session(&x.files).unwrap().supports.lookup_number
     {
         return println!("SKIPPED: needs a filesystem whose inodes are opened by number");
     }

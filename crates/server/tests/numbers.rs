@@ -43,7 +43,7 @@ fn drop_caches() {
 
 /// Whether the filesystem under test supports opening inodes by number.
 fn finds_numbers(x: &Exported, test: &str) -> bool {
-    let finds = needs_root(test) && x.export.session(&x.files).unwrap().supports_lookup_number;
+    let finds = needs_root(test) && x.export.session(&x.files).unwrap().supports.lookup_number;
     if !finds {
         println!("SKIPPED: {test} needs a filesystem whose inodes are opened by number");
     }
@@ -201,7 +201,7 @@ fn peer_that_is_not_vouched_for_finds_nothing_by_number() {
     let server =
         Server::new(ServerOptions { exports, ..ServerOptions::new(state.path().to_owned()) }).unwrap();
     let mut root = Client::connect(&server, dir.path(), SOON);
-    if !root.session().supports_lookup_number {
+    if !root.session().supports.lookup_number {
         return println!("SKIPPED: this filesystem does not open inodes by number");
     }
     let numbers = ["", "open", "closed", "closed/secret", ".."].map(|path| number(dir.path().join(path)));
@@ -222,7 +222,7 @@ fn peer_that_is_not_vouched_for_finds_nothing_by_number() {
     ];
     for link in links {
         let mut client = Client::wanting(link, Path::new("world"), SOON, 0);
-        assert!(!client.session().supports_lookup_number);
+        assert!(!client.session().supports.lookup_number);
         for who in [Credentials::default(), Credentials { uid: 4_000, gid: 4_000, ..Credentials::default() }]
         {
             for ino in numbers.into_iter().chain([1 << 40]) {

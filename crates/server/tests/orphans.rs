@@ -400,8 +400,8 @@ fn without_orphan_directory_descriptors_keep_removed_files() {
     std::os::unix::fs::chown(&folder, Some(1234), Some(1234)).unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
     let mut client = connect(&world);
-    let not_given = client.session().unsupported_guarantees;
-    assert!(not_given.iter().any(|(what, why)| what == "S4" && !why.is_empty()), "{not_given:?}");
+    let not_given = client.session().guarantees.unsupported;
+    assert!(not_given.iter().any(|lacking| lacking.name == "S4" && !lacking.why.is_empty()), "{not_given:?}");
     let (d, f) = (client.place("d"), client.place("d/f"));
     let handle = client.open(&f, READ);
     assert!(client.call(unlink(&d, "f")).result.is_ok());

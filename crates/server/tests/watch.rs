@@ -307,7 +307,7 @@ fn grants_without_a_watch_have_a_time_limit_with_a_reason() {
     let mut one = client(&world);
     let d = one.place("d");
     assert!(one.list(&d).1.iter().all(|grant| grant.term == LIMIT));
-    let bound = one.session().staleness_bound;
+    let bound = one.session().guarantees.staleness_bound;
     assert!(bound.contains("5000 ms") && bound.contains("watched"), "{bound}");
     // An explicitly requested term applies even to what is watched.
     let world = self::world(WatchMethod::Best);
@@ -315,7 +315,7 @@ fn grants_without_a_watch_have_a_time_limit_with_a_reason() {
     let mut limited = Client::connect(&world.server, world.dir.path(), LIMIT);
     let d = limited.place("d");
     assert!(limited.list(&d).1.iter().all(|grant| grant.term == LIMIT));
-    assert!(limited.session().staleness_bound.contains("5000 ms"));
-    assert!(other.session().staleness_bound.contains("forever"));
-    assert_eq!(client(&world).session().staleness_bound, "");
+    assert!(limited.session().guarantees.staleness_bound.contains("5000 ms"));
+    assert!(other.session().guarantees.staleness_bound.contains("forever"));
+    assert_eq!(client(&world).session().guarantees.staleness_bound, "");
 }

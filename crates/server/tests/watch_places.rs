@@ -146,7 +146,11 @@ fn grants_on_overlayfs_have_a_time_limit_with_a_reason() {
     let mut client = client(&world, &overlay.0);
     let d = client.place("d");
     assert!(client.list(&d).1.iter().all(|grant| grant.term == LIMIT));
-    assert!(client.session().staleness_bound.contains("overlayfs"), "{}", client.session().staleness_bound);
+    assert!(
+        client.session().guarantees.staleness_bound.contains("overlayfs"),
+        "{}",
+        client.session().guarantees.staleness_bound
+    );
     drop(client);
     drop(overlay);
 }

@@ -148,7 +148,7 @@ pub enum Call {
     /// Reopens a file under the handle that the remote has lost, with the checks of any open
     /// → `Reply::Opened` with this handle, or `EINVAL` if the handle is in use
     Reopen { node: NodeRef, handle: Handle, access: Access },
-    /// Finds an inode by its number, where the session supports it ([`crate::SessionParams::supports_lookup_number`])
+    /// Finds an inode by its number, where the session supports it ([`crate::Features::lookup_number`])
     /// → `Reply::Found`, or `ESTALE` if no inode has this number. See docs/decisions/0035-file-handles.md.
     LookupNumber { ino: u64 },
 

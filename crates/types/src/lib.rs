@@ -38,7 +38,9 @@ pub use node_ref::{Credentials, NodeRef};
 pub use origin::Origin;
 pub use privileges::{IdRange, Privileges};
 pub use reply::{Dirent, Entries, Entry, PrefetchedDir, Reply, Response, Space, XattrSet, XattrValue};
-pub use session_params::{IdKind, IdName, SessionParams};
+pub use session_params::{
+    Features, Guarantees, IdKind, IdName, RemoteIds, SessionParams, UnsupportedGuarantee,
+};
 pub use text::{MAX_SHOWN_CHARS, byte_text, printable};
 pub use time::{Span, Time};
 pub use update::{UpdateCommit, UpdatePrepare, UpdateScope, UpdatedFact};

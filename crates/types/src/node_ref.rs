@@ -25,6 +25,6 @@ pub struct Credentials {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Set only where the remote accepts them ([`crate::SessionParams::accepts_privileges`]) and the caller has some.
+    /// Set only where the remote accepts them ([`crate::Features::privileges`]) and the caller has some.
     pub privileges: Option<Box<Privileges>>,
 }

@@ -2,7 +2,8 @@
 
 use crate::{Attr, CookieKey, NodeId, Term};
 
-/// Session parameters, negotiated when a session begins.
+/// Parameters of a session, known when it begins. A remote fills the first four. Whatever a protocol lacks stays at the
+/// default of its group, so a remote names only what it has ([`SessionParams::plain`]).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionParams {
     pub root: NodeId,
@@ -10,29 +11,13 @@ pub struct SessionParams {
     pub cookie_key: CookieKey,
     /// Longest life of a grant.
     pub term: Term,
-    /// Whether inodes of the export can have POSIX ACLs.
-    pub has_acls: bool,
-    /// Why changes on the server's own disk may stay unseen for up to `term` (S9); empty if clients see them at once.
-    /// For people.
-    pub staleness_bound: String,
-    /// Guarantees (`S4`) that this export cannot give, each with the reason. For people.
-    pub unsupported_guarantees: Vec<(String, String)>,
-    /// (uid, gid) under which the server performs calls for this client's own user.
-    pub acts_as: (u32, u32),
-    /// Whether the remote supports prefetch ([`crate::Call::Prefetch`]).
-    pub supports_prefetch: bool,
-    /// Whether the remote supports names-only listings ([`crate::Call::ListNames`]).
-    pub supports_list_names: bool,
-    /// Whether the remote accepts [`crate::Privileges`] of callers: it trusts the checks of this machine's kernel.
-    pub accepts_privileges: bool,
-    /// Whether the remote finds inodes by number alone ([`crate::Call::LookupNumber`]).
-    pub supports_lookup_number: bool,
-    /// Names of the server's users and groups, at most [`IdName::MOST`]; empty unless the client asked for them.
-    pub names: Vec<IdName>,
+    pub supports: Features,
+    pub guarantees: Guarantees,
+    pub ids: RemoteIds,
 }
 
 impl SessionParams {
-    /// A session without any ability that a remote may lack, and without restrictions.
+    /// A session without optional features, with all guarantees, whose server acts as root.
     #[must_use]
     pub fn plain(root: NodeId, root_attr: Attr, cookie_key: CookieKey, term: Term) -> SessionParams {
         SessionParams {
@@ -40,17 +25,55 @@ impl SessionParams {
             root_attr,
             cookie_key,
             term,
-            has_acls: false,
-            staleness_bound: String::new(),
-            unsupported_guarantees: Vec::new(),
-            acts_as: (0, 0),
-            supports_prefetch: false,
-            supports_list_names: false,
-            accepts_privileges: false,
-            supports_lookup_number: false,
-            names: Vec::new(),
+            supports: Features::default(),
+            guarantees: Guarantees::default(),
+            ids: RemoteIds::default(),
         }
     }
+}
+
+/// Optional features of a remote. The cache and the client ask for a feature before they use it. Default: none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each feature is there or not, independently of the others"
+)]
+pub struct Features {
+    /// Inodes of the export can have POSIX ACLs.
+    pub acls: bool,
+    /// Prefetch ([`crate::Call::Prefetch`]).
+    pub prefetch: bool,
+    /// Names-only listings ([`crate::Call::ListNames`]).
+    pub list_names: bool,
+    /// Finding inodes by number alone ([`crate::Call::LookupNumber`]).
+    pub lookup_number: bool,
+    /// [`crate::Privileges`] of callers: the remote trusts the checks of this machine's kernel.
+    pub privileges: bool,
+}
+
+/// Limits of the guarantees in docs/semantics.md, for people. Default: all are given.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Guarantees {
+    pub unsupported: Vec<UnsupportedGuarantee>,
+    /// Why changes on the server's own disk may stay unseen for up to the term (S9); empty if clients see them at once.
+    pub staleness_bound: String,
+}
+
+/// A guarantee that a session cannot give.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnsupportedGuarantee {
+    /// Name in docs/semantics.md, such as `S4`.
+    pub name: String,
+    pub why: String,
+}
+
+/// User and group ids of the server, for the id map.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RemoteIds {
+    /// (uid, gid) under which the server performs calls for this client's own user.
+    pub acts_as: (u32, u32),
+    /// Names of the server's users and groups; empty unless the client asked for them and the remote has them.
+    pub names: Vec<IdName>,
 }
 
 /// Kind of an id.

@@ -135,7 +135,7 @@ fn apply_session_params(state: &mut State, session: SessionParams) {
         state.store.invalidate_all_ids();
     }
     state.session.apply(&session);
-    state.prefetch.set_possible(session.supports_prefetch);
+    state.prefetch.set_possible(session.supports.prefetch);
     state.store.set_export(session.root.ino, session.cookie_key);
     let root = inodes::record(state, session.root);
     root.nlookup = root.nlookup.max(1);

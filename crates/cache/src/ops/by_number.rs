@@ -85,7 +85,7 @@ mod tests {
     use crate::op::Op;
     use crate::store::Forgotten;
     use crate::test_fixtures::{T0, asked, cache, name, replied, session};
-    use nigh_types::{CallId, Entry, Event, Response, SessionParams};
+    use nigh_types::{CallId, Entry, Event, Features, Response, SessionParams};
 
     const DIRECTORY: NodeId = NodeId { ino: 6, generation: 16 };
     const FILE: NodeId = NodeId { ino: 7, generation: 17 };
@@ -177,7 +177,8 @@ mod tests {
     /// Cache of a new mount, with a remote that finds inodes by number.
     fn finding() -> Cache {
         let mut cache = Cache::new(Config::default());
-        let session = SessionParams { supports_lookup_number: true, ..session() };
+        let session =
+            SessionParams { supports: Features { lookup_number: true, ..Features::default() }, ..session() };
         cache.handle_event(T0, Event::Attached(session));
         cache
     }

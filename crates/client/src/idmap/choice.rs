@@ -81,12 +81,12 @@ impl IdMapChoice {
         match self {
             IdMapChoice::None => {}
             IdMapChoice::User => {
-                map.users.pair(own.0, session.acts_as.0);
-                map.groups.pair(own.1, session.acts_as.1);
+                map.users.pair(own.0, session.ids.acts_as.0);
+                map.groups.pair(own.1, session.ids.acts_as.1);
             }
             IdMapChoice::Name => {
                 (map.users.closed, map.groups.closed) = (true, true);
-                for IdName { kind, id, name } in &session.names {
+                for IdName { kind, id, name } in &session.ids.names {
                     if let Some(local) = local(*kind, name) {
                         map.pairs_mut(*kind).pair(local, *id);
                     }
@@ -184,14 +184,17 @@ fn group(name: &CStr, buffer: &mut [libc::c_char]) -> (libc::c_int, Option<u32>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nigh_types::{Attr, CookieKey, NodeId, Term};
+    use nigh_types::{Attr, CookieKey, NodeId, RemoteIds, Term};
 
     fn session(names: &[(IdKind, u32, &str)]) -> SessionParams {
         let name =
             |(kind, id, name): &(IdKind, u32, &str)| IdName { kind: *kind, id: *id, name: (*name).into() };
         let root = NodeId { ino: 1, generation: 1 };
         let plain = SessionParams::plain(root, Attr::default(), CookieKey::default(), Term::Session);
-        SessionParams { acts_as: (2000, 200), names: names.iter().map(name).collect(), ..plain }
+        SessionParams {
+            ids: RemoteIds { acts_as: (2000, 200), names: names.iter().map(name).collect() },
+            ..plain
+        }
     }
 
     #[test]

@@ -143,8 +143,8 @@ impl ClientSession {
         }
         self.compresses = features & self.config.features & COMPRESSED != 0;
         self.updates.agree(features & self.config.features & UPDATES != 0);
-        session.supports_prefetch = features & self.config.features & PREFETCH != 0;
-        session.supports_list_names = features & self.config.features & LIST_NAMES != 0;
+        session.supports.prefetch = features & self.config.features & PREFETCH != 0;
+        session.supports.list_names = features & self.config.features & LIST_NAMES != 0;
         self.limits = limits;
         self.limits.max_data = self.limits.max_data.min(Limits::default().max_data);
         self.session_term = session_term;
@@ -203,7 +203,7 @@ impl ClientSession {
         // A server that lost the secret of its ids has lost the cookie key with it.
         let same_ids = self.cookie_key == session.cookie_key;
         self.cookie_key = session.cookie_key;
-        let finds_numbers = session.supports_lookup_number;
+        let finds_numbers = session.supports.lookup_number;
         self.event(Event::Restored { session, kept: false });
         self.requeue_calls(same_ids, finds_numbers);
     }

@@ -50,14 +50,18 @@ pub fn access() -> Access {
 pub fn session() -> SessionParams {
     let (key, term) = (CookieKey(*b"0123456789abcdef"), Term::Limited(Span::from_secs(5)));
     SessionParams {
-        has_acls: true,
-        staleness_bound: "changes are seen within 5 s".to_owned(),
-        unsupported_guarantees: vec![("S4".to_owned(), "overlayfs".to_owned())],
-        acts_as: (1000, 100),
-        names: vec![
-            IdName { kind: IdKind::User, id: 0, name: "root".to_owned() },
-            IdName { kind: IdKind::Group, id: 100, name: "users".to_owned() },
-        ],
+        supports: Features { acls: true, ..Features::default() },
+        guarantees: Guarantees {
+            unsupported: vec![UnsupportedGuarantee { name: "S4".to_owned(), why: "overlayfs".to_owned() }],
+            staleness_bound: "changes are seen within 5 s".to_owned(),
+        },
+        ids: RemoteIds {
+            acts_as: (1000, 100),
+            names: vec![
+                IdName { kind: IdKind::User, id: 0, name: "root".to_owned() },
+                IdName { kind: IdKind::Group, id: 100, name: "users".to_owned() },
+            ],
+        },
         ..SessionParams::plain(id(1), attr(0o040_755), key, term)
     }
 }
@@ -328,9 +332,11 @@ pub fn all() -> Vec<(&'static str, Vec<(String, Message)>)> {
     };
     let mut welcomes = two(("new", Message::Welcome(welcome())), ("resumed", Message::Welcome(resumed)));
     welcomes.push(small);
-    let able = |session| Message::Welcome(Welcome { session, ..welcome() });
-    let believing = able(SessionParams { accepts_privileges: true, ..session() });
-    let finding = able(SessionParams { supports_lookup_number: true, ..session() });
+    let able = |supports| {
+        Message::Welcome(Welcome { session: SessionParams { supports, ..session() }, ..welcome() })
+    };
+    let believing = able(Features { privileges: true, ..session().supports });
+    let finding = able(Features { lookup_number: true, ..session().supports });
     welcomes.extend(two(("that takes privileges", believing), ("that finds numbers", finding)));
     let mut privileged = request(Call::StatFs { node: place() });
     let (users, groups) = (

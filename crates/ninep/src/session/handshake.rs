@@ -6,7 +6,10 @@ use crate::error::{LEAST_MSIZE, VersionText};
 use crate::frame::FrameReader;
 use crate::{ProtocolError, Rmessage, Tmessage, VERSION};
 use nigh_remote::Event;
-use nigh_types::{Attr, Errno, NodeId, SessionParams as Agreed, Span, Term, Time};
+use nigh_types::{
+    Attr, Errno, Guarantees, NodeId, RemoteIds, SessionParams as Agreed, Span, Term, Time,
+    UnsupportedGuarantee,
+};
 
 /// Result of the handshake.
 pub(super) type Greeting = Result<(NodeId, Attr), Refusal>;
@@ -125,9 +128,11 @@ impl Session {
         let longest = span(names).max(span(absent)).max(span(attributes));
         let term = if longest == Span::FOREVER { Term::Session } else { Term::Limited(longest) };
         Agreed {
-            staleness_bound: staleness_bound(&config.times),
-            unsupported_guarantees: unsupported_guarantees(&config.times),
-            acts_as: (config.uid, config.gid),
+            guarantees: Guarantees {
+                unsupported: unsupported_guarantees(&config.times),
+                staleness_bound: staleness_bound(&config.times),
+            },
+            ids: RemoteIds { acts_as: (config.uid, config.gid), names: Vec::new() },
             ..Agreed::plain(root, root_attr, config.cookie_key, term)
         }
     }
@@ -217,7 +222,7 @@ fn staleness_bound(times: &Times) -> String {
 }
 
 /// The guarantees that a 9P server cannot give.
-fn unsupported_guarantees(times: &Times) -> Vec<(String, String)> {
+fn unsupported_guarantees(times: &Times) -> Vec<UnsupportedGuarantee> {
     let limits = staleness_bound(times);
     let all = [
         ("S1", limits.as_str()),
@@ -231,5 +236,7 @@ fn unsupported_guarantees(times: &Times) -> Vec<(String, String)> {
         ),
         ("S7", "a listing is as whole as the server's own is while others change the directory"),
     ];
-    all.into_iter().map(|(name, why)| (name.to_owned(), why.to_owned())).collect()
+    all.into_iter()
+        .map(|(name, why)| UnsupportedGuarantee { name: name.to_owned(), why: why.to_owned() })
+        .collect()
 }

@@ -130,7 +130,7 @@ fn dirents(c: &mut Caller<'_>, dir: &NodeRef, after: Cookie) -> Vec<Dirent> {
 }
 
 fn alone(c: &mut Caller<'_>) {
-    if !c.session.supports_list_names {
+    if !c.session.supports.list_names {
         return;
     }
     let root = c.root();

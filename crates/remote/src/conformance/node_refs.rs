@@ -96,7 +96,7 @@ fn root(c: &mut Caller<'_>) {
 }
 
 fn by_number(c: &mut Caller<'_>) {
-    if !c.session.supports_lookup_number {
+    if !c.session.supports.lookup_number {
         return;
     }
     let found = |c: &mut Caller<'_>, ino| match c.call(Call::LookupNumber { ino }).result {

@@ -16,7 +16,7 @@ pub(super) const CASES: &[Named] = &[
 
 /// `a` to `c` in the root, `x` and `y` in each of them, and a file in each directory; returns the directories by path.
 fn tree(c: &mut Caller<'_>) -> Option<BTreeMap<String, NodeRef>> {
-    if !c.session.supports_prefetch {
+    if !c.session.supports.prefetch {
         return None;
     }
     let (root, mut places) = (c.root(), BTreeMap::new());

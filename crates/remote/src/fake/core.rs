@@ -6,8 +6,8 @@ use super::prefetch::PrefetchJob;
 use super::{CallFilter, CallPlan, Event, ModelFs, ModelFsConfig, Output, Reason, SessionParams};
 use crate::locks::{Answered, Locks};
 use nigh_types::{
-    Call, CallId, Errno, Grant, GrantId, Handle, LeaseScope, MutationId, NodeId, Recall, RecallId, Reply,
-    Request, Response, Span, Term, Time, WriteFlags,
+    Call, CallId, Errno, Features, Grant, GrantId, Handle, LeaseScope, MutationId, NodeId, Recall, RecallId,
+    Reply, Request, Response, Span, Term, Time, WriteFlags,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -126,9 +126,12 @@ impl Core {
     pub(super) fn session(&self) -> SessionParams {
         let term = self.tree.config().term;
         SessionParams {
-            supports_prefetch: true,
-            supports_list_names: true,
-            supports_lookup_number: true,
+            supports: Features {
+                prefetch: true,
+                list_names: true,
+                lookup_number: true,
+                ..Features::default()
+            },
             ..self.tree.session(term)
         }
     }

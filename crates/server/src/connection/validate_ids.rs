@@ -24,11 +24,11 @@ pub(crate) fn fill_session_params(
     features: u64,
 ) {
     if export.impersonates() {
-        session.acts_as = admission.acts_as(session.acts_as);
-        session.accepts_privileges = admission.vouches();
+        session.ids.acts_as = admission.acts_as(session.ids.acts_as);
+        session.supports.privileges = admission.vouches();
     }
     if features & ID_NAMES != 0 {
-        session.names = users::names();
+        session.ids.names = users::names();
     }
 }
 

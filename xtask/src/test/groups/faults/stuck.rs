@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nigh_native::{ServerConfig, ServerEvent, ServerSession, SessionParams};
 use nigh_remote::model_fs::{ModelFs, ModelFsConfig};
-use nigh_types::Time;
+use nigh_types::{Features, Time};
 
 use crate::process;
 use crate::test::clean;
@@ -150,7 +150,10 @@ fn serve_mute(socket: &Path) -> Result<()> {
                     }
                     while let Some(event) = connection.poll_event() {
                         if let ServerEvent::Attach { term, .. } = event {
-                            connection.accept(SessionParams { has_acls: true, ..tree.session(term) });
+                            connection.accept(SessionParams {
+                                supports: Features { acls: true, ..Features::default() },
+                                ..tree.session(term)
+                            });
                         }
                     }
                     while let Some(frame) = connection.poll_transmit() {
