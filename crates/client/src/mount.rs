@@ -307,12 +307,10 @@ impl Mount {
         self.others.push(thread::spawn(move || driver.events.run(&driver, &mountpoint, device, config)));
     }
 
-    /// The guarantees that a foreign protocol cannot give, in a line for people.
+    /// The guarantees that the remote's protocol cannot give, in a line for people.
     #[must_use]
     pub fn unsupported_guarantees(&self) -> Option<String> {
-        let kind = self.driver.with(|core, _| core.remote.is_foreign().then(|| core.remote.kind()))?;
-        let (not_given, bound) = self.source.unsupported_guarantees();
-        Some(format!("{kind} cannot give {}: {bound}; `nigh status` says more", not_given.join(", ")))
+        self.source.unsupported_guarantees()
     }
 
     /// The mount's status, as `nigh status --json` prints it.

@@ -6,7 +6,7 @@ use nigh_fuse::mount::mounts;
 use nigh_fuse::{Negotiated, opcode_name};
 use nigh_link::Kind;
 use nigh_remote::SessionParams;
-use nigh_types::{Span, Term, UnsupportedGuarantee, byte_text, printable};
+use nigh_types::{Guarantees, Span, Term, UnsupportedGuarantee, byte_text, printable};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,11 +36,10 @@ impl Source {
         Source { driver, about, session }
     }
 
-    /// The guarantees that this remote cannot give, and the bound within which changes on its disk are seen; for
-    /// people.
-    pub(crate) fn unsupported_guarantees(&self) -> (Vec<&str>, &str) {
-        let names = self.session.guarantees.unsupported.iter().map(|lacking| lacking.name.as_str());
-        (names.collect(), &self.session.guarantees.staleness_bound)
+    /// The guarantees that the remote's protocol cannot give, in a line for people.
+    pub(crate) fn unsupported_guarantees(&self) -> Option<String> {
+        let kind = self.driver.with(|core, _| core.remote.kind());
+        unsupported_by_protocol(kind, &self.session.guarantees)
     }
 
     /// One object, as `nigh status --json` prints it.
@@ -164,7 +163,7 @@ impl Source {
         guarantees.insert("S8".into(), json!(true));
         guarantees.insert("S9".into(), self.host_changes(limited));
         guarantees.insert("S10".into(), json!(true));
-        for UnsupportedGuarantee { name, why } in &self.session.guarantees.unsupported {
+        for UnsupportedGuarantee { name, why, .. } in &self.session.guarantees.unsupported {
             guarantees.insert(name.clone(), json!(why));
         }
         Value::Object(guarantees)
@@ -183,6 +182,15 @@ impl Source {
             (bound, ..) => json!(bound),
         }
     }
+}
+
+/// The line about guarantees that no server of the protocol `kind` gives; `None` if there are none.
+fn unsupported_by_protocol(kind: &str, guarantees: &Guarantees) -> Option<String> {
+    let lacking = guarantees.unsupported.iter().filter(|lacking| lacking.by_protocol);
+    let names: Vec<_> = lacking.map(|lacking| lacking.name.as_str()).collect();
+    let bound = &guarantees.staleness_bound;
+    let line = format!("{kind} cannot give {}: {bound}; `nigh status` says more", names.join(", "));
+    (!names.is_empty()).then_some(line)
 }
 
 /// Prefetched entries.
@@ -289,6 +297,24 @@ fn shown(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn guarantees_that_a_protocol_cannot_give_are_named_and_those_of_one_export_are_not() {
+        let lacking = |name: &str, by_protocol| UnsupportedGuarantee {
+            name: name.to_owned(),
+            why: "so".to_owned(),
+            by_protocol,
+        };
+        let line = |unsupported| {
+            let staleness_bound = "changes are seen late".to_owned();
+            unsupported_by_protocol("9p", &Guarantees { unsupported, staleness_bound })
+        };
+        assert_eq!((line(vec![]), line(vec![lacking("S4", false)])), (None, None));
+        assert_eq!(
+            line(vec![lacking("S1", true), lacking("S4", false), lacking("S5", true)]).unwrap(),
+            "9p cannot give S1, S5: changes are seen late; `nigh status` says more"
+        );
+    }
 
     #[test]
     fn status_page_shows_server_text_without_escape_codes() {

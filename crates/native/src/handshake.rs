@@ -267,7 +267,7 @@ impl Wire for SessionParams {
 impl Wire for Guarantees {
     fn put(&self, w: &mut Writer) {
         self.staleness_bound.put(w);
-        w.sequence(&self.unsupported, |w, UnsupportedGuarantee { name, why }| {
+        w.sequence(&self.unsupported, |w, UnsupportedGuarantee { name, why, .. }| {
             name.put(w);
             why.put(w);
         });
@@ -275,8 +275,11 @@ impl Wire for Guarantees {
 
     fn parse(r: &mut Reader<'_>) -> Result<Guarantees, ProtocolError> {
         let staleness_bound = String::parse(r)?;
-        let unsupported =
-            r.sequence(8, |r| Ok(UnsupportedGuarantee { name: String::parse(r)?, why: String::parse(r)? }))?;
+        let unsupported = r.sequence(
+            8,
+            |r| // This protocol can give all guarantees; an export may lack some.
+            Ok(UnsupportedGuarantee { name: String::parse(r)?, why: String::parse(r)?, by_protocol: false }),
+        )?;
         Ok(Guarantees { unsupported, staleness_bound })
     }
 }

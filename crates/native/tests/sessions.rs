@@ -312,12 +312,12 @@ fn text_of_a_server_arrives_as_one_printable_line_of_bounded_length() {
     let Message::Welcome(mut greeting) = welcome(Limits::default()) else { panic!("no welcome") };
     greeting.session.guarantees.staleness_bound.clone_from(&hostile);
     greeting.session.guarantees.unsupported =
-        vec![UnsupportedGuarantee { name: hostile.clone(), why: hostile }];
+        vec![UnsupportedGuarantee { name: hostile.clone(), why: hostile, by_protocol: false }];
     let mut told = client(T0);
     told.handle_input(T0, &Message::Welcome(greeting).encode());
     let events = drain(&mut told).1;
     let [Event::Attached(session)] = &events[..] else { panic!("{events:?}") };
-    let UnsupportedGuarantee { name, why } = &session.guarantees.unsupported[0];
+    let UnsupportedGuarantee { name, why, .. } = &session.guarantees.unsupported[0];
     assert!([&session.guarantees.staleness_bound, name, why].into_iter().all(|text| one_line(text)));
 }
 

@@ -457,8 +457,4 @@ impl ResumableRemote for Session {
     fn kind(&self) -> &'static str {
         "9p"
     }
-
-    fn is_foreign(&self) -> bool {
-        true
-    }
 }

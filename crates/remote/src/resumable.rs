@@ -73,9 +73,4 @@ pub trait ResumableRemote: Remote + Send {
 
     /// Name of this kind of remote, for people.
     fn kind(&self) -> &'static str;
-
-    /// Whether its protocol is not nigh's own. The mount then lists the guarantees that the protocol cannot give.
-    fn is_foreign(&self) -> bool {
-        false
-    }
 }

@@ -422,6 +422,7 @@ fn has_acls(root: &Node) -> bool {
 }
 
 fn unsupported_guarantees(filesystem: &Filesystem, reach: &NodeResolver) -> Vec<UnsupportedGuarantee> {
+    let lacking = |why| UnsupportedGuarantee { name: "S4".into(), why, by_protocol: false };
     let why = if filesystem.overlay {
         "overlayfs may change a file's inode number when it is first written, and a reused number cannot be told from the old one"
     } else if filesystem.in_memory() {
@@ -430,10 +431,7 @@ fn unsupported_guarantees(filesystem: &Filesystem, reach: &NodeResolver) -> Vec<
         "has no UUID: inode numbers below other mounts may change when the server restarts"
     } else {
         let refusal = Orphans::refusal(reach);
-        return refusal
-            .map(|why| UnsupportedGuarantee { name: "S4".into(), why: why.into() })
-            .into_iter()
-            .collect();
+        return refusal.map(|why| lacking(why.into())).into_iter().collect();
     };
-    vec![UnsupportedGuarantee { name: "S4".into(), why: format!("{}: {why}", filesystem.label()) }]
+    vec![lacking(format!("{}: {why}", filesystem.label()))]
 }

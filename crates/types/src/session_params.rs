@@ -65,6 +65,9 @@ pub struct UnsupportedGuarantee {
     /// Name in docs/semantics.md, such as `S4`.
     pub name: String,
     pub why: String,
+    /// No server of the remote's protocol can give it. A mount says so when it begins; what one export lacks stands in
+    /// the mount's status alone.
+    pub by_protocol: bool,
 }
 
 /// User and group ids of the server, for the id map.

@@ -52,7 +52,11 @@ pub fn session() -> SessionParams {
     SessionParams {
         supports: Features { acls: true, ..Features::default() },
         guarantees: Guarantees {
-            unsupported: vec![UnsupportedGuarantee { name: "S4".to_owned(), why: "overlayfs".to_owned() }],
+            unsupported: vec![UnsupportedGuarantee {
+                name: "S4".to_owned(),
+                why: "overlayfs".to_owned(),
+                by_protocol: false,
+            }],
             staleness_bound: "changes are seen within 5 s".to_owned(),
         },
         ids: RemoteIds {

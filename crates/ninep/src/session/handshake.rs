@@ -237,6 +237,10 @@ fn unsupported_guarantees(times: &Times) -> Vec<UnsupportedGuarantee> {
         ("S7", "a listing is as whole as the server's own is while others change the directory"),
     ];
     all.into_iter()
-        .map(|(name, why)| UnsupportedGuarantee { name: name.to_owned(), why: why.to_owned() })
+        .map(|(name, why)| UnsupportedGuarantee {
+            name: name.to_owned(),
+            why: why.to_owned(),
+            by_protocol: true,
+        })
         .collect()
 }
