@@ -2,8 +2,9 @@
 
 use crate::args::MountArgs;
 use crate::background::{self, Ready};
-use crate::ninep;
 use crate::options::Options;
+use crate::protocol::native::{UNWATCHED_TERM, features};
+use crate::protocol::ninep;
 use crate::signals::unmount_at_signals;
 use crate::source::Source;
 use crate::{identity, log_to_stderr, units};
@@ -16,12 +17,9 @@ use nigh_client::fuse::mount::{
 use nigh_client::fuse::{Level, RequestedFeatures};
 use nigh_client::pressure::{Pressure, SHORT, Trigger, share_a_heap};
 use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch};
-use nigh_native::{
-    COMPRESSED, ClientConfig, EXCLUSIVE_DIR_LEASES, ID_NAMES, LIST_NAMES, PREFETCH, TRUSTS_WATCH, UPDATES,
-    sessions,
-};
+use nigh_native::{ClientConfig, sessions};
 use nigh_server::ServerDirs;
-use nigh_types::{Bug, Span, Term, plant};
+use nigh_types::{Bug, plant};
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -54,9 +52,6 @@ pub fn run(args: &MountArgs, words: &[OsString]) -> Result<()> {
     }
     background::start(&places.runtime.join("mount.log"), words)
 }
-
-/// Limit on cached facts where the server cannot detect changes on its own disk.
-const UNWATCHED_TERM: Term = Term::Limited(Span::from_secs(5));
 
 /// Checks everything that the command line and the environment request.
 fn prepare(args: &MountArgs, places: &ServerDirs, source: &Source) -> Result<MountConfig> {
@@ -147,23 +142,6 @@ fn mount_options(args: &MountArgs, options: &Options, source: &Source) -> MountO
     mount.nodev = !options.dev;
     mount.synchronous = options.synchronous;
     mount
-}
-
-/// Optional protocol features that the client requests. Without an explicit timeout facts stay valid until they are
-/// recalled, and only facts that the server does not watch have a limit.
-fn features(options: &Options, trusts_watch: bool, idmap: &IdMapChoice, level: Level) -> u64 {
-    let pushes = std::env::var_os("NIGH_PUSHES").is_none_or(|pushes| pushes != "off");
-    let chosen = [
-        (nigh_client::needs_exclusive_dir_lease(level), EXCLUSIVE_DIR_LEASES),
-        (pushes, UPDATES),
-        (options.compress, COMPRESSED),
-        (true, PREFETCH),
-        (true, LIST_NAMES),
-        (trusts_watch, TRUSTS_WATCH),
-        (idmap.wants_names(), ID_NAMES),
-    ];
-    let wanted = chosen.into_iter().filter(|(wanted, _)| *wanted);
-    wanted.fold(0, |features, (_, feature)| features | feature)
 }
 
 /// Memory-pressure monitor; tests override its trigger with `NIGH_PRESSURE`.

@@ -1,8 +1,8 @@
 //! The source of a mount, and the connection to its server.
 
 use crate::args::MountArgs;
-use crate::ninep;
 use crate::options::Usage;
+use crate::protocol::ninep;
 use anyhow::{Context, Result, bail};
 use nigh_client::{Link, Reconnect};
 use nigh_link::ssh::Prompting;
