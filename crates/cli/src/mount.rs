@@ -3,8 +3,7 @@
 use crate::args::MountArgs;
 use crate::background::{self, Ready};
 use crate::options::Options;
-use crate::protocol::native::{UNWATCHED_TERM, features};
-use crate::protocol::ninep;
+use crate::protocol::SessionRequest;
 use crate::signals::unmount_at_signals;
 use crate::source::Source;
 use crate::{identity, log_to_stderr, units};
@@ -17,7 +16,6 @@ use nigh_client::fuse::mount::{
 use nigh_client::fuse::{Level, RequestedFeatures};
 use nigh_client::pressure::{Pressure, SHORT, Trigger, share_a_heap};
 use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch};
-use nigh_native::{ClientConfig, sessions};
 use nigh_server::ServerDirs;
 use nigh_types::{Bug, plant};
 use std::ffi::OsString;
@@ -69,8 +67,7 @@ fn prepare(args: &MountArgs, places: &ServerDirs, source: &Source) -> Result<Mou
     let on_disconnect = on_disconnect(args, &options)?;
     let idmap = match options.idmap.as_ref().or(args.idmap.as_ref()) {
         Some(word) => IdMapChoice::load(word)?,
-        None if source.is_local() || source.is_ninep() => IdMapChoice::None,
-        None => IdMapChoice::User,
+        None => source.protocol().default_idmap(source.is_local()),
     };
     if unmount_dead(&args.mountpoint)? == Liveness::Absent {
         source.check_outside(&args.mountpoint)?;
@@ -80,19 +77,17 @@ fn prepare(args: &MountArgs, places: &ServerDirs, source: &Source) -> Result<Mou
     let keeps_targets = args.symlinks == "keep";
     let (wanted, level) = features_wanted(keeps_targets, options.idmapped)?;
     let (client, incarnation) = (identity::client(&places.state)?, identity::random()?);
-    let begin = match source.is_ninep() {
-        true => ninep::begin(args, &options, source.attach(), client, source.shown())?,
-        false => {
-            ninep::refuse_ninep_options(args, &options, source.shown())?;
-            sessions(ClientConfig {
-                client,
-                incarnation,
-                attach: source.attach().to_vec(),
-                term: said.unwrap_or(UNWATCHED_TERM),
-                features: features(&options, said.is_none(), &idmap, level),
-            })
-        }
-    };
+    let begin = source.protocol().begin(&SessionRequest {
+        args,
+        options: &options,
+        attach: source.attach(),
+        source: source.shown(),
+        idmap: &idmap,
+        level,
+        term: said,
+        client,
+        incarnation,
+    })?;
     Ok(MountConfig {
         options: mount,
         cache: CacheConfig {

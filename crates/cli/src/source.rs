@@ -2,7 +2,7 @@
 
 use crate::args::MountArgs;
 use crate::options::Usage;
-use crate::protocol::ninep;
+use crate::protocol::Protocol;
 use anyhow::{Context, Result, bail};
 use nigh_client::{Link, Reconnect};
 use nigh_link::ssh::Prompting;
@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 /// A source as named on the command line.
 #[derive(Clone, Debug)]
 pub struct Source {
+    protocol: Protocol,
     transport: Transport,
     /// The name to attach to: a path on the server's machine, or an export's name and a path below it.
     attach: Vec<u8>,
@@ -32,8 +33,15 @@ enum Transport {
     Unix(PathBuf),
     Tcp(tcp::Target),
     Ssh(ssh::Target),
-    Ninep(ninep::Target),
+    /// TCP without a handshake of nigh's own.
+    PlainTcp {
+        host: String,
+        port: u16,
+    },
 }
+
+/// Default port of 9P servers.
+const NINEP_PORT: u16 = 564;
 
 const SCHEMES: &str = "DIR, [USER@]HOST:/DIR, nigh://HOST[:PORT]/EXPORT, unix:///SOCKET[:EXPORT], 9p://HOST[:PORT]/TREE or \
      9p+unix:///SOCKET[:TREE]";
@@ -42,9 +50,10 @@ impl Source {
     /// Parses the source and checks all that needs no connection.
     pub fn parse(args: &MountArgs, places: &ServerDirs) -> Result<Source> {
         let text = args.source.to_string_lossy().into_owned();
+        let mut protocol = Protocol::Native;
         let (way, attach) = match text.split_once("://") {
             Some(("nigh", rest)) => over_tcp(rest, args, places)?,
-            Some(("unix", rest)) => over_unix(rest)?,
+            Some(("unix", rest)) => over_unix("unix", rest, "EXPORT")?,
             Some(("ssh", rest)) => {
                 let rest = rest.replacen('/', ":/", 1);
                 bail!(Usage(format!(
@@ -52,12 +61,12 @@ impl Source {
                 )));
             }
             Some(("9p", rest)) => {
-                let (target, tree) = ninep::Target::over_tcp(rest)?;
-                (Transport::Ninep(target), tree)
+                protocol = Protocol::Ninep;
+                over_plain_tcp("9p", rest, NINEP_PORT)?
             }
             Some(("9p+unix", rest)) => {
-                let (target, tree) = ninep::Target::over_unix(rest)?;
-                (Transport::Ninep(target), tree)
+                protocol = Protocol::Ninep;
+                over_unix("9p+unix", rest, "TREE")?
             }
             Some((scheme @ "smb", _)) => {
                 bail!(Usage(format!("{text}: {scheme} cannot be mounted yet; there are {SCHEMES}")));
@@ -78,7 +87,11 @@ impl Source {
             Transport::Own => String::from_utf8_lossy(&attach).into_owned(),
             _ => text,
         };
-        Ok(Source { transport: way, attach, shown, install: args.install_server })
+        Ok(Source { protocol, transport: way, attach, shown, install: args.install_server })
+    }
+
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
     }
 
     pub fn attach(&self) -> &[u8] {
@@ -113,11 +126,6 @@ impl Source {
         Ok(())
     }
 
-    /// Whether its server speaks 9P.
-    pub fn is_ninep(&self) -> bool {
-        matches!(self.transport, Transport::Ninep(_))
-    }
-
     /// The source as shown in mountinfo.
     pub fn shown(&self) -> &str {
         &self.shown
@@ -134,7 +142,7 @@ impl Source {
                 format!("reaching your server; its log is {}", places.runtime.join("serve.log").display())
             }),
             Transport::Ssh(target) => Ok(target.connect(Prompting::Allowed)?),
-            Transport::Unix(_) | Transport::Tcp(_) | Transport::Ninep(_) => {
+            Transport::Unix(_) | Transport::Tcp(_) | Transport::PlainTcp { .. } => {
                 Ok(self.connect_without_prompt()?)
             }
         }
@@ -152,7 +160,7 @@ impl Source {
             Transport::Unix(path) => Ok(unix::connect(path)?),
             Transport::Tcp(target) => Ok(target.connect()?),
             Transport::Ssh(target) => Ok(target.connect(Prompting::Never)?),
-            Transport::Ninep(target) => target.connect(),
+            Transport::PlainTcp { host, port } => Ok(tcp::connect_plaintext(host, *port)?),
         }
     }
 }
@@ -188,12 +196,22 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
-fn over_unix(rest: &str) -> Result<(Transport, Vec<u8>)> {
+/// Parses `/SOCKET[:EXPORT]`; `attach` is the scheme's word for an export.
+fn over_unix(scheme: &str, rest: &str, attach: &str) -> Result<(Transport, Vec<u8>)> {
     let (socket, export) = rest.split_once(':').unwrap_or((rest, ""));
     if !socket.starts_with('/') {
-        bail!(Usage(format!("unix://{rest}: want an absolute path: unix:///SOCKET[:EXPORT]")));
+        bail!(Usage(format!("{scheme}://{rest}: want an absolute path: {scheme}:///SOCKET[:{attach}]")));
     }
     Ok((Transport::Unix(socket.into()), export.as_bytes().to_vec()))
+}
+
+/// Parses `HOST[:PORT]/TREE`; the tree is `/TREE`.
+fn over_plain_tcp(scheme: &str, rest: &str, default_port: u16) -> Result<(Transport, Vec<u8>)> {
+    let bad =
+        || Usage(format!("{scheme}://{rest}: want {scheme}://HOST[:PORT]/TREE, an IPv6 address in brackets"));
+    let (address, tree) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+    let (host, port) = address::parse(address, default_port).ok_or_else(bad)?;
+    Ok((Transport::PlainTcp { host, port }, tree.as_bytes().to_vec()))
 }
 
 /// Parses scp's syntax: a colon before any slash ends a host name. `None`: `text` names no host.
