@@ -40,6 +40,11 @@ pub const LIST_NAMES: u64 = 128;
 pub(crate) const FEATURES: u64 =
     EXCLUSIVE_DIR_LEASES | ID_NAMES | UPDATES | COMPRESSED | TRUSTS_WATCH | PREFETCH | LIST_NAMES;
 
+/// Most names of users and groups in a welcome.
+pub const MAX_ID_NAMES: u64 = 4_096;
+/// Most bytes of such a name.
+pub const MAX_ID_NAME_BYTES: u64 = 256;
+
 /// Bytes of the longest frame.
 pub(crate) const LONGEST_FRAME: u64 = HEADER_BYTES as u64 + MAX_BODY as u64;
 
@@ -254,7 +259,7 @@ impl Wire for SessionParams {
             ..Features::default()
         };
         let session = SessionParams { root, root_attr, cookie_key, term, supports, guarantees, ids };
-        if session.ids.names.len() > IdName::MOST {
+        if session.ids.names.len() as u64 > MAX_ID_NAMES {
             return Err(ProtocolError::Malformed("more than 4,096 names of users and groups"));
         }
         if !session.root_attr.is_dir() {
@@ -313,7 +318,7 @@ impl Wire for IdName {
             _ => return Err(ProtocolError::Malformed("a name of neither a user nor a group")),
         };
         let (id, name) = (r.u32()?, String::parse(r)?);
-        if name.is_empty() || name.len() > IdName::LONGEST {
+        if name.is_empty() || name.len() as u64 > MAX_ID_NAME_BYTES {
             return Err(ProtocolError::Malformed("a user's or group's name is empty or too long"));
         }
         Ok(IdName { kind, id, name })

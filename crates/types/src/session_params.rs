@@ -93,10 +93,3 @@ pub struct IdName {
     pub id: u32,
     pub name: String,
 }
-
-impl IdName {
-    /// Most names that a session carries.
-    pub const MOST: usize = 4_096;
-    /// Most bytes of a name.
-    pub const LONGEST: usize = 256;
-}

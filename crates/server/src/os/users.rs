@@ -1,5 +1,6 @@
 //! The user database: names of users and groups, and the groups of a user.
 
+use nigh_native::{MAX_ID_NAME_BYTES, MAX_ID_NAMES};
 use nigh_types::{Credentials, IdKind, IdName};
 use parking_lot::Mutex;
 use std::ffi::{CStr, CString};
@@ -8,7 +9,7 @@ use std::io;
 /// Serialises getpwent(3) and getgrent(3), whose position is shared by all threads.
 static WALK: Mutex<()> = Mutex::new(());
 
-/// Returns users, then groups; each id once, with its first name; at most [`IdName::MOST`].
+/// Returns users, then groups; each id once, with its first name; at most [`MAX_ID_NAMES`].
 pub(crate) fn names() -> Vec<IdName> {
     let _walk = WALK.lock();
     let mut names = Vec::new();
@@ -30,7 +31,8 @@ pub(crate) fn names() -> Vec<IdName> {
 
 fn note(names: &mut Vec<IdName>, kind: IdKind, id: u32, name: &CStr) {
     let Ok(name) = name.to_str() else { return };
-    let usable = !name.is_empty() && name.len() <= IdName::LONGEST && names.len() < IdName::MOST;
+    let has_room = (names.len() as u64) < MAX_ID_NAMES;
+    let usable = !name.is_empty() && name.len() as u64 <= MAX_ID_NAME_BYTES && has_room;
     // Databases are nearly sorted and small; a second name of one id is rare.
     if usable && !names.iter().any(|known| known.kind == kind && known.id == id) {
         names.push(IdName { kind, id, name: name.to_owned() });
