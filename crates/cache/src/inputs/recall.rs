@@ -14,7 +14,7 @@ pub(crate) fn handle_recall(state: &mut State, recall: Recall) {
     tracing::debug!(target: "nigh::recall", ino = recall.node.ino, covers = ?recall.covers);
     state.calls.mark_recalled((recall.node, recall.covers), false);
     let stale = match recall.covers {
-        // No remote recalls single dentries: those of 9P end by their deadlines.
+        // No remote recalls single dentries: their leases end by their deadlines.
         LeaseScope::Directory | LeaseScope::Dentry | LeaseScope::NegativeDentry => {
             pins::pin_open_below(state, recall.node.ino);
             recall_names(state, recall.node)
