@@ -1,13 +1,15 @@
-//! What the kernel holds beside inodes: invalidations that it has yet to do, timers for the ends of its timeouts, and its
-//! negative dentries.
+//! What the kernel holds: of each inode, and beside inodes invalidations that it has yet to do, timers for the ends of its
+//! timeouts, and its negative dentries.
 
 mod inode_queue;
+mod known_inode;
 mod level;
 mod nodeid_map;
 mod queue;
 mod recent_dirs;
 
 pub(crate) use inode_queue::KernelInodeQueue;
+pub(crate) use known_inode::{KnownInode, UntimedCopy, set_id};
 pub use level::NotifyLevel;
 pub(crate) use nodeid_map::NodeIdMap;
 #[cfg(test)]

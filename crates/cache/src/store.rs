@@ -13,7 +13,7 @@ pub(crate) use dentry_leases::DentryLeases;
 pub(crate) use dir_entries::{CachedEntry, DirEntries, DirEntryRef};
 pub(crate) use directory::Directory;
 pub(crate) use forgotten::Forgotten;
-pub(crate) use inode::{CachedData, CachedPages, ChangeToken, Inode, InodeExt, UntimedCopy, set_id};
+pub(crate) use inode::{CachedData, CachedPages, ChangeToken, Inode, InodeExt};
 #[cfg(test)]
 pub(crate) use oversized::NOT_LISTED_FOR;
 pub(crate) use oversized::Oversized;
@@ -138,8 +138,8 @@ impl Store {
     }
 
     /// Returns the record of an inode number, made with a lookup count for this inode if there is none.
-    pub fn inode_or_insert(&mut self, id: NodeId, nlookup: impl FnOnce() -> u64) -> &mut Inode {
-        self.inodes.records.entry(id.ino).or_insert_with(|| Box::new(Inode::new(id, nlookup())))
+    pub fn inode_or_insert(&mut self, id: NodeId, lookups: impl FnOnce() -> u64) -> &mut Inode {
+        self.inodes.records.entry(id.ino).or_insert_with(|| Box::new(Inode::new(id, lookups())))
     }
 
     pub fn remove_inode(&mut self, ino: u64) -> Option<Box<Inode>> {

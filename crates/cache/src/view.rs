@@ -51,7 +51,7 @@ pub(crate) fn child_attr(
 /// Returns whether the kernel has a valid dentry of that name for the inode. Another reply would make it drop ACLs
 /// (`forget_all_cached_acls` in `fuse_direntplus_link`).
 pub(crate) fn kernel_knows(state: &State, now: Time, dir: u64, name: &[u8], id: NodeId) -> bool {
-    let known = state.store.inode(id.ino).filter(|i| i.id == id && i.nlookup > 0 && now < i.attr_valid_until);
+    let known = state.store.inode(id.ino).filter(|i| i.id == id && i.kernel.needs_no_lookup(now));
     known.is_some_and(|inode| inode.is_at(dir, name))
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn kind_of(state: &State, ino: u64) -> Option<Kind> {
 
 /// Returns whether the kernel knows the inode.
 pub(crate) fn knows(state: &State, node: NodeId) -> bool {
-    state.store.inode(node.ino).is_some_and(|inode| inode.id == node && inode.nlookup > 0)
+    state.store.inode(node.ino).is_some_and(|inode| inode.id == node && inode.kernel.is_known())
 }
 
 /// Returns whether a caller may read up to the size in a GETATTR reply for this inode.
@@ -132,13 +132,13 @@ pub(crate) fn file_at(state: &State, dir: u64, name: &Name) -> Option<NodeId> {
 
 /// Returns whether the kernel's dentry of a name, if there is one, leads to this inode.
 pub(crate) fn kernel_dentry_leads_to(state: &State, id: NodeId, (dir, name): (u64, &Name)) -> bool {
-    let inode = state.store.inode(id.ino).filter(|inode| inode.id == id && inode.nlookup > 0);
+    let inode = state.store.inode(id.ino).filter(|inode| inode.id == id && inode.kernel.is_known());
     inode.is_some_and(|inode| inode.is_at(dir, name))
 }
 
 /// Returns whether the kernel knows another inode by this number: one of the two is gone.
 fn kernel_knows_old_inode(state: &State, id: NodeId) -> bool {
-    let known = |inode: &Inode| inode.id != id && (inode.nlookup > 0 || inode.opens > 0);
+    let known = |inode: &Inode| inode.id != id && (inode.kernel.is_known() || inode.opens > 0);
     state.store.inode(id.ino).is_some_and(known)
 }
 

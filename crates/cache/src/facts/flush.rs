@@ -51,7 +51,7 @@ fn drop_everything(state: &mut State, unbroken: bool) -> Option<InvalidationId> 
             (more.own, more.xattrs, more.data) = (None, None, CachedData::none());
             more.target = None;
         }
-        if inode.nlookup > 0 {
+        if inode.kernel.is_known() {
             told.extend([(idle, false, ino), (idle, true, ino)]);
         }
         forgetting::drop_if_idle(state, ino);

@@ -18,7 +18,7 @@ pub(crate) fn drop_if_idle(state: &mut State, ino: u64) {
     let keeps_expired = state.config.on_disconnect == OnDisconnect::Stale;
     let Some(inode) = state.store.inode_mut(ino) else { return };
     inode.shrink();
-    if inode.nlookup > 0 || inode.opens > 0 {
+    if inode.kernel.is_known() || inode.opens > 0 {
         return;
     }
     let is_known = inode.own.is_some_and(|(_, held)| held.is_live(clock) || keeps_expired);
@@ -51,8 +51,8 @@ pub(crate) fn handle_forget(state: &mut State, number: u64, count: u64) {
         Err(former) => return drop_if_idle(state, former.id.ino),
     };
     let Some(inode) = state.store.inode_mut(ino) else { return };
-    inode.nlookup = inode.nlookup.saturating_sub(count);
-    if inode.nlookup == 0 {
+    inode.kernel.forget(count);
+    if !inode.kernel.is_known() {
         state.kernel.nodeids.release(ino);
     }
     drop_if_idle(state, ino);

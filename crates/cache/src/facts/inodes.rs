@@ -23,7 +23,7 @@ pub(crate) fn record(state: &mut State, id: NodeId) -> &mut Inode {
     let inode = state.store.inode_or_insert(id, || numbers.restore(id));
     if inode.id != id {
         inode.reset(id);
-        inode.nlookup += state.kernel.nodeids.restore(id);
+        inode.kernel.add_lookups(state.kernel.nodeids.restore(id));
     }
     inode
 }
@@ -47,20 +47,15 @@ pub(crate) fn entry_reply(
     keep_removed_nodeid(state, id);
     let number = nodeid_for_reply(state, id);
     let attr_valid = queue::attr_timeout(state, now, id.ino, &attr, attr_held);
-    let known = record(state, id).nlookup > 0;
+    let known = record(state, id).kernel.is_known();
     let node = Node { id, number, known, attr, entry_valid, attr_valid };
-    let inode = record(state, id);
-    inode.nlookup += 1;
-    if inode.nlookup == 1 {
+    if record(state, id).kernel.note_lookup() {
         prune::note_new_to_kernel(state, id.ino);
     }
     if let Some((dir, name)) = home {
         state.kernel.recent_dirs.put((dir, name), attr.is_dir().then_some((id, attr)));
         let inode = record(state, id);
-        inode.attr_valid_until = now.after(node.entry_valid.min(node.attr_valid));
-        // The kernel may apply two replies in the reverse order: the longer timeout lasts until the dentry is
-        // dropped.
-        inode.entry_valid_until = inode.entry_valid_until.max(now.after(node.entry_valid));
+        inode.kernel.note_timeouts(now, node.entry_valid, node.attr_valid);
         if !inode.is_at(dir, name) {
             set_parent_entry(state, id, (dir, name));
         }
@@ -135,7 +130,7 @@ pub(crate) fn reset_reused_id(state: &mut State, id: NodeId) {
             state.open.files.detach(id.ino);
         }
         inode.reset(id);
-        inode.nlookup += state.kernel.nodeids.restore(id);
+        inode.kernel.add_lookups(state.kernel.nodeids.restore(id));
     }
 }
 
@@ -143,11 +138,7 @@ pub(crate) fn reset_reused_id(state: &mut State, id: NodeId) {
 pub(crate) fn note_listed_at(state: &mut State, id: NodeId, (dir, name): (u64, &Name)) {
     let inode = state.store.inode_of_mut(id);
     if let Some(inode) = inode.filter(|i| !i.is_at(dir, name)) {
-        inode.attr_valid_until = Time(0);
-        if inode.nlookup > 0 {
-            // The kernel may have an old dentry under this name, whose entry timeout is not known any more.
-            inode.entry_valid_until = Time::FAR;
-        }
+        inode.kernel.note_listed_elsewhere();
         move_parent_entry(state, id, (dir, name));
     }
 }
@@ -162,19 +153,19 @@ pub(crate) fn move_parent_entry(state: &mut State, id: NodeId, (dir, name): (u64
 
 /// Returns the node id for a reply about an inode.
 fn nodeid_for_reply(state: &mut State, id: NodeId) -> u64 {
-    match record(state, id).nlookup {
-        0 => state.kernel.nodeids.assign_if_reused(id.ino),
-        _ => state.kernel.nodeids.nodeid(id.ino),
+    match record(state, id).kernel.is_known() {
+        false => state.kernel.nodeids.assign_if_reused(id.ino),
+        true => state.kernel.nodeids.nodeid(id.ino),
     }
 }
 
 /// Keeps a node id for the inode that the kernel knows by it, when another inode has taken the inode number.
 fn keep_old_nodeid(state: &mut State, id: NodeId) {
     let is_root = id.ino == state.store.root();
-    let old = state.store.inode_mut(id.ino).filter(|old| old.id != id && old.nlookup > 0);
-    let Some(old) = old.filter(|_| !is_root) else { return };
+    let Some(old) = state.store.inode_mut(id.ino).filter(|old| old.id != id && !is_root) else { return };
+    let Some(lookups) = old.kernel.take_lookups() else { return };
     let gone = old.ext_if_any().and_then(|more| more.unlinked_attr.take());
-    let (old, lookups) = (old.id, std::mem::take(&mut old.nlookup));
+    let old = old.id;
     drop_reused_inode(state, old.ino);
     state.kernel.nodeids.reuse(old, lookups, gone);
     // Requests that have yet to begin mean the old inode too.
@@ -192,9 +183,8 @@ fn keep_old_nodeid(state: &mut State, id: NodeId) {
 fn keep_removed_nodeid(state: &mut State, id: NodeId) {
     let Some(inode) = state.store.inode_of_mut(id) else { return };
     let Some(gone) = inode.ext_if_any().and_then(|more| more.unlinked_attr.take()) else { return };
-    match std::mem::take(&mut inode.nlookup) {
-        0 => {}
-        lookups => state.kernel.nodeids.alias(id, lookups, Some(gone)),
+    if let Some(lookups) = inode.kernel.take_lookups() {
+        state.kernel.nodeids.alias(id, lookups, Some(gone));
     }
 }
 
@@ -213,7 +203,7 @@ fn drop_reused_inode(state: &mut State, ino: u64) {
 
 /// Invalidates the old directory's names in the kernel.
 fn drop_reused_directory(state: &mut State, old: NodeId) {
-    if state.store.inode(old.ino).is_some_and(|inode| inode.id == old && inode.nlookup > 0) {
+    if state.store.inode(old.ino).is_some_and(|inode| inode.id == old && inode.kernel.is_known()) {
         let stale = leases::invalidations_under_lease(state, old);
         if !stale.is_empty() {
             invalidate::invalidate(state, stale, None);

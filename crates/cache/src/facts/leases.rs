@@ -222,8 +222,8 @@ pub(crate) fn invalidations_for_replaced(
         return Vec::new();
     };
     inode.drop_xattrs();
-    inode.attr_valid_until = Time(0);
-    if inode.nlookup == 0 {
+    inode.kernel.end_attr_timeout();
+    if !inode.kernel.is_known() {
         return Vec::new();
     }
     entry.into_iter().chain([KernelInvalidation::Attr { ino: child.id.ino }]).collect()
@@ -292,7 +292,7 @@ pub(crate) fn invalidations_under_lease_without_pages(
         if child.attr().covered_by_parent() {
             inode.drop_xattrs();
         }
-        if inode.nlookup == 0 {
+        if !inode.kernel.is_known() {
             continue;
         }
         if child.attr().covered_by_parent() {
@@ -344,7 +344,7 @@ pub(crate) fn recall_inode(state: &mut State, node: NodeId) -> Vec<KernelInvalid
     let Some(inode) = state.store.inode_of_mut(node) else { return Vec::new() };
     inode.drop_own_attr();
     inode.drop_xattrs();
-    let known = inode.nlookup > 0;
+    let known = inode.kernel.is_known();
     forgetting::drop_if_idle(state, node.ino);
     if known {
         stale.push(KernelInvalidation::Attr { ino: node.ino });
@@ -358,7 +358,7 @@ pub(crate) fn recall_data(state: &mut State, node: NodeId) -> Vec<KernelInvalida
     let ino = node.ino;
     let Some(inode) = state.store.inode_mut(ino).filter(|i| i.id == node) else { return Vec::new() };
     inode.drop_pages();
-    if inode.nlookup == 0 {
+    if !inode.kernel.is_known() {
         return Vec::new();
     }
     state.calls.drop_pages_of(ino, false);

@@ -13,9 +13,8 @@ use nigh_types::NodeId;
 pub(crate) fn alias_live_directory(state: &mut State, believed: Option<NodeId>, gone: Option<NodeId>) {
     let Some(id) = believed.filter(|id| Some(*id) != gone && id.ino != state.store.root()) else { return };
     let Some(inode) = state.store.inode_of_mut(id) else { return };
-    match std::mem::take(&mut inode.nlookup) {
-        0 => {}
-        lookups => state.kernel.nodeids.alias(id, lookups, None),
+    if let Some(lookups) = inode.kernel.take_lookups() {
+        state.kernel.nodeids.alias(id, lookups, None);
     }
 }
 

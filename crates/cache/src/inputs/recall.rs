@@ -48,7 +48,7 @@ pub(crate) fn handle_mounted_below(state: &mut State) -> Option<(InvalidationId,
     }
     state.kernel.give_up_epochs();
     let mut names = state.kernel.take_all_negative_dentries();
-    let known = |ino: u64| state.store.inode(ino).is_some_and(|inode| inode.nlookup > 0);
+    let known = |ino: u64| state.store.inode(ino).is_some_and(|inode| inode.kernel.is_known());
     for (dir, directory) in state.store.dirs() {
         let rows = directory.rows.iter().filter(|row| row.child.is_some_and(|c| known(c.id.ino)));
         names.extend(rows.map(|row| (dir, row.to_name())));

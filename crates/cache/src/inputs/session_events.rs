@@ -137,6 +137,5 @@ fn apply_session_params(state: &mut State, session: SessionParams) {
     state.session.apply(&session);
     state.prefetch.set_possible(session.supports.prefetch);
     state.store.set_export(session.root.ino, session.cookie_key);
-    let root = inodes::record(state, session.root);
-    root.nlookup = root.nlookup.max(1);
+    inodes::record(state, session.root).kernel.note_root();
 }

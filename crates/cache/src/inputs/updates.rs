@@ -96,10 +96,10 @@ fn invalidations_for_entry(
         state.calls.mark_remote_inode(id.ino);
         if let Some(inode) = state.store.inode_of_mut(id) {
             // The kernel may have an old dentry under another name.
-            known |= inode.nlookup > 0 && (now < inode.entry_valid_until || !inode.is_at(dir, name));
+            known |= inode.kernel.may_have_dentry(now, inode.is_at(dir, name));
             if attr.covered_by_parent() {
                 inode.drop_xattrs();
-                stale.extend((inode.nlookup > 0).then_some(KernelInvalidation::Attr { ino: id.ino }));
+                stale.extend((inode.kernel.is_known()).then_some(KernelInvalidation::Attr { ino: id.ino }));
             }
         }
     }
@@ -116,7 +116,7 @@ fn invalidations_for_entry(
 fn name_dropped(state: &mut State, dir: u64, name: &Name, led_to: Option<NodeId>) {
     let inode = led_to.and_then(|id| state.store.inode_of_mut(id));
     if let Some(inode) = inode.filter(|inode| inode.is_at(dir, name)) {
-        inode.entry_valid_until = Time(0);
+        inode.kernel.end_entry_timeout();
     }
 }
 
@@ -126,7 +126,7 @@ fn invalidations_for_inode(state: &mut State, node: NodeId) -> Vec<KernelInvalid
     let mut stale = leases::invalidations_of_pages(state, (node, LeaseScope::Attributes));
     if let Some(inode) = state.store.inode_of_mut(node) {
         inode.drop_xattrs();
-        stale.extend((inode.nlookup > 0).then_some(KernelInvalidation::Attr { ino: node.ino }));
+        stale.extend((inode.kernel.is_known()).then_some(KernelInvalidation::Attr { ino: node.ino }));
     }
     stale
 }
@@ -223,7 +223,7 @@ pub(crate) fn on_suspended_lookup(state: &mut State, now: Time, dir: u64, name: 
 /// Invalidates dentries that lead to nothing or to another inode by now: open files of the old inode must not be
 /// found by that path.
 fn drop_replaced(state: &mut State, replaced: Vec<(u64, Name, NodeId)>) {
-    let is_known = |id: &NodeId| state.store.inode(id.ino).is_some_and(|inode| inode.nlookup > 0);
+    let is_known = |id: &NodeId| state.store.inode(id.ino).is_some_and(|inode| inode.kernel.is_known());
     let dropped = replaced.into_iter().filter(|(_, _, old)| is_known(old));
     let stale: Vec<KernelInvalidation> =
         dropped.map(|(dir, name, _)| KernelInvalidation::RemovedDentry { dir, name }).collect();
@@ -236,7 +236,7 @@ fn drop_replaced(state: &mut State, replaced: Vec<(u64, Name, NodeId)>) {
 /// and no local change of the directory that may bind it is in flight.
 pub(crate) fn is_dentry_removed(state: &State, dir: u64, name: &Name) -> bool {
     let child = state.store.child(dir, name).and_then(|child| state.store.inode(child.id.ino));
-    let is_told = child.is_some_and(|inode| inode.nlookup > 0 && inode.is_at(dir, name));
+    let is_told = child.is_some_and(|inode| inode.kernel.is_known() && inode.is_at(dir, name));
     !is_told && !locked::is_locked(state, dir)
 }
 

@@ -241,7 +241,7 @@ pub(crate) fn apply_lookup_reply(
     let node = crate::op::Node { attr_valid, ..node };
     match waiters.len() as u64 {
         0 => forgetting::handle_forget(state, node.number, 1),
-        more => inodes::record(state, entry.id).nlookup += more - 1,
+        more => inodes::record(state, entry.id).kernel.add_lookups(more - 1),
     }
     // A granted reply is as new as any reply to a later request.
     let older = if attr_held.is_none() { vec![entry.id.ino] } else { Vec::new() };

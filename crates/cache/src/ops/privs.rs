@@ -10,11 +10,11 @@
 
 use crate::calls::{CallKind, InflightCall, attr_after};
 use crate::facts::leases;
+use crate::kernel::set_id;
 use crate::op::{Caller, OpReply};
 use crate::ops::lookup;
 use crate::out::sending;
 use crate::state::State;
-use crate::store::set_id;
 use crate::view::{self, paths};
 use nigh_types::{Call, Errno, OpId, Reply, Response, SetAttr, Time};
 
@@ -22,12 +22,12 @@ const CAPABILITY: &[u8] = b"security.capability";
 
 /// Returns whether the kernel must drop an inode's attributes before the reply to a local change of it.
 pub(crate) fn is_set_id_gone(state: &State, ino: u64) -> bool {
-    state.store.inode(ino).is_some_and(|inode| inode.set_id_cleared)
+    state.store.inode(ino).is_some_and(|inode| inode.kernel.is_set_id_cleared())
 }
 
 /// Records that the kernel has dropped these attributes.
 pub(crate) fn handle_set_id_forgotten(state: &mut State, ino: u64) {
-    state.store.inode_mut(ino).into_iter().for_each(|inode| inode.set_id_cleared = false);
+    state.store.inode_mut(ino).into_iter().for_each(|inode| inode.kernel.note_set_id_dropped());
 }
 
 /// Handles the reply to a local change, before anything is learned from it.
@@ -46,8 +46,7 @@ pub(crate) fn note_set_id_after(state: &mut State, flight: &InflightCall, respon
         _ => Some(attr_after(response, ino).map_or(0, |attr| set_id(&attr))),
     };
     if let Some(left) = after {
-        inode.set_id_cleared |= inode.kernel_set_id & !left != 0;
-        inode.kernel_set_id &= left;
+        inode.kernel.note_set_id_left(left);
     }
     if let (Some(Call::RemoveXattr { name, .. }), Some(caller)) = (&flight.resend, flight.caller)
         && name == CAPABILITY

@@ -99,7 +99,9 @@ pub(crate) fn on_name_removed(
 fn keep_pin(state: &mut State, node: NodeId, kept: Option<Handle>) {
     let Some(handle) = kept else { return };
     match state.store.inode_of_mut(node) {
-        Some(inode) if inode.pin_handle.is_none() && (inode.unpinned_opens > 0 || inode.nlookup > 0) => {
+        Some(inode)
+            if inode.pin_handle.is_none() && (inode.unpinned_opens > 0 || inode.kernel.is_known()) =>
+        {
             inode.ext_mut().pin_handle = Some(handle);
         }
         _ => sending::release_handle(state, handle),

@@ -118,7 +118,7 @@ fn invalidate_moved(
     let is_there = row.and_then(|row| row.child).is_some_and(|child| child.id == id);
     if let Some(inode) = state.store.inode_of_mut(id) {
         // The timeout is unknown if a further name was looked up since.
-        inode.entry_valid_until = Time::FAR;
+        inode.kernel.lose_entry_timeout();
     }
     let (carried, goes) = (view::kernel_dentry_leads_to(state, id, old), state.kernel.is_flushing_dentries());
     if is_there && carried && !goes && old.0 == dir && !state.store.suspended.has_name(dir, name) {
@@ -128,7 +128,7 @@ fn invalidate_moved(
     if state.kernel.level() == NotifyLevel::All || goes {
         stale.push(KernelInvalidation::Entry { dir, name: name.clone() });
     }
-    if state.kernel.can_notify() && state.store.inode(id.ino).is_some_and(|i| i.nlookup > 0) {
+    if state.kernel.can_notify() && state.store.inode(id.ino).is_some_and(|i| i.kernel.is_known()) {
         stale.push(KernelInvalidation::Attr { ino: id.ino });
     }
     if !stale.is_empty() {

@@ -8,10 +8,10 @@
 
 use crate::calls::{CallKind, InflightCall};
 use crate::facts::learn;
+use crate::kernel::UntimedCopy;
 use crate::op::{Caller, KernelInvalidation, OpReply};
 use crate::out::{invalidate, replies, sending};
 use crate::state::State;
-use crate::store::UntimedCopy;
 use crate::view::{self, paths};
 use nigh_types::{Call, Errno, NodeId, OpId, Reply, Response, Time};
 
@@ -70,7 +70,7 @@ fn limit_target(state: &mut State, now: Time, id: NodeId, sure: bool) {
                 .store
                 .inode_mut(id.ino)
                 .into_iter()
-                .for_each(|inode| inode.note_copy(UntimedCopy::Target, true));
+                .for_each(|inode| inode.kernel.note_copy(UntimedCopy::Target));
             invalidate::end_copies_at(state, held.deadline, id.ino);
         }
         None => {
@@ -89,7 +89,7 @@ pub(crate) fn limit_acl(state: &mut State, now: Time, ino: u64, sure: bool) {
     let Some(inode) = state.store.inode_mut(ino).filter(|_| state.kernel.can_notify()) else {
         return;
     };
-    inode.note_copy(UntimedCopy::Acls, true);
+    inode.kernel.note_copy(UntimedCopy::Acls);
     let own = inode.xattrs.as_deref().map_or(Time::FAR, |(_, deadline)| *deadline);
     match held.filter(|held| sure && !held.stale) {
         Some(held) => invalidate::end_copies_at(state, held.deadline.min(own), ino),

@@ -1,11 +1,11 @@
 //! Invalidations of the kernel, and timers for the ends of its timeouts.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::kernel::OnInvalidated;
+use crate::kernel::{OnInvalidated, UntimedCopy};
 use crate::op::{InvalidationId, KernelInvalidation, Output, Urgency};
 use crate::out::queue;
 use crate::state::State;
-use crate::store::{Inode, UntimedCopy};
+use crate::store::Inode;
 use nigh_types::{Reply, Response, Span, Time};
 use std::collections::BTreeSet;
 
@@ -44,10 +44,7 @@ fn clear_timeouts(state: &mut State, stale: &KernelInvalidation) {
     if let KernelInvalidation::Data { ino, length: 0, .. } | KernelInvalidation::Attr { ino } = stale
         && let Some(inode) = state.store.inode_mut(*ino)
     {
-        inode.note_copy(UntimedCopy::Acls, false);
-        if matches!(stale, KernelInvalidation::Data { .. }) {
-            inode.note_copy(UntimedCopy::Target, false);
-        }
+        inode.kernel.note_copies_dropped(matches!(stale, KernelInvalidation::Data { .. }));
     }
     let ino = match stale {
         KernelInvalidation::Attr { ino } => Some(*ino),
@@ -61,7 +58,7 @@ fn clear_timeouts(state: &mut State, stale: &KernelInvalidation) {
         KernelInvalidation::Data { .. } => None,
     };
     if let Some(inode) = ino.and_then(|ino| state.store.inode_mut(ino)) {
-        inode.attr_valid_until = Time(0);
+        inode.kernel.end_attr_timeout();
     }
 }
 
@@ -127,9 +124,9 @@ pub(crate) fn drop_untrusted(state: &mut State, stale: &mut Vec<KernelInvalidati
     stale.retain(|one| match one {
         // The kernel keeps the set-user-ID bits of its last reply until the notifier has invalidated the
         // attributes.
-        KernelInvalidation::Attr { ino } => state.store.inode_mut(*ino).is_none_or(|inode| {
-            std::mem::take(&mut inode.kernel_has_attr) || inode.has_copy(UntimedCopy::Acls)
-        }),
+        KernelInvalidation::Attr { ino } => {
+            state.store.inode_mut(*ino).is_none_or(|inode| inode.kernel.note_attr_invalidated())
+        }
         _ => true,
     });
 }
@@ -192,16 +189,16 @@ pub(crate) fn end_copies_at(state: &mut State, deadline: Time, ino: u64) {
 /// Returns the invalidation of a kernel copy whose grant has ended by its deadline.
 pub(crate) fn ended_copies(state: &State, ino: u64) -> Option<KernelInvalidation> {
     let inode = state.store.inode(ino)?;
-    if inode.has_copy(UntimedCopy::Target) {
+    if inode.kernel.has_copy(UntimedCopy::Target) {
         return Some(KernelInvalidation::Data { ino, offset: 0, length: 0 });
     }
-    inode.has_copy(UntimedCopy::Acls).then_some(KernelInvalidation::Attr { ino })
+    inode.kernel.has_copy(UntimedCopy::Acls).then_some(KernelInvalidation::Attr { ino })
 }
 
 /// Adds the target's page to an attribute invalidation of a symlink, if the kernel has the target.
 fn with_targets(state: &State, stale: &mut Vec<KernelInvalidation>) {
     let has_target =
-        |ino: &u64| state.store.inode(*ino).is_some_and(|inode| inode.has_copy(UntimedCopy::Target));
+        |ino: &u64| state.store.inode(*ino).is_some_and(|inode| inode.kernel.has_copy(UntimedCopy::Target));
     let pages = stale.iter().filter_map(|one| match one {
         KernelInvalidation::Attr { ino } if has_target(ino) => {
             Some(KernelInvalidation::Data { ino: *ino, offset: 0, length: 0 })

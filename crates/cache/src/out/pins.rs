@@ -97,7 +97,7 @@ pub(crate) fn suspend_victims(state: &mut State, purpose: &CallKind) -> [Option<
         CallKind::Rename { from, name, to, new_name, exchange, .. } => {
             let moved = |dir: u64, name: &Name| {
                 let child = view::child_at(state, dir, name);
-                child.filter(|ino| state.store.inode(*ino).is_some_and(|inode| inode.nlookup > 0))
+                child.filter(|ino| state.store.inode(*ino).is_some_and(|inode| inode.kernel.is_known()))
             };
             let other = if *exchange { moved(*to, new_name) } else { None };
             [moved(*from, name), other.or_else(|| view::open_at(state, *to, new_name))]

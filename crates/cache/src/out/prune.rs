@@ -13,7 +13,7 @@ pub(crate) const PART: u64 = 2;
 
 /// Returns whether the kernel still knows an inode that was queued with that sequence number.
 pub(crate) fn is_known(store: &Store, seq: u32, ino: u64) -> bool {
-    store.inode(ino).is_some_and(|inode| inode.nlookup > 0 && inode.queue_seq == seq)
+    store.inode(ino).is_some_and(|inode| inode.kernel.is_queued_as(seq))
 }
 
 /// Returns the most inodes that the kernel may know.
@@ -32,7 +32,7 @@ pub(crate) fn note_new_to_kernel(state: &mut State, ino: u64) {
         return;
     }
     let Some(inode) = state.store.inode_mut(ino) else { return };
-    inode.queue_seq = state.kernel.inodes.push(ino);
+    inode.kernel.note_queued(state.kernel.inodes.push(ino));
     let store = &state.store;
     state.kernel.inodes.tidy(store.inode_count(), |seq, ino| is_known(store, seq, ino));
     if state.kernel.inodes.begin_prune(state.store.inode_count() as u64, most_inodes(state)) {

@@ -20,8 +20,7 @@ pub(crate) fn attr_timeout(
     if valid > Span::ZERO
         && let Some(inode) = state.store.inode_mut(ino)
     {
-        inode.kernel_has_attr = true;
-        inode.kernel_set_id |= crate::store::set_id(attr);
+        inode.kernel.note_attr(attr);
     }
     valid
 }

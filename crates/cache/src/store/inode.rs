@@ -1,45 +1,21 @@
 //! Records of inodes.
 
 use crate::grants::LiveGrant;
+use crate::kernel::KnownInode;
 use crate::pages::{FullPageTracker, PageBase, StalePages};
 use nigh_types::{Attr, Handle, Name, NodeId, Time, Timestamp, XattrSet};
-
-/// Returns the set-user-ID and set-group-ID bits of a mode (`mode >> 9`).
-pub(crate) fn set_id(attr: &Attr) -> u8 {
-    u8::try_from(attr.mode >> 9 & 0o6).unwrap_or(0o6)
-}
 
 /// Inode that the kernel knows, or that has facts under a grant of its own.
 #[derive(Clone, Debug)]
 pub(crate) struct Inode {
     pub id: NodeId,
-    /// The kernel's lookup count: replies that brought the inode, less forgets.
-    pub nlookup: u64,
-    /// Ends of the attribute timeout and of the entry timeout that the kernel was given under `parent_entry`.
-    pub attr_valid_until: Time,
-    pub entry_valid_until: Time,
+    /// What the kernel has of the inode.
+    pub kernel: KnownInode,
     /// Directory and name that last led to the inode: the hint of its [`nigh_types::NodeRef`], and the entry with its
     /// attributes if the directory lease covers them.
     pub parent_entry: Option<(u64, Name)>,
     /// Rarely used fields, read through `Deref`; `None`: all have their defaults.
     more: Option<Box<InodeExt>>,
-    /// Position in the kernel's inode queue, see [`crate::kernel::KernelInodeQueue`].
-    pub queue_seq: u32,
-    /// The kernel has attributes with a timeout, and no invalidation of them has followed.
-    pub kernel_has_attr: bool,
-    /// Set-user-ID and set-group-ID bits among those attributes (`mode >> 9`).
-    pub kernel_set_id: u8,
-    /// A local change cleared some of these bits: the kernel must drop the attributes before the reply to that change.
-    pub set_id_cleared: bool,
-    /// Bit set of the [`UntimedCopy`] that the kernel may have.
-    copies: u8,
-}
-
-/// Kernel copies without a timeout (`ops/targets.rs`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum UntimedCopy {
-    Target = 1,
-    Acls = 2,
 }
 
 /// Rarely used fields of an inode. Millions of inodes that the kernel only looked up have none.
@@ -180,30 +156,9 @@ impl InodeExt {
 }
 
 impl Inode {
-    pub fn new(id: NodeId, nlookup: u64) -> Inode {
-        Inode {
-            id,
-            nlookup,
-            attr_valid_until: Time(0),
-            entry_valid_until: Time(0),
-            parent_entry: None,
-            more: None,
-            queue_seq: 0,
-            kernel_has_attr: false,
-            kernel_set_id: 0,
-            set_id_cleared: false,
-            copies: 0,
-        }
-    }
-
-    /// Returns whether the kernel may have a copy.
-    pub fn has_copy(&self, of: UntimedCopy) -> bool {
-        self.copies & of as u8 != 0
-    }
-
-    /// Records that the kernel may have a copy, or has none.
-    pub fn note_copy(&mut self, of: UntimedCopy, has: bool) {
-        self.copies = if has { self.copies | of as u8 } else { self.copies & !(of as u8) };
+    /// Begins a record of an inode that the kernel knows by `lookups` replies.
+    pub fn new(id: NodeId, lookups: u64) -> Inode {
+        Inode { id, kernel: KnownInode::new(lookups), parent_entry: None, more: None }
     }
 
     /// Returns the rarely used fields for a change, allocated if absent.
@@ -252,10 +207,9 @@ impl Inode {
 
     /// Resets the record for another inode with the inode number: no fact about the old one holds.
     pub fn reset(&mut self, id: NodeId) {
-        let old = std::mem::replace(self, Inode::new(id, self.nlookup));
-        (self.queue_seq, self.kernel_has_attr) = (old.queue_seq, old.kernel_has_attr);
-        (self.kernel_set_id, self.set_id_cleared) = (old.kernel_set_id, old.set_id_cleared);
-        self.copies = old.copies;
+        let old = std::mem::replace(self, Inode::new(id, 0));
+        self.kernel = old.kernel.clone();
+        self.kernel.note_number_reused();
         if old.opens > 0 {
             let (opens, opens_unpinned, writers) = (old.opens, old.unpinned_opens, old.writers);
             self.more = Some(Box::new(InodeExt {
@@ -275,6 +229,7 @@ mod tests {
     #[test]
     fn inode_record_after_a_lookup_is_small() {
         assert!(size_of::<Inode>() <= 88, "{}", size_of::<Inode>());
+        assert!(size_of::<InodeExt>() <= 592, "{}", size_of::<InodeExt>());
         let mut inode = Inode::new(NodeId { ino: 7, generation: 1 }, 1);
         inode.drop_xattrs();
         inode.drop_pages();

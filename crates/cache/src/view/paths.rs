@@ -116,7 +116,7 @@ pub(crate) fn node_ref(state: &State, ino: u64) -> Option<NodeRef> {
 
 /// Returns the directory and name under which the kernel last looked an inode up, if it still knows the inode.
 pub(crate) fn parent_entry_of(state: &State, ino: u64) -> Option<(u64, Name)> {
-    state.store.inode(ino).filter(|i| i.nlookup > 0).and_then(|i| i.parent_entry.clone())
+    state.store.inode(ino).filter(|i| i.kernel.is_known()).and_then(|i| i.parent_entry.clone())
 }
 
 /// Returns the known path from the root to `name` in a directory.

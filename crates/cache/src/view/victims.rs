@@ -16,6 +16,6 @@ pub(crate) fn expected_victim(state: &State, purpose: &CallKind) -> Option<NodeI
         child.map(|child| child.id)
     };
     let id = state.kernel.recent_dirs.at((dir, name)).or_else(listed)?;
-    let known = state.store.inode_of(id).filter(|inode| inode.nlookup > 0);
+    let known = state.store.inode_of(id).filter(|inode| inode.kernel.is_known());
     known.filter(|inode| inode.is_at(dir, name)).map(|inode| inode.id)
 }

@@ -328,7 +328,7 @@ fn file_of_an_undelivered_create_reply_is_released() {
     let said = answer(&mut cache, created, made);
     assert!(!said.iter().any(|output| matches!(output, Output::Answer { .. })), "{said:?}");
     let (opens, lookups) =
-        (cache.state.store.inode(7).unwrap().opens, cache.state.store.inode(7).unwrap().nlookup);
+        (cache.state.store.inode(7).unwrap().opens, cache.state.store.inode(7).unwrap().kernel.lookups());
     cache.handle_event(T0, Event::Expired { why: "silence".into() });
     assert!(cache.state.waits_for_kernel());
     cache.handle_interrupt(OpId(4), true);
@@ -336,7 +336,7 @@ fn file_of_an_undelivered_create_reply_is_released() {
     let failed = OpReply::Failed(nigh_types::Errno::INTR);
     assert!(said.contains(&Output::Answer { op: OpId(4), answer: failed }), "{said:?}");
     assert_eq!(
-        (cache.state.store.inode(7).unwrap().opens, cache.state.store.inode(7).unwrap().nlookup),
+        (cache.state.store.inode(7).unwrap().opens, cache.state.store.inode(7).unwrap().kernel.lookups()),
         (opens - 1, lookups - 1)
     );
 }
@@ -347,7 +347,7 @@ fn dentry_invalidation_does_not_wait_for_getattr() {
     let mut cache = opened();
     let asked = ask(&mut cache, 3, Op::GetAttr { ino: 7 });
     let entry = |name: &[u8]| KernelInvalidation::Entry { dir: 1, name: Name::new(name).unwrap() };
-    cache.state.store.inode_mut(7).unwrap().kernel_has_attr = true;
+    cache.state.store.inode_mut(7).unwrap().kernel.note_attr(&attr(1));
     crate::out::invalidate::invalidate(
         &mut cache.state,
         vec![entry(b"f"), KernelInvalidation::Attr { ino: 7 }],
