@@ -138,7 +138,7 @@ pub(crate) fn kernel_dentry_leads_to(state: &State, id: NodeId, (dir, name): (u6
 
 /// Returns whether the kernel knows another inode by this number: one of the two is gone.
 fn kernel_knows_old_inode(state: &State, id: NodeId) -> bool {
-    let known = |inode: &Inode| inode.id != id && (inode.kernel.is_known() || inode.opens > 0);
+    let known = |inode: &Inode| inode.id != id && inode.is_held_by_kernel();
     state.store.inode(id.ino).is_some_and(known)
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn child_at(state: &State, dir: u64, name: &Name) -> Option<u64> {
 
 /// Returns the file at a name, if it is open.
 pub(crate) fn open_at(state: &State, dir: u64, name: &Name) -> Option<u64> {
-    let is_open = |ino: &u64| state.store.inode(*ino).is_some_and(|inode| inode.opens > 0);
+    let is_open = |ino: &u64| state.store.inode(*ino).is_some_and(|inode| inode.opens().is_open());
     let is_home = |ino: &u64| state.store.inode(*ino).is_some_and(|inode| inode.is_at(dir, name));
     let child = child_at(state, dir, name).filter(is_open);
     child.or_else(|| state.open.files.values().map(|file| file.ino).find(is_home))
@@ -189,7 +189,7 @@ pub(crate) fn open_files_under(state: &State, on: (NodeId, LeaseScope)) -> Vec<N
 
 /// Returns whether the kernel may be reading or writing the file.
 pub(crate) fn is_open(state: &State, ino: u64) -> bool {
-    state.store.inode(ino).is_some_and(|inode| inode.opens > 0)
+    state.store.inode(ino).is_some_and(|inode| inode.opens().is_open())
 }
 
 /// Returns whether a handle is being reclaimed.
@@ -209,7 +209,7 @@ pub(crate) fn is_lost(state: &State, op: &Op) -> bool {
 }
 
 pub(crate) fn is_written(state: &State, ino: u64) -> bool {
-    state.store.inode(ino).is_some_and(|inode| inode.writers > 0)
+    state.store.inode(ino).is_some_and(|inode| inode.opens().is_written())
 }
 
 /// Returns whether a file is known under another name of the directory, and not under this one. A file that is

@@ -38,7 +38,7 @@ fn drop_everything(state: &mut State, unbroken: bool) -> Option<InvalidationId> 
     }
     state.calls.drop_pages_of_all();
     state.ungranted.end_grants();
-    let in_use = |inode: &Inode| inode.opens > 0 || inode.pin_handle.is_some();
+    let in_use = |inode: &Inode| inode.opens().is_open() || inode.opens().is_pinned();
     let mut inodes: Vec<(bool, u64)> = state.store.inodes().map(|i| (!in_use(i), i.id.ino)).collect();
     inodes.sort_unstable();
     let mut told: Vec<(bool, bool, u64)> = Vec::new();

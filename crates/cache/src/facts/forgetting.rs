@@ -18,11 +18,11 @@ pub(crate) fn drop_if_idle(state: &mut State, ino: u64) {
     let keeps_expired = state.config.on_disconnect == OnDisconnect::Stale;
     let Some(inode) = state.store.inode_mut(ino) else { return };
     inode.shrink();
-    if inode.kernel.is_known() || inode.opens > 0 {
+    if inode.is_held_by_kernel() {
         return;
     }
     let is_known = inode.own.is_some_and(|(_, held)| held.is_live(clock) || keeps_expired);
-    let pinned = inode.ext_if_any().and_then(|more| more.pin_handle.take());
+    let pinned = inode.opens_if_any().and_then(|opens| opens.take_pin());
     let needed = is_known || ino == root;
     if let Some(handle) = pinned {
         sending::release_handle(state, handle);

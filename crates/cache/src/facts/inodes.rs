@@ -125,7 +125,7 @@ pub(crate) fn reset_reused_id(state: &mut State, id: NodeId) {
     keep_old_nodeid(state, id);
     keep_removed_nodeid(state, id);
     if let Some(inode) = state.store.inode_mut(id.ino) {
-        if inode.opens > 0 {
+        if inode.opens().is_open() {
             // Files opened under this number are not of the new inode, whatever its id says.
             state.open.files.detach(id.ino);
         }

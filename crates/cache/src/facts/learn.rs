@@ -269,7 +269,7 @@ pub(crate) fn begin_data_grant(
         return;
     }
     inode.ext_mut().data.held = fresh;
-    if inode.opens > 0 {
+    if inode.opens().is_open() {
         invalidate::set_data_timers(state, id.ino);
     }
 }

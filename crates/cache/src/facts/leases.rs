@@ -158,7 +158,7 @@ fn detach_listings(state: &mut State, dir: u64) {
     }
     directory.progress = None;
     let listed = directory.kernel_version.take().is_some();
-    if listed && state.store.inode(dir).is_some_and(|i| i.opens > 0) {
+    if listed && state.store.inode(dir).is_some_and(|i| i.opens().is_open()) {
         invalidate::invalidate(
             state,
             vec![KernelInvalidation::Data { ino: dir, offset: 0, length: 0 }],
@@ -240,7 +240,7 @@ pub(crate) fn drop_other_version(state: &mut State, now: Time, id: NodeId, attr:
     }
     inode.drop_pages();
     // Pages of a file that is not open are dropped by its next open.
-    if inode.opens > 0 {
+    if inode.opens().is_open() {
         mark_pages_stale(state, id.ino, false);
         invalidate::invalidate(
             state,
@@ -254,9 +254,11 @@ pub(crate) fn drop_other_version(state: &mut State, now: Time, id: NodeId, attr:
 /// grant ends before its time, with its session. A file that is not open for writing has no stores.
 pub(crate) fn mark_pages_stale(state: &mut State, ino: u64, unbroken: bool) {
     let after = state.kernel.last_invalidation();
-    let Some(more) = state.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()) else { return };
+    let Some(inode) = state.store.inode_mut(ino) else { return };
+    let is_written = inode.opens().is_written();
+    let Some(more) = inode.ext_if_any() else { return };
     let base = more.base.take();
-    if more.writers == 0 {
+    if !is_written {
         return;
     }
     match (&mut more.old, base) {

@@ -5,7 +5,7 @@ use crate::calls::{CallKind, InflightCall, OpenParams};
 use crate::facts::learn;
 use crate::inputs::responses;
 use crate::op::{Fh, OpReply, Output};
-use crate::open::OpenFile;
+use crate::open::{InodeOpens, OpenFile};
 use crate::ops::{aborting, begin, lock_reclaim};
 use crate::out::{invalidate, page_drops, pins, replies, sending};
 use crate::page_cache::writeback;
@@ -56,7 +56,7 @@ pub(crate) fn reclaim_all(state: &mut State, now: Time) {
         files
             .extend(file.handle().map(|handle| (file.ino, Some(fh), handle, file.access, Some(file.caller))));
     }
-    let mut pins: Vec<_> = state.store.inodes().filter_map(|i| Some((i.id.ino, i.pin_handle?))).collect();
+    let mut pins: Vec<_> = state.store.inodes().filter_map(|i| Some((i.id.ino, i.opens().pin()?))).collect();
     pins.sort_unstable();
     files.extend(pins.into_iter().map(|(ino, handle)| (ino, None, handle, PIN_ACCESS, None)));
     for (ino, fh, handle, access, caller) in files {
@@ -164,7 +164,7 @@ fn on_reopen_reply(
     }
     let wanted = match fh {
         Some(fh) => state.open.files.get(fh).is_some_and(|file| file.handle() == Some(handle)),
-        None => state.store.inode(ino).is_some_and(|inode| inode.pin_handle == Some(handle)),
+        None => state.store.inode(ino).is_some_and(|inode| inode.opens().is_pinned_by(handle)),
     };
     match state.store.id_of(ino).filter(|_| wanted) {
         Some(id) => {
@@ -205,10 +205,10 @@ fn mark_file_lost(state: &mut State, ino: u64, fh: Option<Fh>, handle: Handle, e
     match fh {
         Some(fh) => lost.push(fh),
         None => {
-            let Some(inode) = state.store.inode_mut(ino).filter(|i| i.pin_handle == Some(handle)) else {
+            let Some(inode) = state.store.inode_mut(ino) else { return };
+            if !inode.opens_if_any().is_some_and(|opens| opens.lose_pin(handle)) {
                 return;
-            };
-            inode.ext_mut().pin_handle = None;
+            }
             let id = inode.id;
             let pinned = |file: &OpenFile| file.ino == ino && file.lacks_handle_for(id);
             if errno == Errno::STALE {
@@ -219,7 +219,7 @@ fn mark_file_lost(state: &mut State, ino: u64, fh: Option<Fh>, handle: Handle, e
     for fh in &lost {
         let Some(had_handle) = state.open.files.lose(*fh) else { continue };
         if had_handle && let Some(inode) = state.store.inode_mut(ino) {
-            inode.ext_mut().unpinned_opens += 1;
+            inode.opens_mut().note_handle_lost();
         }
         let path = paths::shown_path(state, ino);
         tracing::warn!(target: "nigh::session", path, %errno, "an open file could not be opened again");
@@ -238,11 +238,11 @@ pub(crate) fn on_export_replaced(state: &mut State) {
         "the server exports something else than what was mounted: what was open fails; unmount and mount again"
     );
     state.open.files.lose_all();
-    let all = state.store.inodes_mut().filter_map(|inode| inode.ext_if_any());
-    all.for_each(|more| (more.unpinned_opens, more.pin_handle) = (0, None));
+    let all = state.store.inodes_mut().filter_map(|inode| inode.opens_if_any());
+    all.for_each(InodeOpens::note_all_handles_lost);
     for file in state.open.files.values() {
         if let Some(inode) = state.store.inode_mut(file.ino) {
-            inode.ext_mut().unpinned_opens += 1;
+            inode.opens_mut().note_handle_lost();
         }
     }
     state.open.locks.mark_all_lost();

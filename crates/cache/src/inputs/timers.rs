@@ -81,7 +81,7 @@ pub(crate) fn handle_timeout(state: &mut State, now: Time) {
 /// Handles the end of a grant on an open inode: renews what may still be true, drops the rest.
 fn on_grant_end(state: &mut State, now: Time, ino: u64) {
     pins::pin_open(state, ino);
-    let Some(inode) = state.store.inode_mut(ino).filter(|i| i.opens > 0) else { return };
+    let Some(inode) = state.store.inode_mut(ino).filter(|i| i.opens().is_open()) else { return };
     if let Some(held) = inode.data.held {
         if held.is_live(now) {
             if inode.data.timer_at <= now {

@@ -18,33 +18,27 @@ pub(crate) fn release(state: &mut State, now: Time, fh: Fh, flock: Option<u64>) 
     }
     let mut idle_pin = None;
     if let Some(inode) = state.store.inode_mut(file.ino) {
+        inode.opens_mut().note_close(file.handle().is_some(), file.access.write);
+        let (is_open, is_written) = (inode.opens().is_open(), inode.opens().is_written());
         let more = inode.ext_mut();
-        more.opens -= 1;
-        more.writers -= u32::from(file.access.write);
-        if more.writers == 0 {
+        if !is_written {
             more.old = None;
             state.ungranted.forget(file.ino);
         }
         // The kernel keeps pages for the next open while a data grant lives.
         let keeps_pages = more.data.held.is_some_and(|h| h.on.1 == LeaseScope::Data && h.is_live(now));
-        if more.opens == 0 {
-            more.base.take_if(|_| !keeps_pages);
-            more.last_getattr = None;
-        }
-        if file.handle().is_none() {
-            more.unpinned_opens -= 1;
-        }
+        more.base.take_if(|_| !is_open && !keeps_pages);
         // No timer checks the pages before that grant ends: the next open compares attributes.
-        if more.opens == 0 && more.data.held.is_some_and(|h| h.on.1 != LeaseScope::Data) {
+        if !is_open && more.data.held.is_some_and(|h| h.on.1 != LeaseScope::Data) {
             more.data.held = None;
         }
         // A caller that looked up the lost name may be about to open it.
         let is_named = inode.parent_entry.is_some() || !inode.kernel.is_known();
-        if inode.unpinned_opens == 0 && is_named {
+        if is_named {
             // The server would release the handle before it does earlier calls that use it: the pin then stays
             // until the inode is forgotten.
             let calls = &state.calls;
-            idle_pin = inode.ext_mut().pin_handle.take_if(|handle| !calls.uses_handle(*handle));
+            idle_pin = inode.opens_mut().take_idle_pin(|handle| calls.uses_handle(handle));
         }
     }
     if let Some(handle) = idle_pin {

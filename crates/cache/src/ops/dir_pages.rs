@@ -84,7 +84,7 @@ pub(crate) fn opened_dir(state: &mut State, now: Time, ino: u64, reader: u32) ->
     };
     state.open.dirs.insert(opened.fh, open);
     if let Some(id) = state.store.id_of(ino) {
-        inodes::record(state, id).ext_mut().opens += 1;
+        inodes::record(state, id).opens_mut().note_dir_open();
     }
     opened
 }

@@ -78,17 +78,11 @@ pub(crate) fn opened_file(
     let direct = appends && state.config.direct_appends;
     let inode = inodes::record(state, id);
     // A lock owner's close of any descriptor must reach the cache.
-    let may_lock = inode.has_locks || inode.opens > 0;
-    let more = inode.ext_mut();
-    if !keep_cache && more.opens == 0 {
-        more.base = None;
-    }
-    more.opens += 1;
-    more.writers += u32::from(file.access.write);
-    if kind == OpenKind::Granted {
-        more.unpinned_opens += 1;
-    }
+    let (may_lock, is_first) = (inode.opens().may_have_locks(), !inode.opens().is_open());
+    inode.opens_mut().note_open(kind, file.access.write);
     if !keep_cache {
+        let more = inode.ext_mut();
+        more.base.take_if(|_| is_first);
         more.data.pages = CachedPages::None;
     }
     state.open.files.insert(

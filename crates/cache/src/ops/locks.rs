@@ -35,7 +35,7 @@ pub(crate) fn set_lock(
     let Some(node) = paths::node_ref(state, ino) else { return Some(OpReply::Failed(Errno::STALE)) };
     state.open.locks.begin_call(holder, fh, flock.then_some(kind));
     if let Some(inode) = state.store.inode_mut(ino).filter(|_| !flock) {
-        inode.ext_mut().has_locks = true;
+        inode.opens_mut().note_lock_request();
     }
     let range = if flock { (0, u64::MAX) } else { (start, end) };
     let range = LockInfo { start: range.0, end: range.1, kind, pid };

@@ -158,7 +158,7 @@ fn count_prefetched(
     (waited, last): (bool, bool),
 ) {
     let cost = count + u64::from(last);
-    let is_read = waited || state.store.inode(dir).is_some_and(|inode| inode.opens > 0);
+    let is_read = waited || state.store.inode(dir).is_some_and(|inode| inode.opens().is_open());
     if !state.prefetch.count_arrived(walk_call, dir, cost, last) {
         return;
     }

@@ -51,7 +51,7 @@ pub(crate) fn note_set_id_after(state: &mut State, flight: &InflightCall, respon
     if let (Some(Call::RemoveXattr { name, .. }), Some(caller)) = (&flight.resend, flight.caller)
         && name == CAPABILITY
     {
-        inode.ext_mut().uncapped_by = (caller.uid == 0).then_some(caller.pid);
+        inode.opens_mut().note_uncapped(caller);
     }
     let known = inode.xattrs.as_deref();
     if known.is_some_and(|(set, _)| set.items.iter().any(|(name, _)| name.as_ref() == CAPABILITY)) {
@@ -69,9 +69,8 @@ pub(crate) fn set_attr_empty(
     caller: Caller,
     ino: u64,
 ) -> Option<OpReply> {
-    let more = state.store.inode_mut(ino).and_then(|inode| inode.ext_if_any());
-    let uncapped_by = more.and_then(|more| more.uncapped_by.take());
-    if uncapped_by == Some(caller.pid) && view::is_written(state, ino) {
+    let opens = state.store.inode_mut(ino).and_then(|inode| inode.opens_if_any());
+    if opens.is_some_and(|opens| opens.take_uncapped(caller)) && view::is_written(state, ino) {
         return lookup::attributes(state, now, op, caller, ino);
     }
     let Some((node, handle)) = paths::handle_for(state, ino, None) else {

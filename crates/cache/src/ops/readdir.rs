@@ -37,7 +37,7 @@ pub(crate) fn release_dir(state: &mut State, now: Time, fh: Fh) -> Option<OpRepl
     if let Some(open) = state.open.dirs.remove(fh)
         && let Some(inode) = state.store.inode_mut(open.ino)
     {
-        inode.ext_mut().opens -= 1;
+        inode.opens_mut().note_dir_close();
         forgetting::drop_if_idle(state, open.ino);
     }
     Some(OpReply::Done)

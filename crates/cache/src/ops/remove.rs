@@ -87,7 +87,7 @@ pub(crate) fn on_name_removed(
     invalidate_if_unforeseen(state, node, (dir, name));
     changes::unnamed(state, node, (dir, name));
     keep_pin(state, node, kept);
-    let is_open = state.store.inode_of(node).is_some_and(|inode| inode.opens > 0);
+    let is_open = state.store.inode_of(node).is_some_and(|inode| inode.opens().is_open());
     if is_open && state.kernel.can_notify() {
         // The kernel keeps the attributes under the name's grant (`fuse_entry_unlinked` but sets the ctime).
         invalidate::invalidate(state, vec![KernelInvalidation::Attr { ino: node.ino }], None);
@@ -100,9 +100,9 @@ fn keep_pin(state: &mut State, node: NodeId, kept: Option<Handle>) {
     let Some(handle) = kept else { return };
     match state.store.inode_of_mut(node) {
         Some(inode)
-            if inode.pin_handle.is_none() && (inode.unpinned_opens > 0 || inode.kernel.is_known()) =>
+            if !inode.opens().is_pinned() && (inode.opens().has_unpinned() || inode.kernel.is_known()) =>
         {
-            inode.ext_mut().pin_handle = Some(handle);
+            inode.opens_mut().note_pin(handle);
         }
         _ => sending::release_handle(state, handle),
     }

@@ -20,7 +20,9 @@ pub(crate) fn on_revalidate_reply(
     let Ok(Reply::Attr(id, attr)) = response.result else { return };
     learn::apply_attr(state, now, flight, id, attr, &response.grants);
     let fresh = order::grant_in_reply(state, flight, id, &attr, &response.grants);
-    let Some(inode) = state.store.inode_mut(ino).filter(|i| i.id == id && i.opens > 0) else { return };
+    let Some(inode) = state.store.inode_mut(ino).filter(|i| i.id == id && i.opens().is_open()) else {
+        return;
+    };
     let same = inode.data.pages == CachedPages::Of(ChangeToken::of(&attr));
     // A grant that ends no later than the present one gains nothing, and renewals would never end.
     let until = inode.data.held.map_or(now, |held| held.deadline);

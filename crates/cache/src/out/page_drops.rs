@@ -54,7 +54,7 @@ pub(crate) fn note_ungranted(
     response: &Response,
 ) {
     let Some(attr) = attr_after(response, node.ino) else { return };
-    if !state.store.inode(node.ino).is_some_and(|inode| inode.id == node && inode.writers > 0) {
+    if !state.store.inode(node.ino).is_some_and(|inode| inode.id == node && inode.opens().is_written()) {
         return;
     }
     let grant = crate::grants::on(&response.grants, node, LeaseScope::Data).filter(|grant| grant.recallable);

@@ -19,10 +19,9 @@ use std::collections::BTreeSet;
 
 /// Pins a file at the remote, if it is open without a handle.
 pub(crate) fn pin_open(state: &mut State, ino: u64) {
-    let unpinned = |i: &crate::store::Inode| i.unpinned_opens > 0 && i.pin_handle.is_none();
     if !state.open.files.has_any_without_handle()
         || !state.session.is_attached()
-        || !state.store.inode(ino).is_some_and(unpinned)
+        || !state.store.inode(ino).is_some_and(|inode| inode.opens().needs_pin())
     {
         return;
     }
@@ -45,7 +44,7 @@ fn assign_pin(state: &mut State, ino: u64) -> Handle {
     state.calls.new_id();
     let handle = new_pin_handle(state);
     if let Some(inode) = state.store.inode_mut(ino) {
-        inode.ext_mut().pin_handle = Some(handle);
+        inode.opens_mut().note_pin(handle);
     }
     handle
 }
@@ -61,7 +60,7 @@ pub(crate) fn assign_pins(state: &mut State) {
     let known = |file: &&OpenFile| state.store.id_of(file.ino).is_some_and(|id| file.lacks_handle_for(id));
     let open: BTreeSet<u64> = state.open.files.values().filter(known).map(|file| file.ino).collect();
     for ino in open {
-        if state.store.inode(ino).is_some_and(|inode| inode.pin_handle.is_none()) {
+        if state.store.inode(ino).is_some_and(|inode| !inode.opens().is_pinned()) {
             assign_pin(state, ino);
         }
     }
@@ -172,7 +171,7 @@ mod tests {
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
         cache.state.open.files.take_handles();
-        cache.state.store.inode_mut(7).unwrap().ext_mut().unpinned_opens = 1;
+        cache.state.store.inode_mut(7).unwrap().opens_mut().note_handle_lost();
         let rename = |cache: &mut Cache| {
             let (new_name, from) = (name(b"f"), name(b"g"));
             let (id, call) = ask(
@@ -210,7 +209,7 @@ mod tests {
         let (opened, _) = ask(&mut cache, Op::Open { ino: 7, access, append: false });
         answer(&mut cache, opened, Reply::Opened { handle: Handle(1), attr });
         cache.state.open.files.take_handles();
-        cache.state.store.inode_mut(7).unwrap().ext_mut().unpinned_opens = 1;
+        cache.state.store.inode_mut(7).unwrap().opens_mut().note_handle_lost();
         crate::out::pins::pin_open(&mut cache.state, 7);
         let Some((_, Call::PinOpen { handle, .. })) = calls(&mut cache).pop() else { panic!("it is kept") };
         (cache, node, attr, handle)

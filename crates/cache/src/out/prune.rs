@@ -51,7 +51,7 @@ pub(crate) fn prune_half(state: &mut State) {
 /// none. The kernel sends a FORGET for each that it drops.
 pub(crate) fn poll_prune(state: &mut State) -> Vec<u64> {
     let store = &state.store;
-    let is_open = |ino: u64| store.inode(ino).is_some_and(|inode| inode.opens > 0);
+    let is_open = |ino: u64| store.inode(ino).is_some_and(|inode| inode.opens().is_open());
     let may_go = |ino: u64| !is_open(ino) && ino != store.root();
     let chosen = state.kernel.inodes.poll(|seq, ino| is_known(store, seq, ino), may_go);
     state.counters.pruned += chosen.len() as u64;

@@ -77,7 +77,7 @@ pub(crate) fn note_getattr_reply(state: &mut State, ino: u64, attr: Attr) {
     if view::reads_by_size(state, ino)
         && let Some(inode) = state.store.inode_mut(ino)
     {
-        inode.ext_mut().last_getattr = Some(Box::new((state.clock, attr)));
+        inode.opens_mut().note_getattr_reply(state.clock, attr);
     }
 }
 
@@ -89,7 +89,7 @@ fn reply_without_older_attr(state: &mut State, ops: &[OpId], mut answer: OpReply
         OpReply::Attr(id, attr, Span::ZERO) => (id.ino, attr, true),
         _ => return replies::reply_all(state, ops, &answer),
     };
-    let last = state.store.inode(ino).and_then(|inode| inode.last_getattr.as_deref());
+    let last = state.store.inode(ino).and_then(|inode| inode.opens().last_getattr());
     if let Some((_, last)) = last.filter(|(at, _)| sent.is_some_and(|sent| sent <= *at)) {
         *attr = if keeps { Attr { size: last.size, ..*attr } } else { *last };
     }

@@ -33,7 +33,7 @@ pub(crate) fn writeback_overlaps(
     let has_pages = |i: &Inode| {
         i.base.is_some() || i.old.is_some() || state.ungranted.versions_in(i.id, part).next().is_some()
     };
-    let may_be = state.store.inode(ino).is_some_and(|i| i.writers > 0 && has_pages(i));
+    let may_be = state.store.inode(ino).is_some_and(|i| i.opens().is_written() && has_pages(i));
     (is_out, may_be)
 }
 

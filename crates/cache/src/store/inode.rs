@@ -2,8 +2,9 @@
 
 use crate::grants::LiveGrant;
 use crate::kernel::KnownInode;
+use crate::open::InodeOpens;
 use crate::pages::{FullPageTracker, PageBase, StalePages};
-use nigh_types::{Attr, Handle, Name, NodeId, Time, Timestamp, XattrSet};
+use nigh_types::{Attr, Name, NodeId, Time, Timestamp, XattrSet};
 
 /// Inode that the kernel knows, or that has facts under a grant of its own.
 #[derive(Clone, Debug)]
@@ -21,19 +22,7 @@ pub(crate) struct Inode {
 /// Rarely used fields of an inode. Millions of inodes that the kernel only looked up have none.
 #[derive(Clone, Debug)]
 pub(crate) struct InodeExt {
-    /// Time and attributes of the last GETATTR reply, for an open file.
-    pub last_getattr: Option<Box<(Time, Attr)>>,
-    /// Number of open [`crate::Fh`]s.
-    pub opens: u32,
-    /// Opens without a handle at the remote. The remote must pin the file before its last name goes or its permissions
-    /// change.
-    pub unpinned_opens: u32,
-    /// Opens for writing.
-    pub writers: u32,
-    /// A process of this mount has asked for an fcntl(2) lock on the file.
-    pub has_locks: bool,
-    /// Thread of root that removed the file's capability last: it may be about to write (`ops/privs.rs`).
-    pub uncapped_by: Option<u32>,
+    opens: InodeOpens,
     /// Attributes of a directory that a local change removed, for processes that are still in it.
     pub unlinked_attr: Option<Attr>,
     /// Earlier name of a hard link: a hint once the latest name is gone.
@@ -50,8 +39,6 @@ pub(crate) struct InodeExt {
     pub base: Option<PageBase>,
     /// Set if the kernel may also have pages of an ended grant.
     pub old: Option<StalePages>,
-    /// Handle at the remote that keeps a file readable which was opened without one.
-    pub pin_handle: Option<Handle>,
 }
 
 static NO_EXT: InodeExt = InodeExt::nothing();
@@ -106,12 +93,7 @@ impl ChangeToken {
 impl InodeExt {
     const fn nothing() -> InodeExt {
         InodeExt {
-            last_getattr: None,
-            opens: 0,
-            unpinned_opens: 0,
-            writers: 0,
-            has_locks: false,
-            uncapped_by: None,
+            opens: InodeOpens::none(),
             unlinked_attr: None,
             earlier_name: None,
             own: None,
@@ -121,21 +103,13 @@ impl InodeExt {
             whole: FullPageTracker::none(),
             base: None,
             old: None,
-            pin_handle: None,
         }
     }
 
     /// Returns whether all fields have their defaults.
     fn is_nothing(&self) -> bool {
-        // The last reply is of use only while the file is open.
         let InodeExt {
-            last_getattr: _,
             opens,
-            unpinned_opens: opens_unpinned,
-            writers,
-            has_locks: locked,
-            // Of use only while the file is open.
-            uncapped_by: _,
             unlinked_attr: gone,
             earlier_name: linked_from,
             own,
@@ -145,13 +119,11 @@ impl InodeExt {
             whole,
             base,
             old,
-            pin_handle: pinned,
         } = self;
-        let counts = *opens == 0 && *opens_unpinned == 0 && *writers == 0 && !locked;
         let facts =
             gone.is_none() && linked_from.is_none() && own.is_none() && target.is_none() && xattrs.is_none();
         let pages = data.held.is_none() && data.pages == CachedPages::None && whole.is_none();
-        counts && facts && pages && base.is_none() && old.is_none() && pinned.is_none()
+        opens.is_none() && facts && pages && base.is_none() && old.is_none()
     }
 }
 
@@ -210,15 +182,31 @@ impl Inode {
         let old = std::mem::replace(self, Inode::new(id, 0));
         self.kernel = old.kernel.clone();
         self.kernel.note_number_reused();
-        if old.opens > 0 {
-            let (opens, opens_unpinned, writers) = (old.opens, old.unpinned_opens, old.writers);
-            self.more = Some(Box::new(InodeExt {
-                opens,
-                unpinned_opens: opens_unpinned,
-                writers,
-                ..InodeExt::nothing()
-            }));
+        if let Some(opens) = old.opens.after_reuse() {
+            self.more = Some(Box::new(InodeExt { opens, ..InodeExt::nothing() }));
         }
+    }
+}
+
+/// Opens.
+impl Inode {
+    pub fn opens(&self) -> &InodeOpens {
+        &self.opens
+    }
+
+    /// Returns the opens for a change, with the rarely used fields allocated if absent.
+    pub fn opens_mut(&mut self) -> &mut InodeOpens {
+        &mut self.ext_mut().opens
+    }
+
+    /// Returns the opens if there are rarely used fields, for removals.
+    pub fn opens_if_any(&mut self) -> Option<&mut InodeOpens> {
+        Some(&mut self.ext_if_any()?.opens)
+    }
+
+    /// Returns whether the kernel knows the inode or holds it open.
+    pub fn is_held_by_kernel(&self) -> bool {
+        self.kernel.is_known() || self.opens.is_open()
     }
 }
 
@@ -235,10 +223,10 @@ mod tests {
         inode.drop_pages();
         inode.set_target(None);
         assert!(inode.more.is_none());
-        inode.ext_mut().opens += 1;
+        inode.opens_mut().note_dir_open();
         inode.shrink();
-        assert_eq!(inode.opens, 1);
-        inode.ext_mut().opens -= 1;
+        assert!(inode.opens().is_open());
+        inode.opens_mut().note_dir_close();
         inode.shrink();
         assert!(inode.more.is_none());
     }

@@ -66,7 +66,7 @@ pub(crate) fn handle_for(
         return None;
     }
     let handle = file.and_then(OpenFile::handle);
-    let pinned = state.store.inode(ino).and_then(|i| i.pin_handle);
+    let pinned = state.store.inode(ino).and_then(|i| i.opens().pin());
     Some((node, handle.or(pinned)))
 }
 

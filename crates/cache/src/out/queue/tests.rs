@@ -327,8 +327,10 @@ fn file_of_an_undelivered_create_reply_is_released() {
     let made = Reply::Created { entry, handle: Some(Handle(8)), existed: true };
     let said = answer(&mut cache, created, made);
     assert!(!said.iter().any(|output| matches!(output, Output::Answer { .. })), "{said:?}");
-    let (opens, lookups) =
-        (cache.state.store.inode(7).unwrap().opens, cache.state.store.inode(7).unwrap().kernel.lookups());
+    let (opens, lookups) = (
+        cache.state.store.inode(7).unwrap().opens().count(),
+        cache.state.store.inode(7).unwrap().kernel.lookups(),
+    );
     cache.handle_event(T0, Event::Expired { why: "silence".into() });
     assert!(cache.state.waits_for_kernel());
     cache.handle_interrupt(OpId(4), true);
@@ -336,7 +338,10 @@ fn file_of_an_undelivered_create_reply_is_released() {
     let failed = OpReply::Failed(nigh_types::Errno::INTR);
     assert!(said.contains(&Output::Answer { op: OpId(4), answer: failed }), "{said:?}");
     assert_eq!(
-        (cache.state.store.inode(7).unwrap().opens, cache.state.store.inode(7).unwrap().kernel.lookups()),
+        (
+            cache.state.store.inode(7).unwrap().opens().count(),
+            cache.state.store.inode(7).unwrap().kernel.lookups()
+        ),
         (opens - 1, lookups - 1)
     );
 }
