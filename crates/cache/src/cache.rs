@@ -145,7 +145,7 @@ impl Cache {
         });
         state.store.inodes().for_each(|inode| {
             gauges.count_grant(state.clock, inode.own.as_ref().map(|(_, held)| held));
-            gauges.count_grant(state.clock, inode.data.held.as_ref());
+            gauges.count_grant(state.clock, inode.pages().grant());
         });
         gauges
     }

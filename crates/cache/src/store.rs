@@ -13,7 +13,7 @@ pub(crate) use dentry_leases::DentryLeases;
 pub(crate) use dir_entries::{CachedEntry, DirEntries, DirEntryRef};
 pub(crate) use directory::Directory;
 pub(crate) use forgotten::Forgotten;
-pub(crate) use inode::{CachedData, CachedPages, ChangeToken, Inode, InodeExt};
+pub(crate) use inode::{Inode, InodeExt};
 #[cfg(test)]
 pub(crate) use oversized::NOT_LISTED_FOR;
 pub(crate) use oversized::Oversized;

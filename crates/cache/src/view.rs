@@ -72,7 +72,7 @@ pub(crate) fn is_name_removal_in_flight(state: &State, ino: u64) -> bool {
 
 /// Returns whether a data grant lives.
 pub(crate) fn has_data_grant(state: &State, now: Time, ino: u64) -> bool {
-    state.store.inode(ino).is_some_and(|i| i.data.held.is_some_and(|h| h.is_live(now)))
+    state.store.inode(ino).is_some_and(|i| i.pages().live_grant(now).is_some())
 }
 
 /// Returns whether a request bypasses the kernel's page cache. (Reads may still be those of an mmap.)
@@ -181,7 +181,7 @@ pub(crate) fn is_removed_dir(state: &State, ino: u64) -> bool {
 pub(crate) fn open_files_under(state: &State, on: (NodeId, LeaseScope)) -> Vec<NodeId> {
     let under = |file: &OpenFile| {
         let inode = state.store.inode(file.ino)?;
-        inode.data.held.is_some_and(|held| held.on == on).then_some(inode.id)
+        inode.pages().is_under(on).then_some(inode.id)
     };
     let found: BTreeSet<NodeId> = state.open.files.values().filter_map(under).collect();
     found.into_iter().collect()

@@ -5,8 +5,9 @@ use crate::grants::LiveGrant;
 use crate::kernel::NotifyLevel;
 use crate::op::{InvalidationId, KernelInvalidation, Urgency};
 use crate::out::{invalidate, queue};
+use crate::pages::InodePages;
 use crate::state::State;
-use crate::store::{CachedData, Inode};
+use crate::store::Inode;
 use nigh_types::NodeId;
 
 /// Drops all facts, here and in the kernel. Dentries go first, if they can go all at once. Then go facts that need
@@ -43,14 +44,14 @@ fn drop_everything(state: &mut State, unbroken: bool) -> Option<InvalidationId> 
     inodes.sort_unstable();
     let mut told: Vec<(bool, bool, u64)> = Vec::new();
     for (idle, ino) in inodes {
-        let lived = |held: LiveGrant| held.is_live(state.clock) && !held.stale;
-        let lived = state.store.inode(ino).is_some_and(|inode| inode.data.held.is_some_and(lived));
+        let lived = |held: &LiveGrant| held.is_live(state.clock) && !held.stale;
+        let lived = state.store.inode(ino).is_some_and(|inode| inode.pages().grant().is_some_and(lived));
         leases::mark_pages_stale(state, ino, unbroken && lived);
         let Some(inode) = state.store.inode_mut(ino) else { continue };
         if let Some(more) = inode.ext_if_any() {
-            (more.own, more.xattrs, more.data) = (None, None, CachedData::none());
-            more.target = None;
+            (more.own, more.xattrs, more.target) = (None, None, None);
         }
+        inode.pages_if_any().into_iter().for_each(InodePages::note_all_grants_ended);
         if inode.kernel.is_known() {
             told.extend([(idle, false, ino), (idle, true, ino)]);
         }

@@ -4,8 +4,9 @@ use crate::calls::{CallKind, InflightCall};
 use crate::facts::{changes, inodes, leases, order};
 use crate::grants::LiveGrant;
 use crate::out::invalidate;
+use crate::pages::ChangeToken;
 use crate::state::State;
-use crate::store::{CachedEntry, CachedPages, ChangeToken};
+use crate::store::CachedEntry;
 use crate::view;
 use nigh_types::{
     Attr, Bug, Entry, Grant, Kind, LeaseScope, Name, NodeId, Response, Time, XattrSet, planted,
@@ -244,32 +245,19 @@ fn apply_dir_entry(
     Some(held)
 }
 
-/// Begins a data grant. A living grant with older pages is prolonged instead, if the file is in the version of its
-/// pages (`stamp`): recalled changes would have been heard, and others show in the attributes.
+/// Begins or prolongs a data grant ([`crate::pages::InodePages::begin_grant`]).
 pub(crate) fn begin_data_grant(
     state: &mut State,
     now: Time,
     flight: &InflightCall,
     id: NodeId,
-    stamp: Option<ChangeToken>,
+    token: Option<ChangeToken>,
     response: &Response,
 ) {
     let granted = flight.granted(&response.grants, id, LeaseScope::Data);
     let fresh = granted.map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.is_live(now));
     let inode = inodes::record(state, id);
-    let lives = inode.data.held.filter(|h| h.is_live(now));
-    if let Some(held) = lives.filter(|_| inode.data.pages != CachedPages::None) {
-        // Under a grant without recall the pages have to be compared again.
-        let same = stamp.is_some_and(|stamp| inode.data.pages == CachedPages::Of(stamp));
-        let later = fresh.filter(|h| same && h.recallable && held.recallable && h.deadline > held.deadline);
-        inode.ext_mut().data.held = Some(later.unwrap_or(held));
-        if let (Some(later), Some(base)) = (later, &mut inode.ext_mut().base) {
-            base.under = (later.id, later.on.1);
-        }
-        return;
-    }
-    inode.ext_mut().data.held = fresh;
-    if inode.opens().is_open() {
+    if inode.pages_mut().begin_grant(now, fresh, token) && inode.opens().is_open() {
         invalidate::set_data_timers(state, id.ino);
     }
 }

@@ -6,9 +6,9 @@ use crate::grants::LiveGrant;
 use crate::kernel::{MAX_SINGLE_DENTRIES, NotifyLevel};
 use crate::op::KernelInvalidation;
 use crate::out::invalidate;
-use crate::pages::{PageBase, StalePages};
+use crate::pages::{ChangeToken, InodePages};
 use crate::state::State;
-use crate::store::{CachedEntry, CachedPages, ChangeToken, Directory};
+use crate::store::{CachedEntry, Directory};
 use crate::view;
 use nigh_types::{Attr, GrantId, LeaseScope, Name, NodeId, Time};
 
@@ -233,9 +233,9 @@ pub(crate) fn invalidations_for_replaced(
 /// changes: no caller may read old data beside the new attributes until the grant ends.
 pub(crate) fn drop_other_version(state: &mut State, now: Time, id: NodeId, attr: &Attr) {
     let Some(inode) = state.store.inode_of_mut(id) else { return };
-    let limited =
-        inode.data.held.is_some_and(|h| h.is_live(now) && !h.recalled_before_any_change() && !h.stale);
-    if !limited || !matches!(inode.data.pages, CachedPages::Of(stamp) if stamp != ChangeToken::of(attr)) {
+    let grant = inode.pages().live_grant(now);
+    let is_limited = grant.is_some_and(|h| !h.recalled_before_any_change() && !h.stale);
+    if !is_limited || !inode.pages().is_of_another_version(ChangeToken::of(attr)) {
         return;
     }
     inode.drop_pages();
@@ -256,16 +256,7 @@ pub(crate) fn mark_pages_stale(state: &mut State, ino: u64, unbroken: bool) {
     let after = state.kernel.last_invalidation();
     let Some(inode) = state.store.inode_mut(ino) else { return };
     let is_written = inode.opens().is_written();
-    let Some(more) = inode.ext_if_any() else { return };
-    let base = more.base.take();
-    if !is_written {
-        return;
-    }
-    match (&mut more.old, base) {
-        (Some(old), base) => old.add(base.is_some().then_some(after)),
-        (old, Some(PageBase { stamp, .. })) => *old = Some(StalePages::new(stamp, after, unbroken)),
-        (None, None) => {}
-    }
+    inode.pages_if_any().into_iter().for_each(|pages| pages.note_stale(after, unbroken, is_written));
 }
 
 /// Returns what the kernel holds under a directory lease.
@@ -331,7 +322,8 @@ pub(crate) fn drop_uncovered(state: &mut State, ino: u64, still: Option<u64>) {
     let Some(inode) = state.store.inode_mut(ino) else { return };
     inode.drop_xattrs();
     let id = inode.id;
-    let names = inode.data.held.map(|held| held.on).filter(|(_, covers)| *covers == LeaseScope::Directory);
+    let names =
+        inode.pages().grant().map(|held| held.on).filter(|(_, covers)| *covers == LeaseScope::Directory);
     if names.is_some_and(|(dir, _)| Some(dir.ino) != still) {
         mark_pages_stale(state, ino, false);
         let stale = recall_data(state, id);
@@ -373,9 +365,10 @@ pub(crate) fn mark_facts_stale(state: &mut State) {
         dir.held = dir.held.map(LiveGrant::into_stale);
         dir.dentry_leases.keep_as_stale();
     });
-    state.store.inodes_mut().filter_map(|inode| inode.ext_if_any()).for_each(|more| {
+    state.store.inodes_mut().for_each(|inode| {
+        inode.pages_if_any().into_iter().for_each(InodePages::keep_as_stale);
+        let Some(more) = inode.ext_if_any() else { return };
         more.own = more.own.map(|(attr, held)| (attr, held.into_stale()));
-        more.data.held = more.data.held.map(LiveGrant::into_stale);
         if let Some(xattrs) = &mut more.xattrs {
             xattrs.1 = Time::FAR;
         }

@@ -9,9 +9,9 @@ use crate::open::{InodeOpens, OpenFile};
 use crate::ops::{aborting, begin, lock_reclaim};
 use crate::out::{invalidate, page_drops, pins, replies, sending};
 use crate::page_cache::writeback;
+use crate::pages::ChangeToken;
 use crate::session::SessionState;
 use crate::state::State;
-use crate::store::ChangeToken;
 use crate::view::paths;
 use nigh_types::{Access, Call, Errno, Handle, NodeRef, OpId, Reply, Response, Time};
 

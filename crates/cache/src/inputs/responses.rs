@@ -12,8 +12,8 @@ use crate::ops::{
 };
 use crate::out::{invalidate, page_drops, queue, replies, sending};
 use crate::page_cache::writeback;
+use crate::pages::ChangeToken;
 use crate::state::State;
-use crate::store::{CachedPages, ChangeToken};
 use crate::view::paths;
 use crate::view::paths::nodes_to_resolve;
 use crate::watching::local_changes;
@@ -124,24 +124,17 @@ fn on_read_reply(
     if let Some(&op) = flight.waiters.first() {
         replies::reply_to(state, op, OpReply::Data(data));
     }
-    state.store.inode_mut(ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
+    state.store.inode_mut(ino).into_iter().for_each(|inode| inode.pages_mut().full_mut().note_filled());
     let Some(id) = state.store.id_of(ino) else { return };
     let response = Response { result: Ok(Reply::Done), ..response };
     learn::apply_attrs_after(state, now, flight, &response);
-    let stamp = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| ChangeToken::of(attr));
-    learn::begin_data_grant(state, now, flight, id, stamp, &response);
+    let token = response.after.iter().find(|(node, _)| *node == id).map(|(_, attr)| ChangeToken::of(attr));
+    learn::begin_data_grant(state, now, flight, id, token, &response);
     writeback::note_page_base_after(state, now, flight, ino, &response);
     let changed = flight.race_log.local_inodes.contains(&ino);
     let inode = inodes::record(state, id);
-    let lives = inode.data.held.is_some_and(|h| h.is_live(now));
-    let before = inode.data.pages;
-    inode.ext_mut().data.pages = match (before, stamp) {
-        (CachedPages::None, Some(stamp)) if !changed => CachedPages::Of(stamp),
-        (CachedPages::Of(old), Some(stamp)) if !changed && old != stamp => CachedPages::Of(stamp),
-        (CachedPages::Of(old), _) if !changed => CachedPages::Of(old),
-        _ => CachedPages::Mixed,
-    };
-    let foreign = matches!((before, inode.data.pages), (CachedPages::Of(a), CachedPages::Of(b)) if a != b);
+    let lives = inode.pages().live_grant(now).is_some();
+    let foreign = inode.pages_mut().note_read(token, changed);
     if !state.kernel.can_notify() {
         return;
     }

@@ -12,7 +12,6 @@ use crate::out::invalidate::RENEW_BEFORE;
 use crate::out::{invalidate, pins, sending};
 use crate::page_cache::writeback;
 use crate::state::State;
-use crate::store::CachedPages;
 use crate::view::{self, paths};
 use nigh_types::{Call, Errno, Span, Time};
 
@@ -45,7 +44,11 @@ pub(crate) fn handle_invalidated(state: &mut State, now: Time, id: InvalidationI
         invalidate::complete(state, then);
     }
     for (ino, all) in dropped {
-        state.store.inode_mut(ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_drop_done(id));
+        state
+            .store
+            .inode_mut(ino)
+            .into_iter()
+            .for_each(|inode| inode.pages_mut().full_mut().note_drop_done(id));
         writeback::on_pages_dropped(state, id, ino, all);
     }
     reclaim::finish_reclaim(state, now);
@@ -82,15 +85,15 @@ pub(crate) fn handle_timeout(state: &mut State, now: Time) {
 fn on_grant_end(state: &mut State, now: Time, ino: u64) {
     pins::pin_open(state, ino);
     let Some(inode) = state.store.inode_mut(ino).filter(|i| i.opens().is_open()) else { return };
-    if let Some(held) = inode.data.held {
+    if let Some(held) = inode.pages().grant().copied() {
         if held.is_live(now) {
-            if inode.data.timer_at <= now {
+            if inode.pages().is_timer_due(now) {
                 return invalidate::set_data_timers(state, ino);
             }
             // Not if an earlier renewal has moved the end: each renewal would cause two others.
             let soon = held.deadline.since(now) <= RENEW_BEFORE;
             if soon
-                && matches!(inode.data.pages, CachedPages::Of(_))
+                && inode.pages().is_of_one_version()
                 && let Some(node) = paths::node_ref(state, ino)
             {
                 sending::send(state, now, None, CallKind::Revalidate { ino }, Call::GetAttr { node });

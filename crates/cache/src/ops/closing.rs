@@ -8,7 +8,7 @@ use crate::out::sending;
 use crate::session::SessionState;
 use crate::state::State;
 use crate::view::paths;
-use nigh_types::{Call, LeaseScope, Time};
+use nigh_types::{Call, Time};
 
 pub(crate) fn release(state: &mut State, now: Time, fh: Fh, flock: Option<u64>) -> Option<OpReply> {
     let Some(file) = state.open.files.remove(fh) else { return Some(OpReply::Done) };
@@ -20,17 +20,9 @@ pub(crate) fn release(state: &mut State, now: Time, fh: Fh, flock: Option<u64>) 
     if let Some(inode) = state.store.inode_mut(file.ino) {
         inode.opens_mut().note_close(file.handle().is_some(), file.access.write);
         let (is_open, is_written) = (inode.opens().is_open(), inode.opens().is_written());
-        let more = inode.ext_mut();
+        inode.pages_mut().note_close(now, is_open, is_written);
         if !is_written {
-            more.old = None;
             state.ungranted.forget(file.ino);
-        }
-        // The kernel keeps pages for the next open while a data grant lives.
-        let keeps_pages = more.data.held.is_some_and(|h| h.on.1 == LeaseScope::Data && h.is_live(now));
-        more.base.take_if(|_| !is_open && !keeps_pages);
-        // No timer checks the pages before that grant ends: the next open compares attributes.
-        if !is_open && more.data.held.is_some_and(|h| h.on.1 != LeaseScope::Data) {
-            more.data.held = None;
         }
         // A caller that looked up the lost name may be about to open it.
         let is_named = inode.parent_entry.is_some() || !inode.kernel.is_known();

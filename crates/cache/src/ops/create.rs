@@ -7,8 +7,8 @@ use crate::op::{Caller, OpReply};
 use crate::open::OpenKind;
 use crate::ops::{files, name_errors};
 use crate::out::{queue, sending};
+use crate::pages::ChangeToken;
 use crate::state::State;
-use crate::store::ChangeToken;
 use crate::view::paths;
 use nigh_types::{Call, Entry, Errno, LeaseScope, Name, NodeRef, OpId, Reply, Response, Time};
 

@@ -7,8 +7,8 @@ use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened};
 use crate::open::{OpenFile, OpenKind};
 use crate::out::{invalidate, page_drops, replies, sending};
 use crate::page_cache::{full_pages, writeback};
+use crate::pages::ChangeToken;
 use crate::state::State;
-use crate::store::{CachedPages, ChangeToken};
 use crate::view::{self, paths};
 use nigh_types::{
     Access, Attr, Call, DataVersion, Errno, LeaseScope, NodeId, OpId, Reply, Response, Time, WriteFlags,
@@ -47,17 +47,14 @@ fn pages_match(
 ) -> bool {
     let keeps = state.kernel.can_notify();
     let inode = inodes::record(state, id);
-    let lives = inode.data.held.filter(|h| h.is_live(now));
-    let same = inode.data.pages == CachedPages::Of(ChangeToken::of(attr));
-    if lives.is_none() && same {
-        inode.ext_mut().data.held = under;
-    }
-    let mixed = inode.data.pages == CachedPages::Mixed;
+    let (lives, token) = (inode.pages().live_grant(now), ChangeToken::of(attr));
+    inode.pages_if_any().into_iter().for_each(|pages| pages.adopt(now, token, under));
+    let (same, mixed) = (inode.pages().is_of(token), inode.pages().is_mixed());
     let told = lives.filter(|h| h.on.1 == LeaseScope::Data);
     // Up to the grant's deadline, pages that may mix with local writes stay; but not beside attributes of another
     // version.
     let hold = told.is_some_and(|h| h.recalled_before_any_change() || h.stale || mixed)
-        || same && inode.data.held.is_some();
+        || same && inode.pages().grant().is_some();
     if hold && !(mixed && told.is_some_and(|h| !h.recalled_before_any_change())) {
         writeback::note_page_base(state, now, flight, id.ino, DataVersion::of(attr));
     }
@@ -81,9 +78,7 @@ pub(crate) fn opened_file(
     let (may_lock, is_first) = (inode.opens().may_have_locks(), !inode.opens().is_open());
     inode.opens_mut().note_open(kind, file.access.write);
     if !keep_cache {
-        let more = inode.ext_mut();
-        more.base.take_if(|_| is_first);
-        more.data.pages = CachedPages::None;
+        inode.pages_mut().note_open_without_pages(is_first);
     }
     state.open.files.insert(
         fh,
@@ -121,7 +116,7 @@ pub(crate) fn on_open_reply(
     };
     if flight.is_mutation() {
         changes::note_inode(state, ino);
-        inodes::record(state, id).ext_mut().data.pages = CachedPages::None;
+        inodes::record(state, id).pages_mut().note_truncated();
     }
     let under = learn::apply_attr(state, now, flight, id, attr, &response.grants);
     if flight.waiters.is_empty() {
@@ -213,8 +208,8 @@ pub(crate) fn on_written(
     changes::note_inode(state, ino);
     note_local_write(state, now, ino, response);
     if let Some(id) = state.store.id_of(ino).filter(|_| !response.grants.is_empty()) {
-        let stamp = attr_after(response, ino).map(|attr| ChangeToken::of(&attr));
-        learn::begin_data_grant(state, now, flight, id, stamp, response);
+        let token = attr_after(response, ino).map(|attr| ChangeToken::of(&attr));
+        learn::begin_data_grant(state, now, flight, id, token, response);
     }
     writeback::note_page_base_after(state, now, flight, ino, response);
     let is_flush = flight.purpose.is_writeback();
@@ -268,20 +263,14 @@ pub(crate) fn drop_pages_after_write(
     }
 }
 
-/// Records the kernel's pages after a local write: they are the present version unless another client may have
-/// written without a recall.
+/// Records the kernel's pages after a local write.
 pub(crate) fn note_local_write(state: &mut State, now: Time, ino: u64, response: &Response) {
     let Some(inode) = state.store.inode_mut(ino) else { return };
-    let told = inode.data.held.is_some_and(|h| h.is_live(now) && h.recalled_before_any_change());
     let after = match (&response.result, attr_after(response, ino)) {
         (Ok(Reply::Attr(node, attr)), _) if node.ino == ino => Some(*attr),
         (_, after) => after,
     };
-    inode.ext_mut().data.pages = match (inode.data.pages, after) {
-        (CachedPages::None, Some(attr)) => CachedPages::Of(ChangeToken::of(&attr)),
-        (CachedPages::Of(_), Some(attr)) if told => CachedPages::Of(ChangeToken::of(&attr)),
-        _ => CachedPages::Mixed,
-    };
+    inode.pages_mut().note_write(now, after.as_ref().map(ChangeToken::of));
 }
 
 /// Queues a read until the writes of its pages have replies. Returns whether there are any.

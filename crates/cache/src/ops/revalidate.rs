@@ -5,8 +5,8 @@ use crate::facts::{learn, order};
 use crate::op::KernelInvalidation;
 use crate::out::invalidate;
 use crate::page_cache::writeback;
+use crate::pages::ChangeToken;
 use crate::state::State;
-use crate::store::{CachedPages, ChangeToken};
 use nigh_types::{DataVersion, Reply, Response, Time};
 
 /// Handles the renewal of an open file: if it is unchanged, its data stays granted as long as its attributes.
@@ -23,12 +23,12 @@ pub(crate) fn on_revalidate_reply(
     let Some(inode) = state.store.inode_mut(ino).filter(|i| i.id == id && i.opens().is_open()) else {
         return;
     };
-    let same = inode.data.pages == CachedPages::Of(ChangeToken::of(&attr));
+    let same = inode.pages().is_of(ChangeToken::of(&attr));
     // A grant that ends no later than the present one gains nothing, and renewals would never end.
-    let until = inode.data.held.map_or(now, |held| held.deadline);
+    let until = inode.pages().grant().map_or(now, |held| held.deadline);
     let fresh = fresh.filter(|h| h.deadline > until && same && flight.race_log.is_empty());
     if let Some(held) = fresh {
-        inode.ext_mut().data.held = Some(held);
+        inode.pages_mut().renew_grant(held);
         invalidate::set_data_timers(state, ino);
         writeback::note_page_base(state, now, Some(flight), ino, DataVersion::of(&attr));
     } else if !same {

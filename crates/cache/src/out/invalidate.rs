@@ -84,7 +84,7 @@ fn send_invalidation(
     if let Some(then) = then {
         state.kernel.then(id, then);
     }
-    let is_tracked = |i: &Inode| i.base.is_some() || i.old.is_some() || state.ungranted.has_any(i.id.ino);
+    let is_tracked = |i: &Inode| i.pages().has_data_version() || state.ungranted.has_any(i.id.ino);
     let tracked = |ino: &u64| state.store.inode(*ino).is_some_and(&is_tracked);
     let dropping = stale.iter().filter_map(|one| match one {
         KernelInvalidation::Data { ino, offset, length } if tracked(ino) => {
@@ -94,8 +94,8 @@ fn send_invalidation(
     });
     let dropping: Vec<(u64, bool)> = dropping.collect();
     for (ino, _) in dropping.iter().filter(|(_, all)| *all) {
-        let base = state.store.inode_mut(*ino).and_then(|inode| inode.ext_if_any()?.base.as_mut());
-        base.into_iter().for_each(|base| base.full_drop = Some(id));
+        let pages = state.store.inode_mut(*ino).and_then(|inode| inode.pages_if_any());
+        pages.into_iter().for_each(|pages| pages.note_full_drop_sent(id));
     }
     state.kernel.note_page_drops(id, dropping);
     queue::enqueue_invalidation(state, id, stale, acknowledged);
@@ -133,7 +133,7 @@ pub(crate) fn drop_untrusted(state: &mut State, stale: &mut Vec<KernelInvalidati
 
 /// Drops all stale pages: with an active session, write-back no longer blocks.
 pub(crate) fn drop_stale_pages(state: &mut State) {
-    let is_old = |ino: &u64| state.store.inode(*ino).is_some_and(|inode| inode.old.is_some());
+    let is_old = |ino: &u64| state.store.inode(*ino).is_some_and(|inode| inode.pages().has_stale());
     let open: BTreeSet<u64> = state.open.files.values().map(|file| file.ino).filter(is_old).collect();
     if state.kernel.can_notify() {
         for ino in open {
@@ -174,10 +174,10 @@ pub(crate) fn set_timers(state: &mut State, deadline: Time, ino: u64) {
 
 /// Sets timers for the end of a data grant. Replies move that end: it is checked again when it would have come.
 pub(crate) fn set_data_timers(state: &mut State, ino: u64) {
-    let Some(inode) = state.store.inode_mut(ino) else { return };
-    let Some(held) = inode.data.held else { return };
-    inode.ext_mut().data.timer_at = held.deadline;
-    set_timers(state, held.deadline, ino);
+    let pages = state.store.inode_mut(ino).and_then(|inode| inode.pages_if_any());
+    if let Some(deadline) = pages.and_then(|pages| pages.begin_timer()) {
+        set_timers(state, deadline, ino);
+    }
 }
 
 pub(crate) fn end_copies_at(state: &mut State, deadline: Time, ino: u64) {

@@ -30,7 +30,7 @@ fn drop_pages_after_reply(
 
 /// Records the invalidation that drops the pages of answered requests.
 pub(crate) fn note_drop_after_reply(state: &mut State, ops: &[OpId], ino: u64, id: InvalidationId) {
-    let old = state.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
+    let old = state.store.inode_mut(ino).and_then(|inode| inode.pages_if_any()?.stale_mut());
     old.into_iter().for_each(|old| old.note_drop_after_reply(ops, id));
 }
 

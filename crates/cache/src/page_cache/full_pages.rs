@@ -14,7 +14,7 @@ pub(crate) fn note_write_started(state: &mut State, op: &Op) {
         && covers_full_page((*offset, data.len() as u64))
         && !view::is_direct(state, op)
     {
-        state.store.inode_mut(*ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
+        state.store.inode_mut(*ino).into_iter().for_each(|inode| inode.pages_mut().full_mut().note_filled());
     }
 }
 
@@ -22,7 +22,9 @@ pub(crate) fn note_write_started(state: &mut State, op: &Op) {
 pub(crate) fn note_write_reply(state: &mut State, purpose: &CallKind, is_done: bool) {
     let CallKind::Write { ino, offset, size, direct, .. } = *purpose else { return };
     let inode = state.store.inode_mut(ino).filter(|_| direct.is_none());
-    inode.into_iter().for_each(|inode| inode.ext_mut().whole.note_reply(covers_full_page((offset, size))));
+    inode
+        .into_iter()
+        .for_each(|inode| inode.pages_mut().full_mut().note_reply(covers_full_page((offset, size))));
     if let Some(fh) = direct.filter(|_| is_done) {
         state.open.files.note_unfinished_write(fh, None);
     }
@@ -32,7 +34,7 @@ pub(crate) fn note_write_reply(state: &mut State, purpose: &CallKind, is_done: b
 /// there, but a concurrent read may have filled some again before this request came; reads from now on wait.
 pub(crate) fn on_direct_append(state: &mut State, ino: u64, fh: Fh, offset: u64) {
     state.open.files.note_unfinished_write(fh, Some(offset));
-    let has_whole = state.store.inode(ino).is_some_and(|inode| inode.whole.may_exist());
+    let has_whole = state.store.inode(ino).is_some_and(|inode| inode.pages().full().may_exist());
     if has_whole && state.kernel.can_notify() {
         invalidate::invalidate(
             state,

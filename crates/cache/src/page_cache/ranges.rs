@@ -10,7 +10,7 @@ use nigh_types::{OpId, WriteFlags};
 
 /// Records that a page could not be tried: the kernel may keep it in full.
 pub(crate) fn note_not_dropped(state: &mut State, ino: u64) {
-    state.store.inode_mut(ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_filled());
+    state.store.inode_mut(ino).into_iter().for_each(|inode| inode.pages_mut().full_mut().note_filled());
 }
 
 /// Returns whether write-backs overlap a part of a file (offset, length) that is to be dropped for a recall, and
@@ -30,9 +30,8 @@ pub(crate) fn writeback_overlaps(
     let is_flush = |op: &Op| matches!(op, Op::Write { flags: WriteFlags { write_back: true, .. }, .. });
     let is_out = state.calls.values().any(|f| f.purpose.is_writeback() && is_of_it(f.purpose.pages()))
         || state.calls.queued().any(|(_, op)| is_flush(op) && is_of_it(op.pages()));
-    let has_pages = |i: &Inode| {
-        i.base.is_some() || i.old.is_some() || state.ungranted.versions_in(i.id, part).next().is_some()
-    };
+    let has_pages =
+        |i: &Inode| i.pages().has_data_version() || state.ungranted.versions_in(i.id, part).next().is_some();
     let may_be = state.store.inode(ino).is_some_and(|i| i.opens().is_written() && has_pages(i));
     (is_out, may_be)
 }
@@ -41,7 +40,7 @@ pub(crate) fn writeback_overlaps(
 /// which local writes bring a part, or all at an offset that the remote chooses. They are to be dropped one by one.
 /// A locked page waits for the reply to its write, and need not be waited for.
 pub(crate) fn partial_pages(state: &State, ino: u64, (offset, length): (u64, u64)) -> Vec<(u64, u64)> {
-    if !state.store.inode(ino).is_some_and(|inode| inode.whole.may_exist()) {
+    if !state.store.inode(ino).is_some_and(|inode| inode.pages().full().may_exist()) {
         return Vec::new();
     }
     let out = state.calls.awaited();
@@ -89,7 +88,11 @@ pub(crate) fn droppable_ranges(
     state.calls.drop_pages_of(ino, recalled);
     leave_out_ungranted(state, why, ino, (offset, length));
     if (offset, length) == (0, 0) && state.kernel.drops_all_pages(why, ino) {
-        state.store.inode_mut(ino).into_iter().for_each(|inode| inode.ext_mut().whole.note_drop_started(why));
+        state
+            .store
+            .inode_mut(ino)
+            .into_iter()
+            .for_each(|inode| inode.pages_mut().full_mut().note_drop_started(why));
     }
     clip(complement(busy), offset, length)
 }

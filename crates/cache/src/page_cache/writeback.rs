@@ -26,7 +26,7 @@ use crate::facts::inodes;
 use crate::grants::LiveGrant;
 use crate::op::{InvalidationId, Output};
 use crate::page_cache::ranges;
-use crate::pages::{PageBase, StalePages};
+use crate::pages::StalePages;
 use crate::state::State;
 use crate::view::paths;
 use nigh_types::{
@@ -46,23 +46,17 @@ pub(crate) fn note_page_base(
         return;
     }
     let Some(inode) = state.store.inode_mut(ino) else { return };
-    let Some(held) = inode.data.held.filter(|h| h.is_live(now) && h.recallable && !h.stale) else {
-        return;
-    };
+    let grant = inode.pages().live_grant(now);
+    let Some(held) = grant.filter(|h| h.recallable && !h.stale) else { return };
     let (node, covers) = held.on;
     if flight.is_some_and(|flight| flight.recalled(node, covers)) {
         return;
     }
-    let under = (held.id, covers);
     // Replies to local changes came after the call was sent. The reply to a concurrent change may be the last; no
     // other reply is newer.
     let crossed = flight.is_none_or(|flight| flight.race_log.local_inodes.contains(&ino));
     let is_own = flight.is_some_and(|flight| flight.is_mutation());
-    let order = |stamp: DataVersion| (stamp.mtime.pair(), stamp.size);
-    match &mut inode.ext_mut().base {
-        Some(base) if crossed && !(is_own && order(stamp) > order(base.stamp)) => base.under = under,
-        base => *base = Some(PageBase { stamp, under, full_drop: None }),
-    }
+    inode.pages_mut().note_base(stamp, (held.id, covers), crossed, is_own);
 }
 
 /// Records the data version in a reply to a write or a read.
@@ -87,10 +81,7 @@ pub(crate) fn writeback_precondition(
 ) -> Result<Option<WriteBackPrecondition>, Errno> {
     let Some(inode) = state.store.inode(ino) else { return Ok(None) };
     let ungranted: Vec<WriteBackPrecondition> = state.ungranted.versions_in(inode.id, range).collect();
-    let kept = match (&inode.old, &inode.base) {
-        (Some(old), _) => Some(old.precondition().ok_or(Errno::IO)?),
-        (None, base) => base.as_ref().map(PageBase::precondition),
-    };
+    let kept = inode.pages().precondition()?;
     // A file's times may be set back; grant ids on a file ascend.
     let grant = |since: &WriteBackPrecondition| since.under.map(|(grant, _)| grant);
     let before = |since: &&WriteBackPrecondition| {
@@ -106,18 +97,9 @@ pub(crate) fn writeback_precondition(
 pub(crate) fn on_pages_dropped(state: &mut State, id: InvalidationId, ino: u64, all: bool) {
     state.ungranted.dropped(id, ino, all);
     let left_out = if all { requests_with_locked_pages(state, ino) } else { BTreeSet::new() };
-    let Some(more) = state.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()) else { return };
     let kernel = &state.kernel;
-    if let Some(old) = &mut more.old {
-        if !old.note_drop(id, all, left_out, |drop| kernel.is_pending(drop)) {
-            return;
-        }
-        more.old = None;
-    }
-    // Pages that a recall left out are not of that version either, or no more. An invalidation that was sent before
-    // the recall has left out the pages of the reply that brought the grant.
-    if all && more.data.held.is_none() {
-        more.base.take_if(|base| base.full_drop.is_none_or(|last| last <= id));
+    if let Some(pages) = state.store.inode_mut(ino).and_then(|inode| inode.pages_if_any()) {
+        pages.note_dropped(id, all, left_out, |drop| kernel.is_pending(drop));
     }
 }
 
@@ -143,18 +125,15 @@ pub(crate) fn keep_pages_in_new_session(
     let Some(grant) = granted.filter(|grant| LiveGrant::begin(grant, flight.sent).is_live(now)) else {
         return;
     };
-    let stamp = DataVersion::of(attr);
-    let inode = inodes::record(state, id);
-    if inode.old.as_ref().is_some_and(|old| old.is_own(stamp)) {
-        inode.ext_mut().old = None;
-        inode.ext_mut().base = Some(PageBase { stamp, under: (grant.id, LeaseScope::Data), full_drop: None });
+    if let Some(pages) = inodes::record(state, id).pages_if_any() {
+        pages.keep_in_new_session(DataVersion::of(attr), grant.id);
     }
 }
 
 /// Queues write-backs of a lost session for the next one, with a precondition computed then.
 pub(crate) fn requeue_writebacks(state: &mut State) {
     // The server forgot with the session which versions are local writes.
-    let old = state.store.inodes_mut().filter_map(|inode| inode.ext_if_any()?.old.as_mut());
+    let old = state.store.inodes_mut().filter_map(|inode| inode.pages_if_any()?.stale_mut());
     old.for_each(StalePages::forget_write_backs);
     let flushes = state.calls.iter().filter(|(_, flight)| flight.purpose.is_writeback());
     let calls: Vec<CallId> = flushes.map(|(call, _)| call).collect();
@@ -173,7 +152,7 @@ pub(crate) fn requeue_writebacks(state: &mut State) {
 
 /// Records the data version after a write-back.
 pub(crate) fn on_writeback_reply(state: &mut State, ino: u64, response: &Response) {
-    let old = state.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
+    let old = state.store.inode_mut(ino).and_then(|inode| inode.pages_if_any()?.stale_mut());
     if let (Some(old), Some(attr)) = (old, attr_after(response, ino)) {
         old.note_write_back(DataVersion::of(&attr));
     }
@@ -181,7 +160,7 @@ pub(crate) fn on_writeback_reply(state: &mut State, ino: u64, response: &Respons
 
 /// Fails write-back: the remote refused it because another client has changed the file.
 pub(crate) fn fail_writeback(state: &mut State, ino: u64) {
-    let old = state.store.inode_mut(ino).and_then(|inode| inode.ext_if_any()?.old.as_mut());
+    let old = state.store.inode_mut(ino).and_then(|inode| inode.pages_if_any()?.stale_mut());
     if !old.is_some_and(StalePages::note_overwritten) {
         let path = paths::shown_path(state, ino);
         tracing::error!(

@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 /// Data version of the kernel's pages under a live grant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageBase {
-    pub stamp: DataVersion,
+    stamp: DataVersion,
     /// Grant of the pages.
-    pub under: (GrantId, LeaseScope),
+    under: (GrantId, LeaseScope),
     /// The last invalidation of all pages that was sent since.
-    pub full_drop: Option<InvalidationId>,
+    full_drop: Option<InvalidationId>,
 }
 
 /// Stale pages: the kernel may have pages under a grant that has ended.
@@ -33,6 +33,34 @@ pub(crate) struct StalePages {
 }
 
 impl PageBase {
+    pub fn new(stamp: DataVersion, under: (GrantId, LeaseScope)) -> PageBase {
+        PageBase { stamp, under, full_drop: None }
+    }
+
+    pub fn stamp(&self) -> DataVersion {
+        self.stamp
+    }
+
+    /// Returns whether this version is older than another one of the file.
+    pub fn is_before(&self, later: DataVersion) -> bool {
+        (self.stamp.mtime.pair(), self.stamp.size) < (later.mtime.pair(), later.size)
+    }
+
+    /// Records that another grant covers the pages.
+    pub fn prolong(&mut self, under: (GrantId, LeaseScope)) {
+        self.under = under;
+    }
+
+    /// Records that an invalidation of all pages was sent.
+    pub fn note_full_drop(&mut self, id: InvalidationId) {
+        self.full_drop = Some(id);
+    }
+
+    /// Returns whether no page is left after an invalidation of all pages: none was sent later.
+    pub fn is_gone_after(&self, id: InvalidationId) -> bool {
+        self.full_drop.is_none_or(|last| last <= id)
+    }
+
     /// Returns the precondition of a write-back of such pages.
     pub fn precondition(&self) -> WriteBackPrecondition {
         WriteBackPrecondition { stamp: self.stamp, under: Some(self.under) }

@@ -3,8 +3,8 @@
 use crate::grants::LiveGrant;
 use crate::kernel::KnownInode;
 use crate::open::InodeOpens;
-use crate::pages::{FullPageTracker, PageBase, StalePages};
-use nigh_types::{Attr, Name, NodeId, Time, Timestamp, XattrSet};
+use crate::pages::InodePages;
+use nigh_types::{Attr, Name, NodeId, Time, XattrSet};
 
 /// Inode that the kernel knows, or that has facts under a grant of its own.
 #[derive(Clone, Debug)]
@@ -33,12 +33,7 @@ pub(crate) struct InodeExt {
     pub target: Option<Box<(Box<[u8]>, Time)>>,
     /// All xattrs, valid until that deadline.
     pub xattrs: Option<Box<(XattrSet, Time)>>,
-    pub data: CachedData,
-    pub whole: FullPageTracker,
-    /// Data version of the kernel's pages, for the write-back of mmap stores.
-    pub base: Option<PageBase>,
-    /// Set if the kernel may also have pages of an ended grant.
-    pub old: Option<StalePages>,
+    pages: InodePages,
 }
 
 static NO_EXT: InodeExt = InodeExt::nothing();
@@ -51,45 +46,6 @@ impl std::ops::Deref for Inode {
     }
 }
 
-/// Contents of the kernel's page cache for a file.
-#[derive(Clone, Debug)]
-pub(crate) struct CachedData {
-    pub held: Option<LiveGrant>,
-    /// The end of `held` for which a timer is set while the file is open, or an earlier end.
-    pub timer_at: Time,
-    pub pages: CachedPages,
-}
-
-impl CachedData {
-    pub const fn none() -> CachedData {
-        CachedData { held: None, timer_at: Time(0), pages: CachedPages::None }
-    }
-}
-
-/// Version of the kernel's pages, as far as attributes tell.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum CachedPages {
-    /// The kernel has no pages.
-    None,
-    Of(ChangeToken),
-    /// Pages may mix local and remote writes: true only while the grant lives.
-    Mixed,
-}
-
-/// Attributes that tell one version of a file's data from another.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ChangeToken {
-    size: u64,
-    mtime: Timestamp,
-    ctime: Timestamp,
-}
-
-impl ChangeToken {
-    pub fn of(attr: &Attr) -> ChangeToken {
-        ChangeToken { size: attr.size, mtime: attr.mtime, ctime: attr.ctime }
-    }
-}
-
 impl InodeExt {
     const fn nothing() -> InodeExt {
         InodeExt {
@@ -99,31 +55,17 @@ impl InodeExt {
             own: None,
             target: None,
             xattrs: None,
-            data: CachedData::none(),
-            whole: FullPageTracker::none(),
-            base: None,
-            old: None,
+            pages: InodePages::none(),
         }
     }
 
     /// Returns whether all fields have their defaults.
     fn is_nothing(&self) -> bool {
-        let InodeExt {
-            opens,
-            unlinked_attr: gone,
-            earlier_name: linked_from,
-            own,
-            target,
-            xattrs,
-            data,
-            whole,
-            base,
-            old,
-        } = self;
+        let InodeExt { opens, unlinked_attr: gone, earlier_name: linked_from, own, target, xattrs, pages } =
+            self;
         let facts =
             gone.is_none() && linked_from.is_none() && own.is_none() && target.is_none() && xattrs.is_none();
-        let pages = data.held.is_none() && data.pages == CachedPages::None && whole.is_none();
-        opens.is_none() && facts && pages && base.is_none() && old.is_none()
+        opens.is_none() && facts && pages.is_none()
     }
 }
 
@@ -153,13 +95,6 @@ impl Inode {
             Some(target) => self.ext_mut().target = Some(Box::new(target)),
             None => self.ext_if_any().into_iter().for_each(|more| more.target = None),
         }
-    }
-
-    /// Drops what is known of the kernel's pages.
-    pub fn drop_pages(&mut self) {
-        self.ext_if_any()
-            .into_iter()
-            .for_each(|more| (more.data.held, more.data.pages) = (None, CachedPages::None));
     }
 
     pub fn drop_own_attr(&mut self) -> Option<(Attr, LiveGrant)> {
@@ -207,6 +142,28 @@ impl Inode {
     /// Returns whether the kernel knows the inode or holds it open.
     pub fn is_held_by_kernel(&self) -> bool {
         self.kernel.is_known() || self.opens.is_open()
+    }
+}
+
+/// Pages.
+impl Inode {
+    pub fn pages(&self) -> &InodePages {
+        &self.pages
+    }
+
+    /// Returns the pages for a change, with the rarely used fields allocated if absent.
+    pub fn pages_mut(&mut self) -> &mut InodePages {
+        &mut self.ext_mut().pages
+    }
+
+    /// Returns the pages if there are rarely used fields, for removals.
+    pub fn pages_if_any(&mut self) -> Option<&mut InodePages> {
+        Some(&mut self.ext_if_any()?.pages)
+    }
+
+    /// Drops grant and version of the pages: the caller invalidates them.
+    pub fn drop_pages(&mut self) {
+        self.pages_if_any().into_iter().for_each(InodePages::drop_all);
     }
 }
 

@@ -149,7 +149,7 @@ impl Rig {
     }
 
     fn is_old(&self) -> bool {
-        self.cache.state.store.inode(FILE.ino).is_some_and(|inode| inode.old.is_some())
+        self.cache.state.store.inode(FILE.ino).is_some_and(|inode| inode.pages().has_stale())
     }
 
     fn written(&mut self, secs: i64, granted: Option<GrantId>) -> OpReply {
