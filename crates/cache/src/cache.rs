@@ -144,7 +144,7 @@ impl Cache {
             gauges.count_grant(state.clock, directory.held.as_ref());
         });
         state.store.inodes().for_each(|inode| {
-            gauges.count_grant(state.clock, inode.own.as_ref().map(|(_, held)| held));
+            gauges.count_grant(state.clock, inode.own_attr().map(|(_, held)| held));
             gauges.count_grant(state.clock, inode.pages().grant());
         });
         gauges

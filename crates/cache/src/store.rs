@@ -156,7 +156,7 @@ impl Store {
     /// Returns the directory and name that last led to an inode.
     pub fn last_parent_entry(&self, ino: u64) -> Option<&(u64, Name)> {
         match self.inode(ino) {
-            Some(inode) => inode.parent_entry.as_ref(),
+            Some(inode) => inode.parent_entry(),
             None => self.forgotten.home(ino),
         }
     }
@@ -248,7 +248,7 @@ impl Store {
 
     /// Returns an inode's parent entry and its directory, whether a lease covers it or not.
     pub fn parent_entry(&self, inode: &Inode) -> Option<(&Directory, &CachedEntry)> {
-        let (dir, name) = inode.parent_entry.as_ref()?;
+        let (dir, name) = inode.parent_entry()?;
         let directory = self.dir(*dir)?;
         let child = directory.rows.find(self.cookie(name), name.as_bytes())?.child?;
         (child.id == inode.id).then_some((directory, child))
@@ -256,7 +256,7 @@ impl Store {
 
     /// Returns the directory of an inode's parent entry, with the name there and its cookie.
     fn parent_dir_mut(&mut self, ino: u64) -> Option<(&mut Directory, &Name, Cookie)> {
-        let (dir, name) = self.inodes.record(ino)?.parent_entry.as_ref()?;
+        let (dir, name) = self.inodes.record(ino)?.parent_entry()?;
         let cookie = self.key.cookie(name.as_bytes());
         Some((self.dirs.get_mut(dir)?, name, cookie))
     }

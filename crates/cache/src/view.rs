@@ -19,11 +19,11 @@ pub(crate) fn cached_attr(state: &State, now: Time, id: NodeId) -> Option<(Attr,
     if state.is_suspended(id.ino) {
         return None;
     }
-    if let Some((attr, held)) = inode.own.filter(|(_, held)| held.is_live(now)) {
-        return Some((attr, held));
+    if let Some(own) = inode.live_own_attr(now) {
+        return Some(*own);
     }
     let (dir, name) =
-        inode.parent_entry.as_ref().filter(|(dir, name)| !state.store.suspended.has_name(*dir, name))?;
+        inode.parent_entry().filter(|(dir, name)| !state.store.suspended.has_name(*dir, name))?;
     let directory = state.store.dir(*dir)?;
     let held = directory.held.filter(|h| h.is_live(now))?;
     let row = directory.rows.find(state.store.cookie(name), name.as_bytes())?;
@@ -45,7 +45,7 @@ pub(crate) fn child_attr(
         return Some((child.attr(), held));
     }
     let inode = state.store.inode_of(child.id)?;
-    inode.own.filter(|(_, held)| held.is_live(now))
+    inode.live_own_attr(now).copied()
 }
 
 /// Returns whether the kernel has a valid dentry of that name for the inode. Another reply would make it drop ACLs
@@ -59,7 +59,7 @@ pub(crate) fn kernel_knows(state: &State, now: Time, dir: u64, name: &[u8], id: 
 /// gone when the remote opens it, the kernel looks the name up again.
 pub(crate) fn is_name_removal_in_flight(state: &State, ino: u64) -> bool {
     let Some(inode) = state.store.inode(ino) else { return false };
-    let Some((dir, name)) = &inode.parent_entry else { return false };
+    let Some((dir, name)) = inode.parent_entry() else { return false };
     state.calls.values().any(|flight| match &flight.purpose {
         CallKind::Remove { dir: d, name: n } => d == dir && n == name,
         // The remote pins the file that a rename replaces, as far as it was known.
@@ -87,7 +87,7 @@ pub(crate) fn is_direct(state: &State, op: &Op) -> bool {
 
 pub(crate) fn kind_of(state: &State, ino: u64) -> Option<Kind> {
     let inode = state.store.inode(ino)?;
-    if let Some((attr, _)) = inode.own {
+    if let Some((attr, _)) = inode.own_attr() {
         return Some(attr.kind());
     }
     state.store.parent_entry(inode).map(|(_, child)| child.attr().kind())
@@ -117,8 +117,8 @@ pub(crate) fn being_read(state: &State) -> BTreeSet<u64> {
 /// Returns the last known attributes of an inode, granted or not.
 pub(crate) fn last_attr(state: &State, node: NodeId) -> Option<Attr> {
     let inode = state.store.inode_of(node)?;
-    if let Some((attr, _)) = inode.own {
-        return Some(attr);
+    if let Some((attr, _)) = inode.own_attr() {
+        return Some(*attr);
     }
     state.store.parent_entry(inode).map(|(_, child)| child.attr())
 }
@@ -174,7 +174,7 @@ pub(crate) fn is_listed(state: &State, now: Time, dir: u64) -> bool {
 
 /// Returns whether a local change removed a directory that a process is still in.
 pub(crate) fn is_removed_dir(state: &State, ino: u64) -> bool {
-    state.store.inode(ino).is_some_and(|i| i.unlinked_attr.is_some())
+    state.store.inode(ino).is_some_and(|i| i.unlinked_attr().is_some())
 }
 
 /// Returns open files whose pages depend on this grant.
@@ -221,7 +221,7 @@ pub(crate) fn is_under_other_name(state: &State, now: Time, file: NodeId, dir: N
         let row = directory.rows.find(state.store.cookie(name), name.as_bytes());
         row.and_then(|row| row.child).is_some_and(|child| child.id == file)
     };
-    let home = state.store.inode(file.ino).and_then(|inode| inode.parent_entry.as_ref());
+    let home = state.store.inode(file.ino).and_then(|inode| inode.parent_entry());
     let home = home.filter(|(at, home)| *at == dir.ino && home != name);
     let stays = |home: &Name| leads_there(home) && !state.calls.is_name_in_flight(dir.ino, home);
     home.is_some_and(|(_, home)| stays(home)) && !leads_there(name)

@@ -55,11 +55,9 @@ pub(crate) fn unnamed(state: &mut State, node: NodeId, (dir, name): (u64, &Name)
         leases::drop_uncovered(state, node.ino, None);
     }
     let Some(inode) = state.store.inode_of_mut(node) else { return };
-    if inode.is_at(dir, name) {
-        inode.parent_entry = None;
-    }
+    inode.note_name_lost(dir, name);
     if let Some(attr) = last.filter(Attr::is_dir) {
-        inode.ext_mut().unlinked_attr = Some(Attr { nlink: 0, ..attr });
+        inode.note_unlinked(attr);
     }
 }
 

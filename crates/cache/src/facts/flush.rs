@@ -5,7 +5,6 @@ use crate::grants::LiveGrant;
 use crate::kernel::NotifyLevel;
 use crate::op::{InvalidationId, KernelInvalidation, Urgency};
 use crate::out::{invalidate, queue};
-use crate::pages::InodePages;
 use crate::state::State;
 use crate::store::Inode;
 use nigh_types::NodeId;
@@ -48,10 +47,7 @@ fn drop_everything(state: &mut State, unbroken: bool) -> Option<InvalidationId> 
         let lived = state.store.inode(ino).is_some_and(|inode| inode.pages().grant().is_some_and(lived));
         leases::mark_pages_stale(state, ino, unbroken && lived);
         let Some(inode) = state.store.inode_mut(ino) else { continue };
-        if let Some(more) = inode.ext_if_any() {
-            (more.own, more.xattrs, more.target) = (None, None, None);
-        }
-        inode.pages_if_any().into_iter().for_each(InodePages::note_all_grants_ended);
+        inode.note_all_grants_ended();
         if inode.kernel.is_known() {
             told.extend([(idle, false, ino), (idle, true, ino)]);
         }

@@ -21,14 +21,14 @@ pub(crate) fn drop_if_idle(state: &mut State, ino: u64) {
     if inode.is_held_by_kernel() {
         return;
     }
-    let is_known = inode.own.is_some_and(|(_, held)| held.is_live(clock) || keeps_expired);
+    let is_known = inode.own_attr().is_some_and(|(_, held)| held.is_live(clock) || keeps_expired);
     let pinned = inode.opens_if_any().and_then(|opens| opens.take_pin());
     let needed = is_known || ino == root;
     if let Some(handle) = pinned {
         sending::release_handle(state, handle);
     }
     if !needed && let Some(inode) = state.store.remove_inode(ino) {
-        remember_forgotten(state, inode.id, inode.parent_entry);
+        remember_forgotten(state, inode.id, inode.into_parent_entry());
     }
 }
 

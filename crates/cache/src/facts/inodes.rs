@@ -71,7 +71,7 @@ pub(crate) fn set_parent_entry(state: &mut State, id: NodeId, (dir, name): (u64,
     {
         child.attr_known = false;
     }
-    record(state, id).parent_entry = Some((dir, name.clone()));
+    record(state, id).note_found_at(dir, name.clone());
 }
 
 /// Returns the reply about a name that does not exist. A suspended name has a grant here only in the reply to the
@@ -104,17 +104,14 @@ pub(crate) fn note_earlier_name(state: &mut State, entry: &Entry, at: (u64, &Nam
     let Some(inode) = inode.filter(|_| entry.attr.nlink > 1 && entry.attr.kind() != Kind::File) else {
         return;
     };
-    if let Some(home) = inode.parent_entry.clone().filter(|(dir, name)| (*dir, name) != at) {
-        // The first name stays longest where names come and go, like the whiteout that overlayfs links.
-        inode.ext_mut().earlier_name.get_or_insert_with(|| Box::new(home));
-    }
+    inode.keep_earlier_name(at);
 }
 
 /// Forgets an earlier name that leads to the inode no more.
 pub(crate) fn forget_earlier_name(state: &mut State, node: NodeId, at: (u64, &Name)) {
-    let inode = state.store.inode_of_mut(node);
-    let Some(more) = inode.and_then(|inode| inode.ext_if_any()) else { return };
-    more.earlier_name.take_if(|from| (from.0, &from.1) == at);
+    if let Some(inode) = state.store.inode_of_mut(node) {
+        inode.forget_earlier_name(at);
+    }
 }
 
 /// Resets a new inode's record. Without birth times an inode that is gone may have had the same id.
@@ -164,7 +161,7 @@ fn keep_old_nodeid(state: &mut State, id: NodeId) {
     let is_root = id.ino == state.store.root();
     let Some(old) = state.store.inode_mut(id.ino).filter(|old| old.id != id && !is_root) else { return };
     let Some(lookups) = old.kernel.take_lookups() else { return };
-    let gone = old.ext_if_any().and_then(|more| more.unlinked_attr.take());
+    let gone = old.take_unlinked_attr();
     let old = old.id;
     drop_reused_inode(state, old.ino);
     state.kernel.nodeids.reuse(old, lookups, gone);
@@ -182,7 +179,7 @@ fn keep_old_nodeid(state: &mut State, id: NodeId) {
 /// new inode.
 fn keep_removed_nodeid(state: &mut State, id: NodeId) {
     let Some(inode) = state.store.inode_of_mut(id) else { return };
-    let Some(gone) = inode.ext_if_any().and_then(|more| more.unlinked_attr.take()) else { return };
+    let Some(gone) = inode.take_unlinked_attr() else { return };
     if let Some(lookups) = inode.kernel.take_lookups() {
         state.kernel.nodeids.alias(id, lookups, Some(gone));
     }

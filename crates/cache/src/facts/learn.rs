@@ -44,23 +44,22 @@ pub(crate) fn apply_attr(
     note_symlink(state, id, &attr);
     let mut under = None;
     if let Some(held) = fresh {
-        inodes::record(state, id).ext_mut().own = Some((attr, held));
+        inodes::record(state, id).note_own_attr(attr, held);
         under = Some(held);
     } else if let Some(inode) = state.store.inode_of_mut(id) {
-        match inode.ext_if_any().and_then(|more| more.own.as_mut()) {
-            Some((_, held)) if flight.recalled(id, LeaseScope::Attributes) && held.is_live(now) => {
+        match inode.live_own_attr(now) {
+            Some(_) if flight.recalled(id, LeaseScope::Attributes) => {
                 if flight.is_mutation() {
                     leases::discard_uncertain_attr(state, id);
                 }
                 return None;
             }
             // An ungranted reply beside a live grant may be older than the cache.
-            Some((_, held)) if held.is_live(now) && !flight.is_mutation() => return None,
-            Some((own, held)) if held.is_live(now) => {
-                *own = attr;
-                under = Some(*held);
+            Some(_) if !flight.is_mutation() => return None,
+            Some(_) => under = inode.replace_own_attr(now, attr),
+            None => {
+                inode.drop_own_attr();
             }
-            _ => drop(inode.drop_own_attr()),
         }
     }
     let covered = apply_to_entry(state, now, flight, id, attr, grants);
@@ -82,7 +81,7 @@ fn apply_via_parent(
     if !attr.covered_by_parent() || flight.is_mutation() {
         return None;
     }
-    let (dir, name) = state.store.inode_of(id)?.parent_entry.clone()?;
+    let (dir, name) = state.store.inode_of(id)?.parent_entry()?.clone();
     let dir_id = state.store.id_of(dir)?;
     flight.granted(grants, dir_id, LeaseScope::Directory)?;
     if flight.race_log.name(dir, &name).is_some() {
@@ -102,7 +101,7 @@ fn apply_to_entry(
     attr: Attr,
     grants: &[Grant],
 ) -> Option<LiveGrant> {
-    let (dir, name) = state.store.inode_of(id)?.parent_entry.as_ref()?;
+    let (dir, name) = state.store.inode_of(id)?.parent_entry()?;
     if flight.race_log.is_remotely_changed(*dir, name) {
         return None;
     }
@@ -275,7 +274,7 @@ pub(crate) fn keep_target(state: &mut State, now: Time, id: NodeId, target: Opti
     let deadline = view::cached_attr(state, now, id).map(|(_, held)| held.deadline);
     let kept = target.filter(|_| state.config.keeps_targets).zip(deadline);
     if let Some(inode) = state.store.inode_of_mut(id) {
-        inode.set_target(kept);
+        inode.note_target(kept);
     }
 }
 
@@ -286,8 +285,8 @@ fn note_symlink(state: &mut State, id: NodeId, attr: &Attr) {
         return;
     }
     let Some(inode) = state.store.inode_of_mut(id) else { return };
-    if inode.own.is_none_or(|(own, _)| own.ctime != attr.ctime) {
-        inode.set_target(None);
+    if inode.own_attr().is_none_or(|(own, _)| own.ctime != attr.ctime) {
+        inode.note_target(None);
     }
     if let Some(child) =
         state.store.child_at_parent_entry(id.ino).filter(|child| child.attr().ctime != attr.ctime)
@@ -307,7 +306,7 @@ pub(crate) fn learn_no_xattrs(state: &mut State, now: Time, flight: &InflightCal
         return;
     }
     let Some(inode) = state.store.inode_of_mut(entry.id) else { return };
-    if let Some((_, held)) = inode.own.filter(|(_, held)| held.is_live(now)) {
-        inode.ext_mut().xattrs = Some(Box::new((XattrSet::default(), held.deadline)));
+    if let Some(deadline) = inode.live_own_attr(now).map(|(_, held)| held.deadline) {
+        inode.note_xattrs(XattrSet::default(), deadline);
     }
 }

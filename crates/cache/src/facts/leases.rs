@@ -6,9 +6,9 @@ use crate::grants::LiveGrant;
 use crate::kernel::{MAX_SINGLE_DENTRIES, NotifyLevel};
 use crate::op::KernelInvalidation;
 use crate::out::invalidate;
-use crate::pages::{ChangeToken, InodePages};
+use crate::pages::ChangeToken;
 use crate::state::State;
-use crate::store::{CachedEntry, Directory};
+use crate::store::{CachedEntry, Directory, Inode};
 use crate::view;
 use nigh_types::{Attr, GrantId, LeaseScope, Name, NodeId, Time};
 
@@ -42,12 +42,8 @@ pub(crate) fn drop_attr(state: &mut State, ino: u64) {
 pub(crate) fn drop_expired(state: &mut State, ino: u64) {
     let clock = state.clock;
     let Some(inode) = state.store.inode_mut(ino) else { return };
-    if let Some(more) = inode.ext_if_any() {
-        more.own = more.own.filter(|(_, held)| held.is_live(clock));
-        more.xattrs = more.xattrs.take().filter(|xattrs| clock < xattrs.1);
-        more.target = more.target.take().filter(|target| clock < target.1);
-    }
-    if let Some(dir) = inode.parent_entry.as_ref().map(|(dir, _)| *dir) {
+    inode.drop_expired(clock);
+    if let Some(dir) = inode.parent_entry().map(|(dir, _)| *dir) {
         drop_expired_names(state, dir);
     }
 }
@@ -72,7 +68,7 @@ pub(crate) fn live_directory(state: &mut State, now: Time, dir: u64) -> Option<(
 /// Drops the dentries of a directory that is found by another name than before. Other clients moved it, or it is a
 /// new directory with the number of one that is gone, which such a remote does not tell apart.
 pub(crate) fn discard_moved_dir(state: &mut State, id: NodeId, at: (u64, &Name)) {
-    let home = state.store.inode(id.ino).and_then(|inode| inode.parent_entry.as_ref());
+    let home = state.store.inode(id.ino).and_then(|inode| inode.parent_entry());
     if home.is_some_and(|(dir, name)| (*dir, name) == at) {
         return;
     }
@@ -365,17 +361,7 @@ pub(crate) fn mark_facts_stale(state: &mut State) {
         dir.held = dir.held.map(LiveGrant::into_stale);
         dir.dentry_leases.keep_as_stale();
     });
-    state.store.inodes_mut().for_each(|inode| {
-        inode.pages_if_any().into_iter().for_each(InodePages::keep_as_stale);
-        let Some(more) = inode.ext_if_any() else { return };
-        more.own = more.own.map(|(attr, held)| (attr, held.into_stale()));
-        if let Some(xattrs) = &mut more.xattrs {
-            xattrs.1 = Time::FAR;
-        }
-        if let Some(target) = &mut more.target {
-            target.1 = Time::FAR;
-        }
-    });
+    state.store.inodes_mut().for_each(Inode::keep_as_stale);
 }
 
 /// Drops an inode's xattrs.

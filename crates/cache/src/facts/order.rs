@@ -103,7 +103,7 @@ pub(crate) fn grant_in_reply(
     attr: &Attr,
     grants: &[Grant],
 ) -> Option<LiveGrant> {
-    let home = state.store.inode(id.ino).and_then(|i| i.parent_entry.as_ref());
+    let home = state.store.inode(id.ino).and_then(|i| i.parent_entry());
     let dir = home.and_then(|(dir, _)| state.store.id_of(*dir)).filter(|_| attr.covered_by_parent());
     let own = flight.granted(grants, id, LeaseScope::Attributes);
     let granted = own.or_else(|| flight.granted(grants, dir?, LeaseScope::Directory));

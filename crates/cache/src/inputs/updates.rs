@@ -295,11 +295,7 @@ fn commit_attr(state: &mut State, now: Time, node: NodeId, attr: Attr) {
     leases::drop_other_version(state, now, node, &attr);
     let Some(inode) = state.store.inode_of_mut(node) else { return };
     inode.drop_xattrs();
-    if let Some((own, held)) = inode.ext_if_any().and_then(|more| more.own.as_mut())
-        && held.is_live(now)
-    {
-        *own = attr;
-    }
+    inode.replace_own_attr(now, attr);
 }
 
 #[cfg(test)]

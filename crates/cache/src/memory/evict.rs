@@ -122,7 +122,7 @@ pub(crate) fn evict(state: &mut State, now: Time, node: NodeId) {
     state.store.remove_dir(node.ino);
     for ino in children {
         let Some(inode) = state.store.inode_mut(ino) else { continue };
-        if !inode.kernel.is_known() && inode.drop_own_attr().is_some() {
+        if !inode.kernel.is_known() && inode.drop_own_attr() {
             forgetting::drop_if_idle(state, ino);
         }
     }

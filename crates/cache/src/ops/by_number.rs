@@ -35,7 +35,7 @@ pub(crate) fn lookup_number(
 
 /// Records where the remote found an inode by number. The record must exist before its attributes are applied.
 fn record_found(state: &mut State, id: NodeId, home: Option<(NodeId, Name)>) {
-    let is_placed = inodes::record(state, id).parent_entry.is_some();
+    let is_placed = inodes::record(state, id).parent_entry().is_some();
     let Some((dir, name)) = home.filter(|_| !is_placed && id.ino != state.store.root()) else { return };
     if state.store.id_of(dir.ino).is_none() && state.store.forgotten.id(dir.ino) != Some(dir) {
         forgetting::put_forgotten(state, dir, None);
@@ -73,7 +73,7 @@ pub(crate) fn restore_forgotten(state: &mut State, ino: u64) {
         return;
     };
     if state.store.id_of(ino).is_none_or(|known| known == id) {
-        inodes::record(state, id).parent_entry = Some(home);
+        inodes::record(state, id).note_found_at(home.0, home.1);
     }
 }
 

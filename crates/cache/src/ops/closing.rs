@@ -25,7 +25,7 @@ pub(crate) fn release(state: &mut State, now: Time, fh: Fh, flock: Option<u64>) 
             state.ungranted.forget(file.ino);
         }
         // A caller that looked up the lost name may be about to open it.
-        let is_named = inode.parent_entry.is_some() || !inode.kernel.is_known();
+        let is_named = inode.parent_entry().is_some() || !inode.kernel.is_known();
         if is_named {
             // The server would release the handle before it does earlier calls that use it: the pin then stays
             // until the inode is forgotten.

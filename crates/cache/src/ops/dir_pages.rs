@@ -300,7 +300,7 @@ pub(crate) fn fill(
 ) -> Page {
     let mut page = Page::default();
     let mut room = room(state, Cookie(2), size, plus);
-    let parent = state.store.inode(ino).and_then(|i| i.parent_entry.as_ref()).map_or(ino, |(dir, _)| *dir);
+    let parent = state.store.inode(ino).and_then(|i| i.parent_entry()).map_or(ino, |(dir, _)| *dir);
     for (at, name, target) in [(0, b".".as_slice(), ino), (1, b"..".as_slice(), parent)] {
         if offset.0 <= at && room.take(name.len()) {
             let next = Cookie(at + 1);

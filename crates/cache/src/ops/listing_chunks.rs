@@ -310,10 +310,8 @@ fn apply_listed_attr(
         grant.filter(|_| !recalled).map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.is_live(now));
     if let Some(held) = held {
         let inode = inodes::record(state, entry.id);
-        inode.ext_mut().own = Some((entry.attr, held));
-        if inode.parent_entry.is_none() {
-            inode.parent_entry = Some((home.0, home.1.clone()));
-        }
+        inode.note_own_attr(entry.attr, held);
+        inode.note_listed_at(home.0, home.1);
     }
 }
 

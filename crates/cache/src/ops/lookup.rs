@@ -144,8 +144,8 @@ pub(crate) fn attributes(
         queue::note_getattr_reply(state, ino, attr);
         return Some(OpReply::Attr(id, attr, queue::attr_timeout(state, now, ino, &attr, Some(held))));
     }
-    if let Some(attr) = state.store.inode(ino).and_then(|i| i.unlinked_attr) {
-        return Some(OpReply::Attr(id, attr, Span::ZERO));
+    if let Some(attr) = state.store.inode(ino).and_then(|i| i.unlinked_attr()) {
+        return Some(OpReply::Attr(id, *attr, Span::ZERO));
     }
     match sending::fetch_attr(state, now, ino) {
         Ok((call, joined)) => replies::wait(state, op, caller, call, ReplyKind::Reply, joined),

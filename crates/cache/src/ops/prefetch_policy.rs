@@ -34,7 +34,7 @@ pub(crate) fn note_descent(state: &mut State, now: Time, dir: u64) -> Option<(u6
     if !state.prefetch.is_possible() {
         return None;
     }
-    let parent = state.store.inode(dir)?.parent_entry.as_ref().map(|(parent, _)| *parent)?;
+    let parent = state.store.inode(dir)?.parent_entry().map(|(parent, _)| *parent)?;
     let above = state.store.dir_mut(parent)?;
     if !above.complete || !above.held.is_some_and(|held| held.is_live(now)) {
         return None;
@@ -127,8 +127,7 @@ fn roots(state: &State, now: Time, order: PrefetchOrder, mut parent: u64, mut di
         });
         roots.extend(open.take(room).filter_map(|b| paths::node_ref(state, b.id.ino)));
         let above = state.store.dir(parent).filter(|d| d.opened_in_walk);
-        let above =
-            above.and_then(|_| state.store.inode(parent)?.parent_entry.as_ref().map(|(above, _)| *above));
+        let above = above.and_then(|_| state.store.inode(parent)?.parent_entry().map(|(above, _)| *above));
         match above.filter(|above| state.store.dir(*above).is_some_and(|d| d.complete)) {
             Some(above) if roots.len() < Call::MOST_ROOTS as usize => (dir, parent) = (parent, above),
             _ => return roots,

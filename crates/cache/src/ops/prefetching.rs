@@ -227,7 +227,7 @@ fn return_unused_grants(state: &mut State, grants: &[Grant]) {
         let (id, inode) = (grant.node, state.store.inode(grant.node.ino));
         match grant.covers {
             LeaseScope::Directory => state.store.dir(id.ino).is_some_and(|d| d.id == id && d.held.is_some()),
-            LeaseScope::Attributes => inode.is_some_and(|inode| inode.id == id && inode.own.is_some()),
+            LeaseScope::Attributes => inode.is_some_and(|inode| inode.id == id && inode.own_attr().is_some()),
             _ => true,
         }
     };

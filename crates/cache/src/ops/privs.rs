@@ -53,7 +53,7 @@ pub(crate) fn note_set_id_after(state: &mut State, flight: &InflightCall, respon
     {
         inode.opens_mut().note_uncapped(caller);
     }
-    let known = inode.xattrs.as_deref();
+    let known = inode.xattrs();
     if known.is_some_and(|(set, _)| set.items.iter().any(|(name, _)| name.as_ref() == CAPABILITY)) {
         leases::drop_xattrs(state, ino);
     }

@@ -74,7 +74,7 @@ fn removed_directory(state: &mut State, number: u64) -> Option<(NodeId, &mut Att
     };
     let inode = state.store.inode_mut(ino)?;
     let id = inode.id;
-    Some((id, inode.ext_if_any()?.unlinked_attr.as_mut()?))
+    Some((id, inode.unlinked_attr_mut()?))
 }
 
 #[cfg(test)]
@@ -222,7 +222,7 @@ mod tests {
         answers_all(&mut cache, call, response(Reply::Removed { node: OLD, pinned: None }, 2, gone));
         cache.handle_forget(7, 1);
         assert!(
-            cache.state.store.inode(7).is_some_and(|inode| inode.unlinked_attr.is_some()),
+            cache.state.store.inode(7).is_some_and(|inode| inode.unlinked_attr().is_some()),
             "its record stays"
         );
         let call = ask(&mut cache, Op::Lookup { dir: 1, name: name() });

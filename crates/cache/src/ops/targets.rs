@@ -28,7 +28,7 @@ pub(crate) fn read_link(state: &mut State, now: Time, op: OpId, caller: Caller, 
 fn cached_target(state: &State, now: Time, id: NodeId) -> Option<Vec<u8>> {
     view::cached_attr(state, now, id)?;
     let inode = state.store.inode(id.ino)?;
-    if let Some((target, _)) = inode.target.as_deref().filter(|(_, deadline)| now < *deadline) {
+    if let Some(target) = inode.live_target(now) {
         return Some(target.to_vec());
     }
     let (_, child) = state.store.parent_entry(inode)?;
@@ -90,7 +90,7 @@ pub(crate) fn limit_acl(state: &mut State, now: Time, ino: u64, sure: bool) {
         return;
     };
     inode.kernel.note_copy(UntimedCopy::Acls);
-    let own = inode.xattrs.as_deref().map_or(Time::FAR, |(_, deadline)| *deadline);
+    let own = inode.xattrs().map_or(Time::FAR, |(_, deadline)| *deadline);
     match held.filter(|held| sure && !held.stale) {
         Some(held) => invalidate::end_copies_at(state, held.deadline.min(own), ino),
         None => {

@@ -127,7 +127,7 @@ fn has_no_xattrs(state: &State, now: Time, id: NodeId) -> bool {
     }
     let Some(inode) = state.store.inode_of(id) else { return false };
     let Some((dir, name)) =
-        inode.parent_entry.as_ref().filter(|(dir, name)| !state.store.suspended.has_name(*dir, name))
+        inode.parent_entry().filter(|(dir, name)| !state.store.suspended.has_name(*dir, name))
     else {
         return false;
     };
@@ -143,7 +143,7 @@ fn has_no_xattrs(state: &State, now: Time, id: NodeId) -> bool {
 /// Returns all xattrs, if known: until their own deadline, and while the attributes beside them are known.
 fn xattr_set(state: &State, now: Time, id: NodeId) -> Option<&XattrSet> {
     let inode = state.store.inode_of(id)?;
-    let (set, deadline) = inode.xattrs.as_deref()?;
+    let (set, deadline) = inode.xattrs()?;
     (now < *deadline && view::cached_attr(state, now, id).is_some()).then_some(set)
 }
 
@@ -219,7 +219,7 @@ pub(crate) fn on_xattrs_reply(
             .granted(&grants, id, LeaseScope::Attributes)
             .map(|grant| LiveGrant::begin(grant, flight.sent));
         let deadline = own.map_or(held.deadline, |own| own.deadline.min(held.deadline));
-        inode.ext_mut().xattrs = Some(Box::new((set, deadline)));
+        inode.note_xattrs(set, deadline);
     }
     told.iter().for_each(|name| limit_copy(state, now, ino, name, flight.race_log.is_empty()));
 }

@@ -109,14 +109,14 @@ pub(crate) fn node_ref(state: &State, ino: u64) -> Option<NodeRef> {
     let node = state.store.id_of(ino)?;
     let id_of = |dir: u64| state.store.id_of(dir).or_else(|| state.store.forgotten.id(dir));
     let inode = state.store.inode(ino);
-    let home = inode.and_then(|i| i.parent_entry.as_ref().or(i.earlier_name.as_deref()));
+    let home = inode.and_then(|i| i.path_hint());
     let hint = home.and_then(|(dir, name)| Some((id_of(*dir)?, name.clone())));
     Some(NodeRef { node, path_hint: hint })
 }
 
 /// Returns the directory and name under which the kernel last looked an inode up, if it still knows the inode.
 pub(crate) fn parent_entry_of(state: &State, ino: u64) -> Option<(u64, Name)> {
-    state.store.inode(ino).filter(|i| i.kernel.is_known()).and_then(|i| i.parent_entry.clone())
+    state.store.inode(ino).filter(|i| i.kernel.is_known()).and_then(|i| i.parent_entry().cloned())
 }
 
 /// Returns the known path from the root to `name` in a directory.
@@ -138,7 +138,7 @@ pub(crate) fn path_to(state: &State, node: NodeId) -> Option<Vec<Name>> {
 
 /// Returns an inode's parent entry after the renames in flight.
 pub(crate) fn parent_after_renames(state: &State, ino: u64) -> Option<(u64, Name)> {
-    let home = state.store.inode(ino)?.parent_entry.clone()?;
+    let home = state.store.inode(ino)?.parent_entry()?.clone();
     let moved = state.calls.name_after_renames((home.0, &home.1));
     moved.or(Some(home))
 }

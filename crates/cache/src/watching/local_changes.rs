@@ -75,7 +75,7 @@ fn snapshot_attr(state: &mut State, id: NodeId, attr: Option<&Attr>) {
     if attr.is_some_and(|attr| attr.nlink > 1 && !attr.is_dir()) {
         return state.watches.set_stat(id, stat);
     }
-    let Some((dir, name)) = state.store.inode(id.ino).and_then(|inode| inode.parent_entry.clone()) else {
+    let Some((dir, name)) = state.store.inode(id.ino).and_then(|inode| inode.parent_entry().cloned()) else {
         return;
     };
     if let Some(seen) = state.watches.seen(dir, &name, id).copied() {

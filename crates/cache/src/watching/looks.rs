@@ -33,7 +33,7 @@ fn watched_by(state: &State, ino: u64) -> Vec<u64> {
     if state.store.id_of(ino).is_none() {
         return Vec::new();
     }
-    let home = state.store.inode(ino).and_then(|inode| inode.parent_entry.as_ref()).map(|(dir, _)| *dir);
+    let home = state.store.inode(ino).and_then(|inode| inode.parent_entry()).map(|(dir, _)| *dir);
     let kind = view::kind_of(state, ino);
     let itself = (state.store.is_directory(ino)
         || ino == state.store.root()

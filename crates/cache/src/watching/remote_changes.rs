@@ -16,7 +16,8 @@ pub(crate) fn note_remote_update(state: &mut State, pushed: &RemoteUpdate) {
         now.entry(*dir).or_default().push((name.clone(), state.store.child(*dir, name).map(seen_child)));
     }
     for (node, attr) in &pushed.attributes {
-        let home = state.store.inode(node.ino).filter(|i| i.id == *node).and_then(|i| i.parent_entry.clone());
+        let home =
+            state.store.inode(node.ino).filter(|i| i.id == *node).and_then(|i| i.parent_entry().cloned());
         let Some((dir, name)) = home else { continue };
         let told = now.entry(dir).or_default();
         let known = state.watches.seen(dir, &name, *node).is_some();
