@@ -11,8 +11,6 @@ mod remove;
 mod rename;
 mod xattrs;
 
-pub(super) use locks::FileLocks;
-
 use super::executor::CallContext;
 use super::reply::{CallReply, Outcome};
 use nigh_remote::{Event, Output};

@@ -3,12 +3,12 @@
 //! A call is a coroutine (`async` without any runtime): it sends its next messages and goes on when their replies have
 //! arrived. It never holds the lock while it waits.
 
+use super::config::Config;
 use super::fids::{ClunkQueue, Dropped, Fid, FidState, Fids};
 use super::files::Files;
-use super::handshake::Greeting;
+use super::greeting::Greeting;
 use super::nodes::{InodeNumbers, Nodes};
 use super::users::Users;
-use super::{Config, TaskId};
 use crate::{NO_TAG, ProtocolError, Rmessage, Tmessage};
 use nigh_remote::{Counters, Output};
 use nigh_types::{CallId, Errno, GrantId, Span, Time};
@@ -17,6 +17,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct TaskId(pub u64);
 
 /// The most requests in flight, each of which may need another tag for its flush; the highest tag is [`NO_TAG`].
 const MOST_TAGS: u16 = 4_096;
@@ -158,6 +161,13 @@ impl CallContext {
 
     pub fn shared(&self) -> MutexGuard<'_, SessionState> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Allocates an unused fid.
+    pub fn new_fid(&self) -> Arc<Fid> {
+        let mut shared = self.shared();
+        let (number, epoch) = (shared.fids.take(), shared.epoch);
+        Arc::new(Fid::new(number, epoch, self.clunk_queue.clone()))
     }
 
     /// Sends a message; the reply goes to the future that is returned, also if it is awaited later.

@@ -1,6 +1,5 @@
 //! Fids: numbers that stand for files at the server. A fid is reference-counted; its last drop clunks it.
 
-use super::executor::CallContext;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -75,16 +74,9 @@ pub(crate) struct Fid {
 }
 
 impl Fid {
-    /// Allocates an unused number.
-    pub fn new(cx: &CallContext) -> Arc<Fid> {
-        let mut shared = cx.shared();
-        let (number, epoch) = (shared.fids.take(), shared.epoch);
-        Arc::new(Fid {
-            number,
-            epoch,
-            state: Mutex::new(FidState::Asked),
-            clunk_queue: cx.clunk_queue.clone(),
-        })
+    /// A fid with an unused number, whose message was not sent yet.
+    pub fn new(number: u32, epoch: u64, clunk_queue: ClunkQueue) -> Fid {
+        Fid { number, epoch, state: Mutex::new(FidState::Asked), clunk_queue }
     }
 
     pub fn number(&self) -> u32 {

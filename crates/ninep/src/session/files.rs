@@ -1,7 +1,8 @@
 //! Open files by handle.
 
-use super::calls::FileLocks;
 use super::fids::Fid;
+use super::file_locks::FileLocks;
+use super::node_ids::DIRECTORY;
 use nigh_types::{DataVersion, Errno, Handle, NodeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -113,7 +114,7 @@ impl Files {
 
     /// Notes that a file was moved, or a directory, below which any open file may be.
     pub fn moved(&mut self, node: NodeId) {
-        let is_dir = node.generation == super::resolve::DIRECTORY;
+        let is_dir = node.generation == DIRECTORY;
         let files = self.open.values_mut().filter(|file| is_dir || file.node == node);
         files.for_each(|file| file.is_moved = true);
     }

@@ -1,7 +1,9 @@
 //! How a session begins, ends, and continues over another connection.
 
+use super::config::Times;
 use super::executor::CallContext;
-use super::{DEAD_AFTER, PROBE_AFTER, Session, State, Times};
+use super::greeting::{Greeting, Refusal};
+use super::{DEAD_AFTER, PROBE_AFTER, Session, State};
 use crate::error::{LEAST_MSIZE, VersionText};
 use crate::frame::FrameReader;
 use crate::{ProtocolError, Rmessage, Tmessage, VERSION};
@@ -10,17 +12,6 @@ use nigh_types::{
     Attr, Errno, Guarantees, NodeId, RemoteIds, SessionParams as Agreed, Span, Term, Time,
     UnsupportedGuarantee,
 };
-
-/// Result of the handshake.
-pub(super) type Greeting = Result<(NodeId, Attr), Refusal>;
-
-/// Why the handshake failed.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    Rule(ProtocolError),
-    /// The error reply to the message of that name.
-    Error(&'static str, Errno),
-}
 
 /// Negotiates the version, attaches, and reads the root's attributes.
 async fn greet(cx: &CallContext) -> Greeting {

@@ -1,6 +1,7 @@
 //! Nodes and how they are reached: the mapping from qids to node ids, and the fid of each node.
 
 use super::fids::Fid;
+use super::node_ids::DIRECTORY;
 use crate::values::{Qid, QidKind};
 use nigh_types::{Attr, Name, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -159,7 +160,7 @@ impl Nodes {
         let was_there =
             |known: &KnownNode| known.parent_entry.as_ref().is_some_and(|(d, n)| *d == dir && n == name);
         self.forget_those(all_views(node), |_, known| was_there(known));
-        let is_dir = |node: NodeId| node.generation == super::resolve::DIRECTORY;
+        let is_dir = |node: NodeId| node.generation == DIRECTORY;
         if is_moved && is_dir(node) {
             self.forget_those(.., |(node, _), _| is_dir(*node));
         }

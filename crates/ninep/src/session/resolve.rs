@@ -2,6 +2,8 @@
 
 use super::executor::CallContext;
 use super::fids::Fid;
+use super::node_ids::{DIRECTORY, SYMLINK};
+use super::requests::getattr;
 use crate::values::Qid;
 use crate::wire::ShortSequence;
 use crate::{MOST_NAMES, Rmessage, Tmessage};
@@ -17,7 +19,7 @@ pub(super) struct ResolvedFid {
 impl CallContext {
     /// Walks from a fid to a new one, over at most [`MOST_NAMES`] names. Without names: another fid of the same node.
     pub async fn walk(&self, from: &Fid, names: &[Name]) -> Result<(Arc<Fid>, Vec<Qid>), Errno> {
-        let fid = Fid::new(self);
+        let fid = self.new_fid();
         let texts: Vec<Vec<u8>> = names.iter().map(|name| name.as_bytes().to_vec()).collect();
         let message = Tmessage::Walk { fid: from.number(), new: fid.number(), names: ShortSequence(texts) };
         let Rmessage::Walk { qids } = self.request_fid(message, &fid).await? else {
@@ -289,11 +291,6 @@ impl CallContext {
     }
 }
 
-/// The message that requests attributes.
-pub(super) fn getattr(fid: u32) -> Tmessage {
-    Tmessage::Getattr { fid, wanted: crate::mask::BASIC }
-}
-
 /// Maps the error of a request about a node, not a name: the node is not where it was.
 pub(super) fn stale(errno: Errno) -> Errno {
     match errno {
@@ -301,7 +298,3 @@ pub(super) fn stale(errno: Errno) -> Errno {
         other => other,
     }
 }
-
-/// Generations of nodes, as [`super::nodes::Nodes::node`] makes them.
-pub(super) const DIRECTORY: u64 = 2;
-pub(super) const SYMLINK: u64 = 3;

@@ -1,11 +1,12 @@
 //! Attributes of an inode, and of its filesystem.
 
 use super::super::executor::CallContext;
+use super::super::node_ids::DIRECTORY;
 use super::super::reply::{CallReply, Outcome};
-use super::super::resolve::DIRECTORY;
+use super::super::requests::setattr;
 use super::data;
-use crate::{Rmessage, Tmessage, mask};
-use nigh_types::{Attr, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply, SetAttr, SetTime, Space};
+use crate::{Rmessage, Tmessage};
+use nigh_types::{Attr, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply, SetAttr, Space};
 
 pub(super) async fn get(cx: &CallContext, uid: u32, place: &NodeRef) -> Outcome {
     cx.attributes_of(uid, place).await.map(answer)
@@ -52,50 +53,20 @@ pub(super) async fn set(
     }
     let open = handle.and_then(|handle| cx.shared().files.fid(handle, place.node));
     if let Some(fid) = open {
-        cx.request(change(fid.number(), set)).await?;
+        cx.request(setattr(fid.number(), set)).await?;
         let attr = data::attributes(cx, uid, &fid, place).await?;
         return Ok(answer((place.node, attr)));
     }
-    let changed = cx.request_of(uid, place, |fid| change(fid, set)).await;
+    let changed = cx.request_of(uid, place, |fid| setattr(fid, set)).await;
     if changed.as_ref().err() == Some(&Errno::STALE) {
         // The file was moved, and no name is known for it: the handle's own fid is used if it still refers to this
         // file.
         let moved = cx.shared().files.fid_moved(handle, place.node).ok().flatten();
         let fid = moved.ok_or(Errno::STALE)?;
         cx.attributes_by(&fid, place.node).await?;
-        cx.request(change(fid.number(), set)).await?;
+        cx.request(setattr(fid.number(), set)).await?;
     } else {
         changed?;
     }
     get(cx, uid, place).await
-}
-
-pub(super) fn change(fid: u32, set: &SetAttr) -> Tmessage {
-    let mut valid = 0;
-    let mut flag = |is_set: bool, bits: u32| valid |= if is_set { bits } else { 0 };
-    flag(set.mode.is_some(), mask::SET_MODE);
-    flag(set.uid.is_some(), mask::SET_UID);
-    flag(set.gid.is_some(), mask::SET_GID);
-    flag(set.size.is_some(), mask::SET_SIZE);
-    flag(set.atime.is_some(), mask::SET_ATIME);
-    flag(set.mtime.is_some(), mask::SET_MTIME);
-    flag(matches!(set.atime, Some(SetTime::At(_))), mask::ATIME_SET);
-    flag(matches!(set.mtime, Some(SetTime::At(_))), mask::MTIME_SET);
-    let moment = |time: Option<SetTime>| match time {
-        Some(SetTime::At(at)) => {
-            let (secs, nanos) = at.pair();
-            (secs.cast_unsigned(), u64::from(nanos))
-        }
-        _ => (0, 0),
-    };
-    Tmessage::Setattr {
-        fid,
-        valid,
-        mode: set.mode.unwrap_or(0),
-        uid: set.uid.unwrap_or(0),
-        gid: set.gid.unwrap_or(0),
-        size: set.size.unwrap_or(0),
-        atime: moment(set.atime),
-        mtime: moment(set.mtime),
-    }
 }

@@ -3,8 +3,10 @@
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
 use super::super::files::OpenFile;
+use super::super::node_ids::DIRECTORY;
 use super::super::reply::{CallReply, Outcome, entry};
-use super::super::resolve::{DIRECTORY, getattr, stale};
+use super::super::requests::getattr;
+use super::super::resolve::stale;
 use super::{lookup, open};
 use crate::{Rmessage, Tmessage, flags};
 use nigh_types::{Access, Call, Entry, Errno, Kind, LeaseScope, Name, NodeRef, Reply};

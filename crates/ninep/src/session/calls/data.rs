@@ -2,8 +2,9 @@
 
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
+use super::super::node_ids::DIRECTORY;
 use super::super::reply::{CallReply, Outcome};
-use super::super::resolve::DIRECTORY;
+use super::super::requests::setattr;
 use super::open;
 use crate::{Data, Rmessage, Tmessage, flags};
 use nigh_types::{Attr, DataVersion, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply, SetAttr, WriteFlags};
@@ -231,7 +232,7 @@ async fn without_suid(cx: &CallContext, uid: u32, place: &NodeRef, attr: Attr) -
         return Ok(attr);
     }
     let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-    cx.request_of(uid, place, |fid| super::attrs::change(fid, &set)).await?;
+    cx.request_of(uid, place, |fid| setattr(fid, &set)).await?;
     cx.attributes_of(uid, place).await.map(|(_, attr)| attr)
 }
 

@@ -7,9 +7,7 @@ use super::super::fids::Fid;
 use super::super::reply::{CallReply, Outcome};
 use super::open;
 use crate::{LockStatus, Rmessage, Tmessage, flags};
-use nigh_remote::locks::Locks;
 use nigh_types::{Call, CallId, Errno, LockInfo, LockKind, NodeId, NodeRef, Reply, Span};
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Time between two attempts to get a lock that another machine holds.
@@ -18,17 +16,6 @@ const RETRY_INTERVAL: Span = Span::from_millis(100);
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 const NONE: u8 = 2;
-
-/// The locks of this mount, and their state at the server.
-#[derive(Debug, Default)]
-pub(in super::super) struct FileLocks {
-    ranges: Locks,
-    files: BTreeMap<NodeId, (Arc<Fid>, LockKind)>,
-    /// Files whose lock at the server is being changed.
-    busy: BTreeSet<NodeId>,
-    /// Counts changes of `ranges`.
-    changes: u64,
-}
 
 pub(super) async fn execute_lock_call(cx: &CallContext, id: CallId, uid: u32, call: &Call) -> Outcome {
     let (Call::Lock { node: place, .. }

@@ -2,8 +2,8 @@
 
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
+use super::super::node_ids::SYMLINK;
 use super::super::reply::{CallReply, Outcome, entry};
-use super::super::resolve::SYMLINK;
 use crate::{Rmessage, Tmessage};
 use nigh_types::{Attr, Errno, LeaseScope, Name, NodeId, NodeRef, Reply};
 use std::sync::Arc;

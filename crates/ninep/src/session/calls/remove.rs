@@ -2,8 +2,10 @@
 
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
+use super::super::node_ids::DIRECTORY;
 use super::super::reply::{CallReply, Outcome};
-use super::super::resolve::{DIRECTORY, ResolvedFid, getattr};
+use super::super::requests::getattr;
+use super::super::resolve::ResolvedFid;
 use super::open;
 use crate::{Tmessage, flags};
 use nigh_types::{Attr, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};

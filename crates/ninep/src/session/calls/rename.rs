@@ -3,7 +3,7 @@
 use super::super::executor::CallContext;
 use super::super::fids::Fid;
 use super::super::reply::{CallReply, Outcome};
-use super::super::resolve::getattr;
+use super::super::requests::getattr;
 use super::remove::{Victim, remaining_attr, victim};
 use super::{lookup, open};
 use crate::Tmessage;

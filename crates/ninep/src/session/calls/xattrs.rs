@@ -26,7 +26,7 @@ async fn bytes(cx: &CallContext, uid: u32, place: &NodeRef, name: &[u8]) -> Resu
 }
 
 async fn bytes_by(cx: &CallContext, at: &Fid, name: &[u8]) -> Result<Vec<u8>, Errno> {
-    let fid = Fid::new(cx);
+    let fid = cx.new_fid();
     let message = Tmessage::Xattrwalk { fid: at.number(), new: fid.number(), name: name.to_vec() };
     let Rmessage::Xattrwalk { size } = cx.request_fid(message, &fid).await? else {
         return Err(Errno::PROTO);
