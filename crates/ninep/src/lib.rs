@@ -1,4 +1,5 @@
-//! 9P2000.L, as Linux and diod speak it, without I/O (docs/decisions/0018-ninep.md).
+//! 9P2000.L, as Linux and diod speak it, without I/O (docs/decisions/0018-ninep.md). `nigh-pathclient` has the parts of
+//! the session that know no messages.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -6,7 +7,7 @@
 //! split into them |
 //! | `session` | the client's end: a remote like any other |
 //! | `session/calls` | calls as messages, a module for each kind of call |
-//! | `session/{cx, fids, nodes, files, reach}` | shared by all calls: tags, fids, how nodes are resolved |
+//! | `session/{context, state, messages, fids, files, resolve}` | shared by all calls: tags, fids, how nodes are resolved |
 
 mod error;
 mod frame;

@@ -3,36 +3,36 @@
 mod attach;
 mod calls;
 mod config;
-mod executor;
+mod context;
 mod fids;
 mod file_locks;
 mod files;
 mod greeting;
 mod handshake;
+mod messages;
 mod node_ids;
 mod nodes;
 mod reply;
 mod requests;
 mod resolve;
+mod state;
 mod users;
 
 pub use config::{Config, Times};
 
 use crate::frame::FrameReader;
 use crate::{ProtocolError, Rmessage};
-use executor::{CallContext, TaskId};
+use context::{CallContext, SessionContext};
+use nigh_pathclient::{Coroutine, Executor, Limits, TaskKind};
 use nigh_remote::{Counters, Event, Output, Reason, Remote, ResumableRemote};
 use nigh_types::{Call, CallId, Errno, GrantId, RecallId, Request, Response, Span, Time};
 use nodes::InodeNumbers;
+use state::SessionState;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 /// The most calls executed at one time, and besides them those that wait for locks.
-const MOST_TASKS: usize = 512;
-const MOST_LOCK_WAITS: usize = 4_096;
+const LIMITS: Limits = Limits { ordinary: 512, blocking: 4_096 };
 /// How long a server may be silent at the beginning.
 const HANDSHAKE_TIMEOUT: Span = Span::from_secs(15);
 /// After this silence with a request outstanding, the server is probed,
@@ -49,14 +49,6 @@ enum State {
     Lost,
 }
 
-type Coroutine = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-struct Task {
-    coroutine: Coroutine,
-    /// `None`: the handshake, or a probe.
-    call: Option<CallId>,
-}
-
 /// The client's end of a mount's session, by the contracts of [`Remote`] and [`ResumableRemote`]. Each call is a coroutine that
 /// sends messages.
 ///
@@ -68,12 +60,10 @@ struct Task {
 ///  Protocol error, or the end of Greeting before the first root ─▶ Lost.
 /// ```
 pub struct Session {
-    cx: CallContext,
+    cx: SessionContext,
     state: State,
     frames: FrameReader,
-    tasks: BTreeMap<TaskId, Task>,
-    next_task: u64,
-    by_call: BTreeMap<CallId, TaskId>,
+    executor: Executor,
     /// Calls without a reply, in the order in which they were made.
     unanswered: BTreeMap<CallId, Arc<Request>>,
     waiting: VecDeque<CallId>,
@@ -88,8 +78,6 @@ pub struct Session {
     lapsed: bool,
     refusal: Option<String>,
     greeted: Time,
-    /// The number of `tasks` that may wait for a lock.
-    lock_tasks: usize,
 }
 
 /// Returns a factory for one mount's sessions; the loss of an earlier session makes no difference to a server.
@@ -108,13 +96,13 @@ impl Session {
 
     fn with(now: Time, config: Config, numbers: InodeNumbers) -> Session {
         let msize = config.msize;
+        let executor = Executor::new(now, LIMITS);
+        let state = SessionState::new(config, executor.schedule().clone(), numbers);
         let mut session = Session {
-            cx: CallContext::new(config, now, numbers),
+            cx: SessionContext::new(state),
+            executor,
             state: State::Disconnected,
             frames: FrameReader::new(msize),
-            tasks: BTreeMap::new(),
-            next_task: 0,
-            by_call: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             waiting: VecDeque::new(),
             established: false,
@@ -124,7 +112,6 @@ impl Session {
             lapsed: false,
             refusal: None,
             greeted: now,
-            lock_tasks: 0,
         };
         session.handle_connect(now);
         session
@@ -133,36 +120,19 @@ impl Session {
     /// The number of fids that exist at the server or are requested; none may leak (for tests).
     #[must_use]
     pub fn fids_in_use(&self) -> u32 {
-        self.cx.shared().fids.in_use()
+        self.cx.shared().messages.fids.in_use()
     }
 
-    fn begin(&mut self, call: Option<CallId>, make: impl FnOnce(CallContext) -> Coroutine) {
-        self.next_task += 1;
-        let task = TaskId(self.next_task);
-        let coroutine = make(self.cx.of(task));
-        self.tasks.insert(task, Task { coroutine, call });
-        if let Some(call) = call {
-            self.by_call.insert(call, task);
-        }
-        self.poll(task);
+    fn begin(&mut self, call: Option<CallId>, kind: TaskKind, make: impl FnOnce(CallContext) -> Coroutine) {
+        let cx = &self.cx;
+        self.executor.spawn(call, kind, |task| make(cx.of(task)));
+        self.forget_ended();
     }
 
-    /// Polls a coroutine.
-    fn poll(&mut self, id: TaskId) {
-        let Some(task) = self.tasks.get_mut(&id) else { return };
-        let mut context = Context::from_waker(Waker::noop());
-        if task.coroutine.as_mut().poll(&mut context) == Poll::Ready(()) {
-            self.end(id);
-        }
-    }
-
-    fn end(&mut self, id: TaskId) {
-        if let Some(Task { call: Some(call), .. }) = self.tasks.remove(&id) {
-            self.by_call.remove(&call);
-            let request = self.unanswered.remove(&call);
-            if request.is_some_and(|request| request.call.waits_for_lock()) {
-                self.lock_tasks -= 1;
-            }
+    /// Forgets the calls that coroutines have ended.
+    fn forget_ended(&mut self) {
+        for call in self.executor.take_ended() {
+            self.unanswered.remove(&call);
             self.cx.shared().cancelled.remove(&call);
         }
     }
@@ -170,18 +140,12 @@ impl Session {
     /// Polls all coroutines that can go on, until none can.
     fn run(&mut self) {
         loop {
-            let gone = self.cx.clunk_queue.take();
-            let (ready, watching) = {
-                let mut shared = self.cx.shared();
-                shared.queue_clunk(gone);
-                (shared.take_ready(), shared.watching())
-            };
-            let before = self.tasks.len();
-            ready.iter().for_each(|task| self.poll(*task));
-            watching.into_iter().filter(|task| !ready.contains(task)).for_each(|task| self.poll(task));
-            self.begin_waiting();
-            let idle = ready.is_empty() && before == self.tasks.len();
-            if idle && self.cx.clunk_queue.is_empty() && !self.cx.shared().has_ready() {
+            let dropped = self.cx.dropped.take();
+            self.cx.shared().messages.release(dropped);
+            let went_on = self.executor.poll_tasks();
+            self.forget_ended();
+            let begun = self.begin_waiting();
+            if !went_on && !begun && self.cx.dropped.is_empty() {
                 break;
             }
         }
@@ -192,23 +156,25 @@ impl Session {
         }
     }
 
-    fn begin_waiting(&mut self) {
+    /// Begins calls for which there is room; returns whether it began any.
+    fn begin_waiting(&mut self) -> bool {
+        let mut begun = false;
         while self.state == State::Connected
-            && self.tasks.len() - self.lock_tasks < MOST_TASKS
-            && self.cx.shared().has_tags()
+            && self.executor.has_room(TaskKind::Ordinary)
+            && self.cx.shared().messages.has_tags()
             && let Some(at) = self.next_waiting()
         {
-            let Some(id) = self.waiting.remove(at) else { return };
+            let Some(id) = self.waiting.remove(at) else { break };
             let Some(request) = self.unanswered.get(&id).cloned() else { continue };
-            if request.call.waits_for_lock() {
-                if self.lock_tasks >= MOST_LOCK_WAITS {
-                    self.answer(id, Errno::NOLCK);
-                    continue;
-                }
-                self.lock_tasks += 1;
+            let kind = if request.call.waits_for_lock() { TaskKind::Blocking } else { TaskKind::Ordinary };
+            if kind == TaskKind::Blocking && !self.executor.has_room(kind) {
+                self.answer(id, Errno::NOLCK);
+                continue;
             }
-            self.begin(Some(id), |cx| Box::pin(calls::execute(cx, id, request)));
+            self.begin(Some(id), kind, |cx| Box::pin(calls::execute(cx, id, request)));
+            begun = true;
         }
+        begun
     }
 
     /// The next call to start. While reclaiming, only a call that serves the reclaim and was made since the connection
@@ -229,18 +195,18 @@ impl Session {
         let response = Response::plain(Err(errno));
         let mut shared = self.cx.shared();
         shared.cancelled.remove(&call);
-        shared.out.push_back(Output::Event(Event::Response { call, response }));
+        shared.messages.out.push_back(Output::Event(Event::Response { call, response }));
     }
 
     fn event(&mut self, event: Event) {
-        self.cx.shared().out.push_back(Output::Event(event));
+        self.cx.shared().messages.out.push_back(Output::Event(event));
     }
 
     fn take_messages(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
         self.frames.take(bytes);
         while let Some(frame) = self.frames.poll_frame()? {
             let message = Rmessage::decode(frame.code, &frame.body)?;
-            self.cx.shared().take_message(frame.tag, message)?;
+            self.cx.shared().messages.take_message(frame.tag, message)?;
             self.run();
             if !matches!(self.state, State::Greeting | State::Connected) {
                 break;
@@ -253,11 +219,14 @@ impl Session {
 
     fn due(&self) -> (Time, Reason) {
         let shared = self.cx.shared();
-        let timer = (shared.next_timer(), Reason::Delay);
+        let messages = &shared.messages;
+        let timer = (self.executor.next_due(), Reason::Delay);
         let silence = match self.state {
             State::Greeting => self.greeted.after(HANDSHAKE_TIMEOUT),
-            State::Connected if shared.is_waiting() && shared.probed => shared.last_heard.after(DEAD_AFTER),
-            State::Connected if shared.is_waiting() => shared.last_heard.after(PROBE_AFTER),
+            State::Connected if messages.is_waiting() && messages.probed => {
+                messages.last_heard.after(DEAD_AFTER)
+            }
+            State::Connected if messages.is_waiting() => messages.last_heard.after(PROBE_AFTER),
             _ => Time::FAR,
         };
         let (due, reason) = if silence < timer.0 { (silence, Reason::SessionEnd) } else { timer };
@@ -291,16 +260,16 @@ impl Remote for Session {
             // No reply is emitted while the connection is down.
             return;
         }
-        let Some(&task) = self.by_call.get(&id) else {
+        if !self.executor.executes(id) {
             if request.call.has_reply() {
                 self.waiting.retain(|other| *other != id);
                 self.resend.remove(&id);
                 self.answer(id, Errno::INTR);
             }
             return;
-        };
+        }
         if !request.call.is_mutation() && request.call.has_reply() && !changes_session(&request.call) {
-            self.end(task);
+            self.executor.cancel(id);
             self.answer(id, Errno::INTR);
         }
         self.run();
@@ -328,9 +297,9 @@ impl Remote for Session {
             return;
         }
         {
-            let mut shared = self.cx.shared();
-            (shared.last_heard, shared.probed) = (now, false);
-            shared.counters.bytes_received += bytes.len() as u64;
+            let messages = &mut self.cx.shared().messages;
+            (messages.last_heard, messages.probed) = (now, false);
+            messages.counters.bytes_received += bytes.len() as u64;
         }
         if let Err(error) = self.take_messages(bytes) {
             self.abort(&error);
@@ -354,7 +323,7 @@ impl Remote for Session {
     }
 
     fn poll_output(&mut self) -> Output {
-        let output = self.cx.shared().out.pop_front();
+        let output = self.cx.shared().messages.out.pop_front();
         output.unwrap_or_else(|| {
             let (due, reason) = self.due();
             Output::Timeout(due, reason)
@@ -395,7 +364,7 @@ impl ResumableRemote for Session {
     }
 
     fn counters(&self) -> Counters {
-        self.cx.shared().counters.clone()
+        self.cx.shared().messages.counters.clone()
     }
 
     fn kind(&self) -> &'static str {

@@ -1,6 +1,6 @@
 //! Attaches users.
 
-use super::executor::CallContext;
+use super::context::CallContext;
 use super::fids::Fid;
 use crate::{NO_FID, Rmessage, Tmessage};
 use nigh_types::{Credentials, Errno};

@@ -11,9 +11,9 @@ mod remove;
 mod rename;
 mod xattrs;
 
-use super::executor::CallContext;
+use super::context::CallContext;
 use super::reply::{CallReply, Outcome};
-use nigh_remote::{Event, Output};
+use nigh_remote::Event;
 use nigh_types::{Call, CallId, Errno, Reply, Request};
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) async fn execute(cx: CallContext, id: CallId, request: Arc<Request>) 
     let outcome = outcome(&cx, id, uid, &request).await;
     if request.call.has_reply() {
         let response = cx.respond(outcome, true);
-        cx.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
+        cx.emit(Event::Response { call: id, response });
     }
 }
 

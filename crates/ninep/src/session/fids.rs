@@ -1,7 +1,8 @@
 //! Fids: numbers that stand for files at the server. A fid is reference-counted; its last drop clunks it.
 
+use nigh_pathclient::DropQueue;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// State of a fid at the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,28 +41,16 @@ impl Fids {
     }
 }
 
-/// An object dropped at a place where the lock may be held.
+/// What a coroutine has dropped, and the session is to release.
 #[derive(Debug)]
 pub(crate) enum Dropped {
-    Asked(u64),
-    Fid { number: u32, epoch: u64, state: FidState },
-}
-
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ClunkQueue(Arc<Mutex<Vec<Dropped>>>);
-
-impl ClunkQueue {
-    pub fn queue_clunk(&self, gone: Dropped) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(gone);
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-
-    pub fn take(&self) -> Vec<Dropped> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
+    /// A reply that was not awaited to its end, by the slot of its message.
+    Reply(u64),
+    Fid {
+        number: u32,
+        epoch: u64,
+        state: FidState,
+    },
 }
 
 /// A fid. It is clunked when its last reference is dropped.
@@ -70,13 +59,13 @@ pub(crate) struct Fid {
     number: u32,
     epoch: u64,
     state: Mutex<FidState>,
-    clunk_queue: ClunkQueue,
+    dropped: DropQueue<Dropped>,
 }
 
 impl Fid {
     /// A fid with an unused number, whose message was not sent yet.
-    pub fn new(number: u32, epoch: u64, clunk_queue: ClunkQueue) -> Fid {
-        Fid { number, epoch, state: Mutex::new(FidState::Asked), clunk_queue }
+    pub fn new(number: u32, epoch: u64, dropped: DropQueue<Dropped>) -> Fid {
+        Fid { number, epoch, state: Mutex::new(FidState::Asked), dropped }
     }
 
     pub fn number(&self) -> u32 {
@@ -101,6 +90,6 @@ impl Fid {
 impl Drop for Fid {
     fn drop(&mut self) {
         let state = *self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.clunk_queue.queue_clunk(Dropped::Fid { number: self.number, epoch: self.epoch, state });
+        self.dropped.push(Dropped::Fid { number: self.number, epoch: self.epoch, state });
     }
 }

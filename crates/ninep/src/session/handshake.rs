@@ -1,12 +1,13 @@
 //! How a session begins, ends, and continues over another connection.
 
 use super::config::Times;
-use super::executor::CallContext;
+use super::context::CallContext;
 use super::greeting::{Greeting, Refusal};
 use super::{DEAD_AFTER, PROBE_AFTER, Session, State};
 use crate::error::{LEAST_MSIZE, VersionText};
 use crate::frame::FrameReader;
 use crate::{ProtocolError, Rmessage, Tmessage, VERSION};
+use nigh_pathclient::TaskKind;
 use nigh_remote::Event;
 use nigh_types::{
     Attr, Errno, Guarantees, NodeId, RemoteIds, SessionParams as Agreed, Span, Term, Time,
@@ -42,7 +43,7 @@ async fn greet(cx: &CallContext) -> Greeting {
 
 impl Session {
     pub(super) fn set_now(&mut self, now: Time) {
-        self.cx.shared().now = now;
+        self.executor.set_now(now);
     }
 
     /// Takes a new connection and starts the handshake on it.
@@ -59,7 +60,7 @@ impl Session {
             shared.msize
         };
         self.frames = FrameReader::new(msize);
-        self.begin(None, |cx| {
+        self.begin(None, TaskKind::Ordinary, |cx| {
             Box::pin(async move {
                 let greeting = greet(&cx).await;
                 cx.shared().greeting = Some(greeting);
@@ -91,7 +92,8 @@ impl Session {
         if !self.established {
             self.established = true;
             self.event(Event::Attached(session));
-            return self.begin_waiting();
+            self.begin_waiting();
+            return;
         }
         (self.reclaiming, self.lapsed) = (true, false);
         // Reclaim calls of an earlier session are meaningless, and a release's handle was forgotten with the
@@ -140,12 +142,10 @@ impl Session {
     }
 
     fn drop_tasks(&mut self) {
-        self.tasks.clear();
-        self.lock_tasks = 0;
-        self.by_call.clear();
-        let gone = self.cx.clunk_queue.take();
+        self.executor.clear();
+        let dropped = self.cx.dropped.take();
         self.cx.shared().forget_connection();
-        drop(gone);
+        drop(dropped);
     }
 
     pub(super) fn lose(&mut self, why: String) {
@@ -167,7 +167,7 @@ impl Session {
     pub(super) fn check_silence(&mut self, now: Time) {
         let (waits, heard, probed) = {
             let shared = self.cx.shared();
-            (shared.is_waiting(), shared.last_heard, shared.probed)
+            (shared.messages.is_waiting(), shared.messages.last_heard, shared.messages.probed)
         };
         match self.state {
             State::Greeting if now >= self.greeted.after(super::HANDSHAKE_TIMEOUT) => {
@@ -179,8 +179,8 @@ impl Session {
                 self.drop_connection("the server has not answered for too long");
             }
             State::Connected if now >= heard.after(PROBE_AFTER) && !probed => {
-                self.cx.shared().probed = true;
-                self.begin(None, |cx| {
+                self.cx.shared().messages.probed = true;
+                self.begin(None, TaskKind::Ordinary, |cx| {
                     Box::pin(async move {
                         let uid = cx.shared().config.uid;
                         if let Ok(root) = cx.root(uid).await {

@@ -1,6 +1,6 @@
 //! The result of a call, and the grants that come with it.
 
-use super::executor::CallContext;
+use super::context::CallContext;
 use crate::Attributes;
 use nigh_types::{
     Attr, Entry, Errno, Grant, Kind, LeaseScope, Mode, NodeId, Reply, Response, Span, Term, Timestamp,

@@ -1,6 +1,6 @@
 //! Resolves a node reference to a fid.
 
-use super::executor::CallContext;
+use super::context::CallContext;
 use super::fids::Fid;
 use super::node_ids::{DIRECTORY, SYMLINK};
 use super::requests::getattr;

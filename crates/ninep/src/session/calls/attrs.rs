@@ -1,6 +1,6 @@
 //! Attributes of an inode, and of its filesystem.
 
-use super::super::executor::CallContext;
+use super::super::context::CallContext;
 use super::super::node_ids::DIRECTORY;
 use super::super::reply::{CallReply, Outcome};
 use super::super::requests::setattr;

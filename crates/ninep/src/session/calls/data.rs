@@ -1,6 +1,6 @@
 //! File data: several messages in flight for a request that one message cannot carry.
 
-use super::super::executor::CallContext;
+use super::super::context::CallContext;
 use super::super::fids::Fid;
 use super::super::node_ids::DIRECTORY;
 use super::super::reply::{CallReply, Outcome};

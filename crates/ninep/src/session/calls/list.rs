@@ -1,11 +1,11 @@
 //! Directory listings: read whole, and sorted into the order of this mount's cookies.
 
-use super::super::executor::CallContext;
+use super::super::context::CallContext;
 use super::super::reply::CallReply;
 use super::open;
 use crate::values::{Qid, QidKind};
 use crate::{Dirent, ProtocolError, Rmessage, Tmessage, dirents};
-use nigh_remote::{Event, Output};
+use nigh_remote::Event;
 use nigh_types::{CallId, Cookie, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ type Found = (Name, NodeId, Option<Kind>);
 type Names = Vec<Found>;
 
 pub(super) async fn list(cx: &CallContext, id: CallId, uid: u32, dir: &NodeRef) {
-    let say = |response| cx.shared().out.push_back(Output::Event(Event::Response { call: id, response }));
+    let say = |response| cx.emit(Event::Response { call: id, response });
     let names = match names(cx, uid, dir).await {
         Ok(names) => names,
         Err(errno) => return say(cx.respond(Err(errno), true)),

@@ -2,7 +2,7 @@
 //! So ranges are managed here, among the owners of this mount. At the server a file is locked whole, in the strongest
 //! mode of any owner.
 
-use super::super::executor::CallContext;
+use super::super::context::CallContext;
 use super::super::fids::Fid;
 use super::super::reply::{CallReply, Outcome};
 use super::open;
@@ -94,7 +94,7 @@ async fn lock(
             return Err(Errno::AGAIN);
         }
         let seen = cx.shared().files.locks.changes;
-        let others = |shared: &super::super::executor::SessionState| {
+        let others = |shared: &super::super::state::SessionState| {
             shared.cancelled.contains(&id) || shared.files.locks.changes != seen
         };
         cx.pause_unless(RETRY_INTERVAL, others).await;

@@ -1,6 +1,6 @@
 //! Names and symlink targets.
 
-use super::super::executor::CallContext;
+use super::super::context::CallContext;
 use super::super::fids::Fid;
 use super::super::node_ids::SYMLINK;
 use super::super::reply::{CallReply, Outcome, entry};

@@ -1,6 +1,6 @@
 //! Opening and closing files.
 
-use super::super::executor::CallContext;
+use super::super::context::CallContext;
 use super::super::fids::Fid;
 use super::super::files::OpenFile;
 use super::super::reply::{CallReply, Outcome};

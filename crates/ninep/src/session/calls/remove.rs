@@ -1,6 +1,6 @@
 //! Calls that remove a name.
 
-use super::super::executor::CallContext;
+use super::super::context::CallContext;
 use super::super::fids::Fid;
 use super::super::node_ids::DIRECTORY;
 use super::super::reply::{CallReply, Outcome};

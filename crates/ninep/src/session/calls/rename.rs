@@ -1,6 +1,6 @@
 //! Renames.
 
-use super::super::executor::CallContext;
+use super::super::context::CallContext;
 use super::super::fids::Fid;
 use super::super::reply::{CallReply, Outcome};
 use super::super::requests::getattr;

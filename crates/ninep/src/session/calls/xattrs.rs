@@ -1,6 +1,6 @@
 //! Extended attributes: each is read or written through a fid of its own.
 
-use super::super::executor::CallContext;
+use super::super::context::CallContext;
 use super::super::fids::Fid;
 use super::super::reply::{CallReply, Outcome};
 use super::{attrs, data};

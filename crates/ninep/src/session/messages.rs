@@ -1,30 +1,17 @@
-//! Executor of a session's calls: tags in flight, messages to be sent, and timers.
-//!
-//! A call is a coroutine (`async` without any runtime): it sends its next messages and goes on when their replies have
-//! arrived. It never holds the lock while it waits.
+//! Messages in flight: their tags and slots, the fids that they refer to, and messages that wait for a tag.
 
-use super::config::Config;
-use super::fids::{ClunkQueue, Dropped, Fid, FidState, Fids};
-use super::files::Files;
-use super::greeting::Greeting;
-use super::nodes::{InodeNumbers, Nodes};
-use super::users::Users;
+use super::fids::{Dropped, FidState, Fids};
 use crate::{NO_TAG, ProtocolError, Rmessage, Tmessage};
+use nigh_pathclient::{Schedule, TaskId};
 use nigh_remote::{Counters, Output};
-use nigh_types::{CallId, Errno, GrantId, Span, Time};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct TaskId(pub u64);
+use nigh_types::{Errno, Time};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 /// The most requests in flight, each of which may need another tag for its flush; the highest tag is [`NO_TAG`].
 const MOST_TAGS: u16 = 4_096;
-/// A number that no task has.
-const NO_TASK: u64 = 0;
+/// A number that no slot has.
+const NO_SLOT: u64 = 0;
 
 /// A message whose reply has not arrived, or was not yet taken.
 #[derive(Debug)]
@@ -65,29 +52,18 @@ fn amount(answer: &Rmessage) -> u64 {
     }
 }
 
-/// State shared by the coroutines of a session.
-pub(crate) struct SessionState {
-    pub config: Config,
-    pub now: Time,
+/// Messages of a session and the fids that they make.
+pub(crate) struct Messages {
+    /// Output of the session, in its order: messages and events.
+    pub out: VecDeque<Output>,
+    pub counters: Counters,
+    pub fids: Fids,
     /// Counts connections: the fids of an earlier one are void.
     pub epoch: u64,
-    /// The agreed size of the longest message.
-    pub msize: u32,
-    pub out: VecDeque<Output>,
-    pub fids: Fids,
-    pub nodes: Nodes,
-    pub users: Users,
-    pub files: Files,
-    /// Whether the server supports Trenameat and Tunlinkat; they are used until it refuses them.
-    pub renameat: bool,
-    pub unlinkat: bool,
-    /// Calls that were cancelled: they are not made again.
-    pub cancelled: BTreeSet<CallId>,
-    /// Result of the handshake.
-    pub greeting: Option<Greeting>,
-    /// The rule that the server broke.
-    pub violation: Option<ProtocolError>,
-    pub counters: Counters,
+    /// When the server was last heard from, and whether it was probed since.
+    pub last_heard: Time,
+    pub probed: bool,
+    schedule: Schedule,
     slots: BTreeMap<u64, Slot>,
     /// Tags in use. The tag of a flushed message that got a reply stays in use, without a slot, until the flush gets
     /// its reply too.
@@ -96,156 +72,32 @@ pub(crate) struct SessionState {
     queue: VecDeque<(u64, Tmessage)>,
     /// For each fid, the number of messages without a reply that refer to it.
     fid_users: BTreeMap<u32, u32>,
-    /// When the server was last heard from, and whether it was probed since.
-    pub last_heard: Time,
-    pub probed: bool,
     next_slot: u64,
     next_tag: u16,
-    ready: BTreeSet<TaskId>,
-    /// Coroutines that check their condition again after every event.
-    watching: BTreeSet<TaskId>,
-    timers: BTreeSet<(Time, TaskId)>,
-    next_grant: u64,
 }
 
-/// A coroutine's access to the shared state.
-#[derive(Clone)]
-pub(crate) struct CallContext {
-    shared: Arc<Mutex<SessionState>>,
-    pub clunk_queue: ClunkQueue,
-    pub task: TaskId,
-}
-
-impl CallContext {
-    pub fn new(config: Config, now: Time, numbers: InodeNumbers) -> CallContext {
-        let shared = SessionState {
-            msize: config.msize,
-            now,
-            epoch: 0,
+impl Messages {
+    pub fn new(schedule: Schedule) -> Messages {
+        Messages {
             out: VecDeque::new(),
-            fids: Fids::default(),
-            nodes: Nodes::new(numbers),
-            users: Users::default(),
-            files: Files::default(),
-            renameat: true,
-            unlinkat: true,
-            cancelled: BTreeSet::new(),
-            greeting: None,
-            violation: None,
             counters: Counters::default(),
+            fids: Fids::default(),
+            epoch: 0,
+            last_heard: schedule.now(),
+            probed: false,
+            schedule,
             slots: BTreeMap::new(),
             tags: BTreeMap::new(),
             queue: VecDeque::new(),
             fid_users: BTreeMap::new(),
-            last_heard: now,
-            probed: false,
             next_slot: 0,
             next_tag: 0,
-            ready: BTreeSet::new(),
-            watching: BTreeSet::new(),
-            timers: BTreeSet::new(),
-            next_grant: 0,
-            config,
-        };
-        CallContext {
-            shared: Arc::new(Mutex::new(shared)),
-            clunk_queue: ClunkQueue::default(),
-            task: TaskId(0),
         }
     }
 
-    /// The context of another coroutine.
-    pub fn of(&self, task: TaskId) -> CallContext {
-        CallContext { task, ..self.clone() }
-    }
-
-    pub fn shared(&self) -> MutexGuard<'_, SessionState> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Allocates an unused fid.
-    pub fn new_fid(&self) -> Arc<Fid> {
-        let mut shared = self.shared();
-        let (number, epoch) = (shared.fids.take(), shared.epoch);
-        Arc::new(Fid::new(number, epoch, self.clunk_queue.clone()))
-    }
-
-    /// Sends a message; the reply goes to the future that is returned, also if it is awaited later.
-    pub fn request(&self, message: Tmessage) -> PendingReply {
-        let slot = self.shared().send(Some(self.task), message, None);
-        PendingReply { cx: self.clone(), slot, taken: false }
-    }
-
-    /// Sends a message that makes a fid, which exists once the reply is no error.
-    pub fn request_fid(&self, message: Tmessage, makes: &Fid) -> PendingReply {
-        let slot = self.shared().send(Some(self.task), message, Some(makes.number()));
-        PendingReply { cx: self.clone(), slot, taken: false }
-    }
-
-    /// Waits for a time span, or until other coroutines have made a condition true.
-    pub async fn pause_unless(&self, span: Span, is_so: impl Fn(&SessionState) -> bool + Send) {
-        let due = {
-            let mut shared = self.shared();
-            let due = shared.now.after(span);
-            shared.timers.insert((due, self.task));
-            due
-        };
-        self.until_others(move |shared: &SessionState| shared.now >= due || is_so(shared)).await;
-    }
-
-    /// Waits until other coroutines have made a condition true.
-    pub async fn until_others(&self, is_so: impl Fn(&SessionState) -> bool + Send) {
-        std::future::poll_fn(|_: &mut Context<'_>| {
-            let mut shared = self.shared();
-            if is_so(&shared) {
-                shared.watching.remove(&self.task);
-                return Poll::Ready(());
-            }
-            shared.watching.insert(self.task);
-            Poll::Pending
-        })
-        .await;
-    }
-
-    /// Notes a protocol error of the server, which ends the session.
-    pub fn abort(&self, error: ProtocolError) -> Errno {
-        self.shared().violation.get_or_insert(error);
-        Errno::PROTO
-    }
-}
-
-/// A reply that is awaited. If it is dropped before, the message is flushed.
-pub(crate) struct PendingReply {
-    cx: CallContext,
-    slot: u64,
-    taken: bool,
-}
-
-impl Future for PendingReply {
-    type Output = Result<Rmessage, Errno>;
-
-    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = self.cx.shared().take_answer(self.slot);
-        match answer {
-            Some(answer) => {
-                self.taken = true;
-                Poll::Ready(answer)
-            }
-            None => Poll::Pending,
-        }
-    }
-}
-
-impl Drop for PendingReply {
-    fn drop(&mut self) {
-        if !self.taken {
-            self.cx.clunk_queue.queue_clunk(Dropped::Asked(self.slot));
-        }
-    }
-}
-
-impl SessionState {
-    fn send(&mut self, task: Option<TaskId>, message: Tmessage, makes: Option<u32>) -> u64 {
+    /// Sends a message as soon as there is a tag, and returns its slot. `task`: the task that waits for the reply;
+    /// `makes`: a fid that exists once the reply is no error.
+    pub fn send(&mut self, task: Option<TaskId>, message: Tmessage, makes: Option<u32>) -> u64 {
         self.next_slot += 1;
         let slot = self.next_slot;
         let ends = match &message {
@@ -295,7 +147,7 @@ impl SessionState {
             slot.tag = Some(tag);
             if self.tags.is_empty() {
                 // The server was not silent while there was no request.
-                (self.last_heard, self.probed) = (self.now, false);
+                (self.last_heard, self.probed) = (self.schedule.now(), false);
             }
             self.tags.insert(tag, number);
             self.counters.count(message.type_name(), !is_service(&message));
@@ -326,7 +178,8 @@ impl SessionState {
         !self.tags.is_empty()
     }
 
-    fn take_answer(&mut self, slot: u64) -> Option<Result<Rmessage, Errno>> {
+    /// Takes the reply to a message, if it has arrived.
+    pub fn take_answer(&mut self, slot: u64) -> Option<Result<Rmessage, Errno>> {
         self.slots.get(&slot)?.answer.as_ref()?;
         self.slots.remove(&slot)?.answer
     }
@@ -349,7 +202,7 @@ impl SessionState {
         let stands = answer.as_ref().is_ok_and(|message| slot.made_fid(message));
         let fids = std::mem::take(&mut slot.fids);
         match slot.is_flushed {
-            true => self.tags.insert(tag, NO_TASK),
+            true => self.tags.insert(tag, NO_SLOT),
             false => self.tags.remove(&tag),
         };
         if let Some(fid) = ends {
@@ -360,7 +213,7 @@ impl SessionState {
                 if let Some(slot) = self.slots.get_mut(&number) {
                     slot.answer = Some(answer);
                 }
-                self.ready.insert(task);
+                self.schedule.wake(task);
             }
             None => {
                 // It was flushed, and executed all the same.
@@ -440,7 +293,7 @@ impl SessionState {
     }
 
     /// Clunks a fid, once no message in flight refers to it.
-    pub fn clunk(&mut self, fid: u32) {
+    fn clunk(&mut self, fid: u32) {
         if self.fid_users.contains_key(&fid) {
             self.fids.deferred.insert(fid);
         } else {
@@ -449,10 +302,10 @@ impl SessionState {
     }
 
     /// Releases replies and fids that coroutines have dropped.
-    pub fn queue_clunk(&mut self, gone: Vec<Dropped>) {
-        for one in gone {
+    pub fn release(&mut self, dropped: Vec<Dropped>) {
+        for one in dropped {
             match one {
-                Dropped::Asked(slot) => self.abandon_reply(slot),
+                Dropped::Reply(slot) => self.abandon_reply(slot),
                 Dropped::Fid { number, epoch, state } if epoch == self.epoch => match state {
                     FidState::Live => self.clunk(number),
                     // The message that makes or ends it is in flight, and settles it.
@@ -476,49 +329,8 @@ impl SessionState {
         self.tags.clear();
         self.queue.clear();
         self.fid_users.clear();
-        self.ready.clear();
-        self.watching.clear();
-        self.timers.clear();
         self.fids = Fids::default();
-        self.nodes.forget_fids();
-        self.users = Users::default();
-        self.files.forget_fids();
         self.out.retain(|output| !matches!(output, Output::Transmit(_)));
-    }
-
-    /// Returns the coroutines that can go on.
-    pub fn take_ready(&mut self) -> BTreeSet<TaskId> {
-        while let Some(&(due, task)) = self.timers.first()
-            && due <= self.now
-        {
-            self.timers.pop_first();
-            self.ready.insert(task);
-        }
-        std::mem::take(&mut self.ready)
-    }
-
-    pub fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
-    }
-
-    /// The coroutines that check their condition after every event.
-    pub fn watching(&self) -> Vec<TaskId> {
-        self.watching.iter().copied().collect()
-    }
-
-    pub fn next_timer(&self) -> Time {
-        self.timers.first().map_or(Time::FAR, |(due, _)| *due)
-    }
-
-    pub fn new_grant(&mut self) -> GrantId {
-        self.next_grant += 1;
-        GrantId(self.next_grant)
-    }
-
-    /// The most data that one message can carry.
-    pub fn most_data(&self) -> u32 {
-        // `Twrite` has a header of 23 bytes, and Linux keeps 24 free (`P9_IOHDRSZ`).
-        self.msize - 24
     }
 }
 

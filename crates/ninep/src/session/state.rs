@@ -1,0 +1,71 @@
+//! State that the coroutines of a session share.
+
+use super::config::Config;
+use super::files::Files;
+use super::greeting::Greeting;
+use super::messages::Messages;
+use super::nodes::{InodeNumbers, Nodes};
+use super::users::Users;
+use crate::ProtocolError;
+use nigh_pathclient::Schedule;
+use nigh_types::{CallId, GrantId};
+use std::collections::BTreeSet;
+
+/// State shared by the coroutines of a session.
+pub(crate) struct SessionState {
+    pub config: Config,
+    /// The agreed size of the longest message.
+    pub msize: u32,
+    pub messages: Messages,
+    pub nodes: Nodes,
+    pub users: Users,
+    pub files: Files,
+    /// Whether the server supports Trenameat and Tunlinkat; they are used until it refuses them.
+    pub renameat: bool,
+    pub unlinkat: bool,
+    /// Calls that were cancelled: they are not made again.
+    pub cancelled: BTreeSet<CallId>,
+    /// Result of the handshake.
+    pub greeting: Option<Greeting>,
+    /// The rule that the server broke.
+    pub violation: Option<ProtocolError>,
+    next_grant: u64,
+}
+
+impl SessionState {
+    pub fn new(config: Config, schedule: Schedule, numbers: InodeNumbers) -> SessionState {
+        SessionState {
+            msize: config.msize,
+            messages: Messages::new(schedule),
+            nodes: Nodes::new(numbers),
+            users: Users::default(),
+            files: Files::default(),
+            renameat: true,
+            unlinkat: true,
+            cancelled: BTreeSet::new(),
+            greeting: None,
+            violation: None,
+            next_grant: 0,
+            config,
+        }
+    }
+
+    /// Forgets the connection with its messages and fids.
+    pub fn forget_connection(&mut self) {
+        self.messages.forget_connection();
+        self.nodes.forget_fids();
+        self.users = Users::default();
+        self.files.forget_fids();
+    }
+
+    pub fn new_grant(&mut self) -> GrantId {
+        self.next_grant += 1;
+        GrantId(self.next_grant)
+    }
+
+    /// The most data that one message can carry.
+    pub fn most_data(&self) -> u32 {
+        // `Twrite` has a header of 23 bytes, and Linux keeps 24 free (`P9_IOHDRSZ`).
+        self.msize - 24
+    }
+}
