@@ -63,7 +63,11 @@ const LAYERS: &[Layers] = &[
         layers: &[&["error", "frame", "listing", "message", "values", "wire"], &["session"]],
         most_in_circle: 1,
     },
-    Layers { name: "pathclient", layers: &[&["drop_queue", "schedule"], &["executor"]], most_in_circle: 1 },
+    Layers {
+        name: "pathclient",
+        layers: &[&["drop_queue", "inode_numbers", "schedule"], &["executor", "nodes"]],
+        most_in_circle: 1,
+    },
     Layers {
         name: "server",
         layers: &[

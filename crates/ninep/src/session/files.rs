@@ -2,7 +2,7 @@
 
 use super::fids::Fid;
 use super::file_locks::FileLocks;
-use super::node_ids::DIRECTORY;
+use super::node_ids::is_directory;
 use nigh_types::{DataVersion, Errno, Handle, NodeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl Files {
 
     /// Notes that a file was moved, or a directory, below which any open file may be.
     pub fn moved(&mut self, node: NodeId) {
-        let is_dir = node.generation == DIRECTORY;
+        let is_dir = is_directory(node);
         let files = self.open.values_mut().filter(|file| is_dir || file.node == node);
         files.for_each(|file| file.is_moved = true);
     }

@@ -33,7 +33,12 @@ async fn greet(cx: &CallContext) -> Greeting {
         _ => return Err(Refusal::Error("version", Errno::PROTO)),
     }
     let (fid, qid) = cx.attach(uid).await.map_err(failed("attach"))?;
-    let root = cx.shared().nodes.set_root(qid);
+    let root = {
+        let mut shared = cx.shared();
+        let root = shared.node(qid);
+        shared.nodes.set_root(root);
+        root
+    };
     let (node, attr) = cx.attributes(&fid).await.map_err(failed("getattr"))?;
     if node != root || !attr.is_dir() {
         return Err(Refusal::Error("attach", Errno::NOTDIR));

@@ -2,7 +2,7 @@
 
 use super::context::CallContext;
 use super::fids::Fid;
-use super::node_ids::{DIRECTORY, SYMLINK};
+use super::node_ids::{DIRECTORY, SYMLINK, is_directory};
 use super::requests::getattr;
 use crate::values::Qid;
 use crate::wire::ShortSequence;
@@ -36,7 +36,7 @@ impl CallContext {
     pub async fn walk_one(&self, dir: &Fid, name: &Name) -> Result<(Arc<Fid>, NodeId), Errno> {
         let (fid, qids) = self.walk(dir, std::slice::from_ref(name)).await?;
         let qid = *qids.first().ok_or(Errno::PROTO)?;
-        let node = self.shared().nodes.node(qid);
+        let node = self.shared().node(qid);
         Ok((fid, node))
     }
 
@@ -64,7 +64,7 @@ impl CallContext {
             let (fid, qids) = self.walk(&at, some).await.map_err(stale)?;
             let mut shared = self.shared();
             for (qid, name) in qids.into_iter().zip(some) {
-                let node = shared.nodes.node(qid);
+                let node = shared.node(qid);
                 if let Some(Some(dir)) = passed.last() {
                     shared.nodes.note_parent_entry(node, *dir, name);
                 }
@@ -102,7 +102,7 @@ impl CallContext {
 
     /// The fid of a directory for a lookup or creation in it.
     pub async fn resolve_dir(&self, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
-        if place.node.generation != DIRECTORY {
+        if !is_directory(place.node) {
             return Err(Errno::NOTDIR);
         }
         self.resolve(uid, place).await.map(|reached| reached.fid)
@@ -155,7 +155,7 @@ impl CallContext {
             let root = self.root(uid).await?;
             return Ok(self.walk(&root, &[]).await?.0);
         }
-        if place.node.generation != DIRECTORY {
+        if !is_directory(place.node) {
             let unused = self.shared().nodes.take_unused(uid, place.node);
             if let Some(known) = unused {
                 return Ok(known.fid);
@@ -185,9 +185,7 @@ impl CallContext {
             let answer = self.request(message(reached.fid.number())).await;
             let elsewhere = match &answer {
                 Err(Errno::NOENT | Errno::STALE | Errno::BADF) => true,
-                Ok(Rmessage::Getattr { attributes }) => {
-                    self.shared().nodes.node(attributes.qid) != place.node
-                }
+                Ok(Rmessage::Getattr { attributes }) => self.shared().node(attributes.qid) != place.node,
                 _ => false,
             };
             match answer {
@@ -229,8 +227,8 @@ impl CallContext {
     fn note(&self, attributes: &crate::Attributes) -> Result<(NodeId, Attr), Errno> {
         let attr = super::reply::attr(attributes)?;
         let mut shared = self.shared();
-        let node = shared.nodes.node(attributes.qid);
-        if attr.is_dir() != (node.generation == DIRECTORY) {
+        let node = shared.node(attributes.qid);
+        if attr.is_dir() != (is_directory(node)) {
             return Err(Errno::PROTO);
         }
         shared.nodes.note_attr(node, attr);

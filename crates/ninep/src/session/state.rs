@@ -4,12 +4,15 @@ use super::config::Config;
 use super::files::Files;
 use super::greeting::Greeting;
 use super::messages::Messages;
-use super::nodes::{InodeNumbers, Nodes};
+use super::node_ids::{Nodes, node_id};
 use super::users::Users;
-use crate::ProtocolError;
-use nigh_pathclient::Schedule;
-use nigh_types::{CallId, GrantId};
+use crate::{ProtocolError, Qid};
+use nigh_pathclient::{InodeNumbers, Schedule};
+use nigh_types::{CallId, GrantId, NodeId};
 use std::collections::BTreeSet;
+
+/// The most fids that are kept for nodes, of all users together.
+const MOST_NODE_FIDS: usize = 4_096;
 
 /// State shared by the coroutines of a session.
 pub(crate) struct SessionState {
@@ -37,7 +40,7 @@ impl SessionState {
         SessionState {
             msize: config.msize,
             messages: Messages::new(schedule),
-            nodes: Nodes::new(numbers),
+            nodes: Nodes::new(MOST_NODE_FIDS, numbers),
             users: Users::default(),
             files: Files::default(),
             renameat: true,
@@ -53,9 +56,14 @@ impl SessionState {
     /// Forgets the connection with its messages and fids.
     pub fn forget_connection(&mut self) {
         self.messages.forget_connection();
-        self.nodes.forget_fids();
+        self.nodes.clear();
         self.users = Users::default();
         self.files.forget_fids();
+    }
+
+    /// The node id for a qid.
+    pub fn node(&self, qid: Qid) -> NodeId {
+        node_id(&self.nodes, qid)
     }
 
     pub fn new_grant(&mut self) -> GrantId {

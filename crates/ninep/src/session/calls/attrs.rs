@@ -1,7 +1,7 @@
 //! Attributes of an inode, and of its filesystem.
 
 use super::super::context::CallContext;
-use super::super::node_ids::DIRECTORY;
+use super::super::node_ids::is_directory;
 use super::super::reply::{CallReply, Outcome};
 use super::super::requests::setattr;
 use super::data;
@@ -48,7 +48,7 @@ pub(super) async fn set(
     handle: Option<Handle>,
     set: &SetAttr,
 ) -> Outcome {
-    if set.size.is_some() && place.node.generation == DIRECTORY {
+    if set.size.is_some() && is_directory(place.node) {
         return Err(Errno::ISDIR);
     }
     let open = handle.and_then(|handle| cx.shared().files.fid(handle, place.node));

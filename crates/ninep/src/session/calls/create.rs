@@ -3,7 +3,7 @@
 use super::super::context::CallContext;
 use super::super::fids::Fid;
 use super::super::files::OpenFile;
-use super::super::node_ids::DIRECTORY;
+use super::super::node_ids::is_directory;
 use super::super::reply::{CallReply, Outcome, entry};
 use super::super::requests::getattr;
 use super::super::resolve::stale;
@@ -91,7 +91,7 @@ async fn create_reply(
     let (fid, node) = cx.walk_one(at, name).await?;
     let is_it = {
         let mut shared = cx.shared();
-        let is_it = shared.nodes.node(*qid) == node;
+        let is_it = shared.node(*qid) == node;
         if is_it {
             shared.nodes.reset_reused(node);
         }
@@ -104,7 +104,7 @@ async fn create_reply(
     // Another client may have put another inode there.
     let reply = Reply::Created { entry, handle: None, existed: !is_it };
     let mut grants = vec![(dir.node, LeaseScope::Dentry), (node, LeaseScope::Attributes)];
-    if node.generation == DIRECTORY && is_it {
+    if is_directory(node) && is_it {
         grants.push((node, LeaseScope::Directory));
     }
     let told = cx.attributes_if_sent(own.await);
@@ -177,7 +177,7 @@ async fn create_new(
     let own = cx.request(getattr(at.number()));
     let node = {
         let mut shared = cx.shared();
-        let node = shared.nodes.node(qid);
+        let node = shared.node(qid);
         shared.nodes.reset_reused(node);
         node
     };
@@ -210,7 +210,7 @@ async fn open_existing(
 }
 
 async fn link(cx: &CallContext, uid: u32, place: &NodeRef, dir: &NodeRef, name: &Name) -> Outcome {
-    if dir.node.generation != DIRECTORY {
+    if !is_directory(dir.node) {
         return Err(Errno::NOTDIR);
     }
     if cx.kind(uid, place).await? == Kind::Directory {

@@ -2,7 +2,7 @@
 
 use super::super::context::CallContext;
 use super::super::fids::Fid;
-use super::super::node_ids::DIRECTORY;
+use super::super::node_ids::is_directory;
 use super::super::reply::{CallReply, Outcome};
 use super::super::requests::setattr;
 use super::open;
@@ -323,7 +323,7 @@ pub(super) async fn sync(
     handle: Option<Handle>,
     data_only: bool,
 ) -> Outcome {
-    let fid = if place.node.generation == DIRECTORY {
+    let fid = if is_directory(place.node) {
         open::directory(cx, uid, place).await?
     } else {
         readable(cx, uid, place, handle).await?

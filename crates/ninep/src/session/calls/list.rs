@@ -70,10 +70,10 @@ async fn names(cx: &CallContext, uid: u32, dir: &NodeRef) -> Result<Names, Errno
         if told > most_names {
             return Err(Errno::OVERFLOW);
         }
-        let mut shared = cx.shared();
+        let shared = cx.shared();
         for Dirent { qid, kind, name, .. } in entries {
             if let Ok(name) = Name::new(&name) {
-                found.insert(name, (shared.nodes.node(qid), kind_of(qid, kind)));
+                found.insert(name, (shared.node(qid), kind_of(qid, kind)));
             }
         }
     }

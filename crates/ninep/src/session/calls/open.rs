@@ -65,7 +65,7 @@ async fn open_once(cx: &CallContext, uid: u32, place: &NodeRef, how: u32) -> Res
 async fn open_fid(cx: &CallContext, fid: &Fid, node: NodeId, how: u32) -> Result<(), Errno> {
     let message = Tmessage::Lopen { fid: fid.number(), flags: how };
     let Rmessage::Lopen { qid, .. } = cx.request(message).await? else { return Err(Errno::PROTO) };
-    if cx.shared().nodes.node(qid) == node { Ok(()) } else { Err(Errno::STALE) }
+    if cx.shared().node(qid) == node { Ok(()) } else { Err(Errno::STALE) }
 }
 
 pub(super) async fn open(cx: &CallContext, uid: u32, place: &NodeRef, access: Access) -> Outcome {

@@ -2,7 +2,7 @@
 
 use super::super::context::CallContext;
 use super::super::fids::Fid;
-use super::super::node_ids::DIRECTORY;
+use super::super::node_ids::is_directory;
 use super::super::reply::{CallReply, Outcome};
 use super::super::requests::getattr;
 use super::super::resolve::ResolvedFid;
@@ -25,7 +25,7 @@ pub(super) async fn victim(
     dir: &NodeRef,
     name: &Name,
 ) -> Result<(Arc<Fid>, Option<Victim>), Errno> {
-    if dir.node.generation != DIRECTORY {
+    if !is_directory(dir.node) {
         return Err(Errno::NOTDIR);
     }
     let ResolvedFid { fid: mut at, remembered } = cx.resolve(uid, dir).await?;
@@ -118,7 +118,7 @@ pub(super) async fn remaining_attr(
 ) -> (NodeId, Attr) {
     let others = {
         let mut shared = cx.shared();
-        shared.nodes.note_name_removed(victim.node, (dir, name), false);
+        shared.nodes.note_name_removed(victim.node, (dir, name));
         // If the server cannot return attributes of an open file, it keeps the known ones with one link less.
         let nlink = victim.attr.nlink.saturating_sub(1);
         shared.nodes.note_attr(victim.node, Attr { nlink, ..victim.attr });

@@ -2,6 +2,7 @@
 
 use super::super::context::CallContext;
 use super::super::fids::Fid;
+use super::super::node_ids::is_directory;
 use super::super::reply::{CallReply, Outcome};
 use super::super::requests::getattr;
 use super::remove::{Victim, remaining_attr, victim};
@@ -42,7 +43,11 @@ pub(super) async fn rename(cx: &CallContext, uid: u32, call: &Call) -> Outcome {
         answer = answer.granting([(from.node, LeaseScope::NegativeDentry)]);
         {
             let mut shared = cx.shared();
-            shared.nodes.note_name_removed(moved.node, (from.node, name), true);
+            shared.nodes.note_name_removed(moved.node, (from.node, name));
+            if is_directory(moved.node) {
+                // Other directories may be below it, and some servers use paths as fids. A file's qid reveals that.
+                shared.nodes.forget_nodes(is_directory);
+            }
             shared.files.moved(moved.node);
         }
         let own = attr_at_new_name(cx, uid, (to, &to_fid, new_name), &moved).await;
