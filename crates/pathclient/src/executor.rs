@@ -38,10 +38,11 @@ struct Task {
 ///
 /// - the session has woken it by [`Schedule::wake`], because a reply arrived;
 /// - its timer is due ([`TaskContext::until_or_after`]);
-/// - any other task was polled, if it waits for a condition ([`TaskContext::until`]).
+/// - a round takes place and it waits for a condition ([`TaskContext::until`]).
 ///
-/// After each input, the session calls [`Executor::set_now`] before it does anything else, and at the end
-/// [`Executor::poll_tasks`] until that returns false. Tasks are polled in the order of their creation.
+/// For each input, the session calls [`Executor::set_now`] before it does anything else, and at the end
+/// [`Executor::poll_tasks`] (a round) until that returns false. A round polls ready tasks, then those that wait for a
+/// condition, both in the order of their creation.
 pub struct Executor {
     schedule: Schedule,
     tasks: BTreeMap<TaskId, Task>,
@@ -103,7 +104,7 @@ impl Executor {
         self.poll(id);
     }
 
-    /// Polls each task that can go on, once. Returns whether a task went on, so that others may be able to.
+    /// Polls each task that may go on, once. Returns whether another round is needed: a task was ready, or a wait ended.
     pub fn poll_tasks(&mut self) -> bool {
         let (ready, watching) = self.schedule.begin_round();
         let any_ready = !ready.is_empty();
