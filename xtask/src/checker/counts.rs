@@ -6,6 +6,8 @@ use anyhow::{Result, ensure};
 use nigh_sim::history::{CallResult, History, Record, Report};
 use serde_json::{Value, json};
 
+/// At most one window in so many may blame a kernel's link count, or one.
+const UNDERCOUNTED: u64 = 100;
 /// At most one window in so many may be undecided, or one.
 const UNDECIDED: u64 = 20;
 /// A read that took less than this, in ns, did not pass a link of a millisecond.
@@ -23,6 +25,8 @@ pub struct Counts {
     pub left_out: u64,
     pub stale: u64,
     pub miscounted: u64,
+    /// Windows explained only by a kernel that counted one name of a file too few.
+    pub undercounted: u64,
     pub lost: u64,
     pub early: u64,
     pub torn: u64,
@@ -40,6 +44,7 @@ impl Counts {
         self.left_out += report.ignored;
         self.stale += report.stale;
         self.miscounted += report.wrong_nlink;
+        self.undercounted += report.undercounted;
         self.lost += report.lost;
         self.early += report.read_before_reply;
         self.torn += report.torn;
@@ -61,11 +66,18 @@ impl Counts {
         }
     }
 
-    /// Checks that most windows are decided. On a loaded machine many calls overlap, and calls in doubt at a kill may
+    /// Checks that most windows are decided, and that link counts of kernels are seldom blamed. On a loaded machine many calls overlap, and calls in doubt at a kill may
     /// take effect at any time: then there may be too many orders.
     pub fn check_decided(&self) -> Result<()> {
         let most = (self.windows / UNDECIDED).max(1);
         ensure!(self.undecided <= most, "{} of {} windows are undecided", self.undecided, self.windows);
+        let most = (self.windows / UNDERCOUNTED).max(1);
+        ensure!(
+            self.undercounted <= most,
+            "in {} of {} windows a kernel refused link(2) of a file with a name",
+            self.undercounted,
+            self.windows
+        );
         Ok(())
     }
 
@@ -88,6 +100,7 @@ impl Counts {
             "left_out": self.left_out,
             "stale": self.stale,
             "miscounted": self.miscounted,
+            "undercounted": self.undercounted,
             "lost": self.lost,
             "early": self.early,
             "torn": self.torn,

@@ -8,6 +8,7 @@ use super::partition::{Partition, partition};
 use super::registers::{Contents, Register};
 use super::search::{Object, Operation, SearchFailure, search};
 use super::{Call, CallResult, History, Record};
+use nigh_types::Errno;
 
 /// Statistics of a history that some order explains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -25,6 +26,8 @@ pub struct Report {
     pub stale: u64,
     /// link(2) calls on a file whose link count was 0 in the mount's kernel.
     pub wrong_nlink: u64,
+    /// 1 if results are explained only by a kernel that counted one name of a file too few.
+    pub undercounted: u64,
     /// Calls by descriptors that their mount has lost.
     pub lost: u64,
     /// Reads that found data of a write still in flight on their own mount, in that mount's page cache.
@@ -67,7 +70,11 @@ const SHOWN: usize = 24;
 /// # Errors
 /// The first call that no order explains.
 pub fn judge(history: &History) -> Result<Report, Violation> {
-    let pieces = partition(history).map_err(|(record, why)| Violation {
+    judge_counts(history, false)
+}
+
+fn judge_counts(history: &History, undercounts: bool) -> Result<Report, Violation> {
+    let pieces = partition(history, undercounts).map_err(|(record, why)| Violation {
         object: "the call".to_owned(),
         record,
         reason: why,
@@ -92,19 +99,34 @@ const LONGEST_CACHED_READ: u64 = 50_000;
 const MAX_TORN: usize = 2;
 
 /// Like [`judge`], for real mounts, whose kernels may return a torn read: up to [`MAX_TORN`] possibly torn reads may
-/// stay unexplained.
+/// stay unexplained. If link(2) is refused against all orders, kernels may have counted one name too few.
 ///
 /// # Errors
 /// The first call that no order explains.
 pub fn judge_mounted(history: &History) -> Result<Report, Violation> {
-    let violation = match judge(history) {
+    let violation = match judge_torn(history, false) {
+        Err(violation) if is_refused_link(&history.records[violation.record]) => violation,
+        judged => return judged,
+    };
+    judge_torn(history, true).map(|report| Report { undercounted: 1, ..report }).map_err(|_| violation)
+}
+
+fn is_refused_link(record: &Record) -> bool {
+    matches!(
+        (&record.call, &record.response),
+        (Call::Link { .. }, Some((_, CallResult::Failed(Errno::NOENT))))
+    )
+}
+
+fn judge_torn(history: &History, undercounts: bool) -> Result<Report, Violation> {
+    let violation = match judge_counts(history, undercounts) {
         Err(violation) if may_be_torn(history, violation.record) => violation,
         judged => return judged,
     };
     let (mut torn, mut fewer) = (vec![violation.record], history.clone());
     fewer.records.remove(violation.record);
     loop {
-        match judge(&fewer) {
+        match judge_counts(&fewer, undercounts) {
             Ok(report) => return Ok(Report { torn: torn.len() as u64, ..report }),
             Err(violation) if torn.len() < MAX_TORN && may_be_torn(&fewer, violation.record) => {
                 fewer.records.remove(violation.record);

@@ -54,10 +54,12 @@ fn latest_end(record: &Record) -> u64 {
     record.response.as_ref().map_or(u64::MAX, |(end, _)| *end)
 }
 
+/// `undercounts`: kernels may have counted one name of a file too few (L4 of docs/linux.md).
+///
 /// # Errors
 /// The first record that is impossible under any order.
-pub fn partition(history: &History) -> Result<Partition, Impossible> {
-    let mut divider = Partitioner::new(history)?;
+pub fn partition(history: &History, undercounts: bool) -> Result<Partition, Impossible> {
+    let mut divider = Partitioner::new(history, undercounts)?;
     for number in 0..history.records.len() {
         divider.add_record(number).map_err(|why| (number, why))?;
     }
@@ -70,12 +72,13 @@ struct Partitioner<'h> {
     /// The records of changes, by mount.
     changes: BTreeMap<u8, Vec<usize>>,
     pieces: Partition,
+    undercounts: bool,
 }
 
 type Checked = Result<(), String>;
 
 impl<'h> Partitioner<'h> {
-    fn new(history: &'h History) -> Result<Partitioner<'h>, Impossible> {
+    fn new(history: &'h History, undercounts: bool) -> Result<Partitioner<'h>, Impossible> {
         let pieces = Partition {
             kinds: Vec::new(),
             names: Vec::new(),
@@ -91,7 +94,7 @@ impl<'h> Partitioner<'h> {
             unknown: 0,
         };
         let (makers, changes) = (BTreeMap::new(), BTreeMap::new());
-        let mut divider = Partitioner { history, creators: makers, changes, pieces };
+        let mut divider = Partitioner { history, creators: makers, changes, pieces, undercounts };
         for (number, record) in history.records.iter().enumerate() {
             if record.call.is_change() {
                 divider.changes.entry(record.mount).or_default().push(number);
@@ -384,9 +387,18 @@ impl<'h> Partitioner<'h> {
     }
 
     /// Whether the kernel of the call's mount may have counted one name too few: it applies another reply with the new
-    /// count before it handles the reply to its own removal of a name (`fuse_entry_unlinked`).
+    /// count before it handles the reply to its own removal of one of several names (`fuse_entry_unlinked`).
     fn may_undercount(&self, number: usize) -> bool {
-        self.removals_before(number).any(|(at, _)| self.own_calls_beside(at).next().is_some())
+        let links = |end: u64| {
+            let done = |record: &Record| !matches!(record.response, Some((_, CallResult::Failed(_))));
+            let before = |record: &Record| matches!(record.call, Call::Link { .. }) && record.begin <= end;
+            self.history.records.iter().any(|record| before(record) && done(record))
+        };
+        let may = |(at, _): (usize, Slot)| {
+            let end = latest_end(&self.history.records[at]);
+            end != u64::MAX && links(end) && self.own_calls_beside(at).next().is_some()
+        };
+        self.undercounts && self.removals_before(number).any(may)
     }
 
     /// Returns the other calls of the same mount that may overlap the call.
