@@ -53,6 +53,8 @@ pub(crate) struct State {
     pub(crate) accounts: BTreeMap<Holder, HolderState>,
     pub(crate) keys: BTreeMap<LeaseKey, KeyState>,
     pub(crate) recalls: BTreeMap<RecallId, OutstandingRecall>,
+    /// The recall of each key's latest write grant, as long as it is outstanding.
+    pub(crate) write_recalls: BTreeMap<LeaseKey, RecallId>,
     /// Update prepares that await acknowledgement. Their ids share one sequence with recalls.
     pub(crate) pending_updates: BTreeMap<RecallId, PendingUpdate>,
     pub(crate) facts: BTreeMap<FactKey, FactState>,
@@ -77,6 +79,7 @@ impl State {
             accounts: BTreeMap::new(),
             keys: BTreeMap::new(),
             recalls: BTreeMap::new(),
+            write_recalls: BTreeMap::new(),
             pending_updates: BTreeMap::new(),
             facts: BTreeMap::new(),
             changes: BTreeMap::new(),
@@ -88,6 +91,13 @@ impl State {
             outputs: VecDeque::new(),
             numbers: IdSpace::default(),
             counters: LeaseCounters::default(),
+        }
+    }
+
+    /// Forgets that a recall of a write grant is outstanding.
+    pub(crate) fn forget_write_recall(&mut self, key: LeaseKey, id: RecallId) {
+        if self.write_recalls.get(&key) == Some(&id) {
+            self.write_recalls.remove(&key);
         }
     }
 

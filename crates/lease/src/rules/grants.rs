@@ -5,7 +5,7 @@ use crate::state::{
     Due, Entry, GrantKey, HeldGrant, HolderState, KeyState, OutstandingRecall, PendingUpdate, State,
 };
 use crate::types::{GrantRequest, Granted, Holder, LeaseKey, Refusal, with_margin};
-use nigh_types::{GrantId, LeaseScope, Mode, Span, Time};
+use nigh_types::{GrantId, LeaseScope, Mode, RecallId, Span, Time};
 
 pub(crate) fn grant(table: &mut State, request: &GrantRequest) -> Result<Granted, Refusal> {
     let GrantRequest { holder, key, .. } = *request;
@@ -78,15 +78,23 @@ fn recall_conflicting(table: &mut State, request: &GrantRequest) -> Result<(), R
     let looked_at = if mode == Mode::Write { usize::MAX } else { 2 };
     let standing = seats(table, key).take(looked_at).filter(|(other, entry)| conflicts(*other, entry.mode()));
     let standing: Vec<Holder> = standing.map(|(other, _)| other).collect();
-    let asked = table.keys.get(&key).into_iter().flat_map(|state| &state.recalls);
-    let is_owed = asked
-        .map(|(other, recall)| (*other, &table.recalls[recall]))
-        .any(|(other, recall)| recall.grant.is_some() && conflicts(other, recall.mode));
+    // A read request conflicts with a write grant alone, which is the only one on its key.
+    let recalled = |recall: &RecallId| {
+        let recall = &table.recalls[recall];
+        recall.grant.is_some() && conflicts(recall.holder, recall.mode)
+    };
+    let is_owed = match mode {
+        Mode::Read => table.write_recalls.get(&key).is_some_and(recalled),
+        Mode::Write => table.keys.get(&key).is_some_and(|state| state.recalls.values().any(recalled)),
+    };
     if standing.is_empty() && !is_owed {
         return Ok(());
     }
     for other in standing {
-        recalls::recall(table, (key, other), Vec::new());
+        // An earlier recall in this loop may have prioritised a write-back, which recalls too.
+        if table.entries.contains_key(&(key, other)) {
+            recalls::recall(table, (key, other), Vec::new());
+        }
     }
     note_holders(table, key);
     Err(Refusal::Exclusive)
@@ -173,6 +181,7 @@ pub(crate) fn end_holder(table: &mut State, holder: Holder) {
         let recall = table.recalls.remove(id);
         table.merging.removed(recall.as_ref());
         let OutstandingRecall { key, waiting, .. } = recall.expect("what is owed is out");
+        table.forget_write_recall(key, *id);
         table.keys.get_mut(&key).expect("a key with a recall").recalls.remove(&holder);
         note_holders(table, key);
         recalls::release_waiters(table, *id, waiting);

@@ -4,7 +4,7 @@ use super::{deadlock, delays, grants, merging, read_grants, updates, write_queue
 use crate::merge_base::MergeBase;
 use crate::state::{Entry, FactKey, GrantKey, OutstandingRecall, PendingUpdate, RecalledGrant, State};
 use crate::types::{Change, ChangeId, Holder, LeaseKey, LeaseOutput, UpdatedKey};
-use nigh_types::{LeaseScope, Name, RecallId};
+use nigh_types::{LeaseScope, Mode, Name, RecallId};
 use std::collections::BTreeMap;
 
 /// Adds these keys to a change that has begun.
@@ -164,6 +164,9 @@ pub(crate) fn recall(table: &mut State, seat: GrantKey, names: Vec<Name>) -> Rec
         table.outputs.push_back(outstanding.output(id));
     }
     table.recalls.insert(id, outstanding);
+    if mode == Mode::Write {
+        table.write_recalls.insert(key, id);
+    }
     let earlier = table.keys.entry(key).or_default().recalls.insert(holder, id);
     assert!(earlier.is_none(), "nothing is granted while a recall is out");
     table.counters.recalled += 1;
@@ -214,6 +217,7 @@ pub(crate) fn acknowledge(table: &mut State, holder: Holder, id: RecallId) -> bo
     }
     match recall {
         Some(OutstandingRecall { key, waiting, .. }) => {
+            table.forget_write_recall(key, id);
             table.keys.get_mut(&key).expect("a key with a recall").recalls.remove(&holder);
             grants::note_holders(table, key);
             release_waiters(table, id, waiting);
