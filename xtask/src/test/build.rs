@@ -1,6 +1,6 @@
 //! Builds the programs that the tests run, once.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
@@ -8,17 +8,29 @@ use anyhow::{Result, ensure};
 
 use crate::root;
 
-static PROGRAMS: Mutex<bool> = Mutex::new(false);
+static PROGRAMS: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// Builds every program of the workspace, in the profile of `cargo test`, once in the life of this process: a later call
-/// would wait for tests that cargo builds beside the mounted groups.
-pub fn programs() -> Result<()> {
-    let mut is_built = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    if !*is_built {
-        cargo(&["build", "--workspace", "--bins"])?;
-        *is_built = true;
+/// Builds every program of the workspace in the profile of `cargo test`, and returns a folder with copies of them. Only
+/// the first call in the life of this process builds: cargo may then build tests beside the mounted groups, which
+/// replaces the programs in its own folder.
+pub fn programs() -> Result<PathBuf> {
+    let mut built = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(folder) = &*built {
+        return Ok(folder.clone());
     }
-    Ok(())
+    cargo(&["build", "--workspace", "--bins"])?;
+    let folder = root::target().join("under-test");
+    std::fs::create_dir_all(&folder)?;
+    for program in ["nigh", "nigh-posix"] {
+        std::fs::copy(root::target().join("debug").join(program), folder.join(program))?;
+    }
+    *built = Some(folder.clone());
+    Ok(folder)
+}
+
+/// Builds every library, binary, test and example of the workspace, in the profile of `cargo test`.
+pub fn tests() -> Result<()> {
+    cargo(&["build", "--workspace", "--all-targets"])
 }
 
 /// Builds the optimised binaries only, for measurements.

@@ -236,11 +236,10 @@ impl World {
         result
     }
 
-    /// In the profile in which this program was built: tests and what they test are built once.
+    /// In the profile in which this program was built.
     fn copy_binaries(&self, nigh: Option<&Path>) -> Result<()> {
         let built = if cfg!(debug_assertions) {
-            super::build::programs()?;
-            root::target().join("debug")
+            super::build::programs()?
         } else {
             super::build::released(nigh.is_none())?;
             root::target().join("release")

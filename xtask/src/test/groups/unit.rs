@@ -6,8 +6,12 @@ use std::process::{Command, Stdio};
 
 use crate::report::TestReport;
 use crate::root;
+use crate::test::build;
 
 pub fn run(tally: &mut TestReport) {
+    if let Err(e) = build::tests() {
+        return tally.fail("unit", &format!("{e:#}"));
+    }
     let mut command = Command::new(root::cargo());
     command.current_dir(root::checkout()).args(["test", "--workspace", "--locked", "--no-fail-fast"]);
     command.args(["--", "--show-output"]);
