@@ -1,8 +1,8 @@
 //! Inputs, outputs and settings of the lease table.
 
 use nigh_types::{
-    Bug, GrantId, LeaseScope, Mode, Name, NodeId, Origin, Recall, RecallId, Span, Term, Time, UpdatePrepare,
-    planted,
+    Bug, Grant, GrantId, LeaseScope, Mode, Name, NodeId, Origin, Recall, RecallId, Span, Term, Time,
+    UpdatePrepare, planted,
 };
 use std::collections::BTreeMap;
 
@@ -121,7 +121,7 @@ impl GrantRequest {
     }
 }
 
-/// A registered grant.
+/// A registered grant: what the table decided. What the holder asked for stands in its [`GrantRequest`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Granted {
     pub id: GrantId,
@@ -135,6 +135,16 @@ pub struct Granted {
     /// Its recall may carry names. False for a directory lease of a confined holder that was not found to have the
     /// right to list the directory ([`LeaseTable::handle_may_list`](super::LeaseTable::handle_may_list)).
     pub listed: bool,
+}
+
+impl Granted {
+    /// Returns the grant as a reply carries it. `term`: how long the holder may count on it.
+    #[must_use]
+    pub fn into_grant(self, request: &GrantRequest, term: Term) -> Grant {
+        let Granted { id, mode, shared, .. } = self;
+        let GrantRequest { key: LeaseKey { covers, .. }, node, .. } = *request;
+        Grant { id, node, covers, mode, term, recallable: true, shared }
+    }
 }
 
 /// A key that a mutation is about to invalidate.

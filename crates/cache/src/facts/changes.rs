@@ -1,10 +1,12 @@
 //! Effects of this mount's own changes on the cached facts and on calls in flight.
 //!
-//! A change is applied here once it is made, by the remote or locally under a write lease. Nothing here learns from a
-//! reply (`facts/learn.rs`) or answers a request (`ops`).
+//! Nothing here reads a reply (`facts/learn.rs`) or answers a request (`ops`). `made` and `note_dentry` take the call
+//! that made the change: what was learned while it was in flight may be older or newer. Replies to other calls bind names
+//! and set attributes by the same functions.
 
 use crate::calls::{ConcurrentDentry, InflightCall};
 use crate::facts::{inodes, leases, order};
+use crate::grants::LiveGrant;
 use crate::state::State;
 use crate::store::CachedEntry;
 use crate::view;
@@ -44,6 +46,14 @@ pub(crate) fn made(state: &mut State, by: &InflightCall, (dir, name): (u64, &Nam
     leases::drop_uncovered(state, entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
     inodes::note_earlier_name(state, entry, (dir, name));
     note_dentry(state, by, (dir, name), Some(entry.id));
+}
+
+/// Applies that a directory was made: it is empty, under this grant.
+pub(crate) fn made_empty(state: &mut State, id: NodeId, held: LiveGrant) {
+    let directory = leases::dir_record(state, id);
+    directory.forget();
+    directory.held = Some(held);
+    directory.complete = true;
 }
 
 /// Applies that an inode lost a name. A directory is gone, but processes may still be in it.

@@ -52,15 +52,19 @@ pub(crate) fn entry_reply(
     if record(state, id).kernel.note_lookup() {
         prune::note_new_to_kernel(state, id.ino);
     }
-    if let Some((dir, name)) = home {
-        state.kernel.recent_dirs.put((dir, name), attr.is_dir().then_some((id, attr)));
-        let inode = record(state, id);
-        inode.kernel.note_timeouts(now, node.entry_valid, node.attr_valid);
-        if !inode.is_at(dir, name) {
-            set_parent_entry(state, id, (dir, name));
-        }
+    if let Some(home) = home {
+        record(state, id).kernel.note_timeouts(now, node.entry_valid, node.attr_valid);
+        found_at(state, id, home, &attr);
     }
     node
+}
+
+/// Records that a name leads to an inode with these attributes.
+fn found_at(state: &mut State, id: NodeId, (dir, name): (u64, &Name), attr: &Attr) {
+    state.kernel.recent_dirs.put((dir, name), attr.is_dir().then_some((id, *attr)));
+    if !record(state, id).is_at(dir, name) {
+        set_parent_entry(state, id, (dir, name));
+    }
 }
 
 /// Moves an inode's parent entry. An old entry that said that the inode has no other name loses its attributes:

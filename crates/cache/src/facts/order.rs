@@ -38,7 +38,8 @@ pub(crate) fn is_change_ambiguous(
     by_others || own.is_some_and(|own| own != id)
 }
 
-/// Updates grant ids from a reply: the server renumbers a grant with each reply, and ends it by its latest id.
+/// Updates the ids of directory grants from a reply, and nothing else of them: the server renumbers a grant with each
+/// reply, and ends it by its latest id.
 pub(crate) fn refresh_grant_ids(state: &mut State, flight: &InflightCall, grants: &[Grant]) {
     for grant in grants.iter().filter(|g| g.covers == LeaseScope::Directory) {
         let directory = state.store.dir_mut(grant.node.ino).filter(|d| d.id == grant.node);

@@ -1,5 +1,5 @@
 //! Upper bounds of the kernel's timeouts from grant and notification level
-//! (docs/decisions/0006-notification-levels.md). `entry_reply` and `negative_reply` in `attributes.rs` shorten them.
+//! (docs/decisions/0006-notification-levels.md). `entry_reply` and `negative_reply` in `facts/inodes.rs` shorten them.
 
 use crate::grants::LiveGrant;
 use nigh_types::{Bug, Span, Time, planted};

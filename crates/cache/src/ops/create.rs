@@ -106,10 +106,7 @@ fn begin_new_directory(
     let granted = granted.filter(|_| is_empty && !state.calls.has_local_change_in(ino));
     let held = granted.map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.is_live(now));
     if let Some(held) = held {
-        let directory = leases::dir_record(state, entry.id);
-        directory.forget();
-        directory.held = Some(held);
-        directory.complete = true;
+        changes::made_empty(state, entry.id, held);
     }
 }
 

@@ -257,10 +257,8 @@ impl<'a> CallLeases<'a> {
 
 /// A registered grant as a reply carries it.
 fn grant(granted: Granted, request: &GrantRequest) -> Grant {
-    let Granted { id, mode, shared, limit, .. } = granted;
-    let GrantRequest { key: LeaseKey { covers, .. }, node, .. } = *request;
-    let term = if limit == Span::FOREVER { Term::Session } else { Term::Limited(limit) };
-    Grant { id, node, covers, mode, term, recallable: true, shared }
+    let term = if granted.limit == Span::FOREVER { Term::Session } else { Term::Limited(granted.limit) };
+    granted.into_grant(request, term)
 }
 
 impl Drop for CallLeases<'_> {

@@ -248,8 +248,7 @@ impl Server {
         let request = GrantRequest { holder, key: key(node, covers), node, mode };
         let granted = had.or_else(|| self.sequencer.handle_grant(now, request));
         self.settle(now);
-        let Granted { id, mode, shared, .. } = granted?;
-        Some(Grant { id, mode, shared, term, recallable: true, ..wanted })
+        Some(granted?.into_grant(&request, term))
     }
 
     fn answer(&mut self, now: Time, job: &PendingCall, responses: Vec<Response>) {
