@@ -412,7 +412,7 @@ impl Driver {
     }
 
     /// A local change cleared set-user-ID or set-group-ID bits that the kernel still caches (`nigh_cache`'s
-    /// `remove_privs.rs`). An invalidation of attributes never blocks in the kernel.
+    /// `ops/privs.rs`). An invalidation of attributes never blocks in the kernel.
     fn invalidate_attrs(&self, ino: u64) {
         let numbers = self.nodeids_of(ino).unwrap_or_else(|| vec![ino]);
         for number in numbers {

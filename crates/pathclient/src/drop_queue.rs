@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Queue of what coroutines have dropped: file ids to close, messages to cancel. A coroutine may drop them while it
 /// holds the lock of its session's state, so `Drop` only queues them here. The session releases them at the server
-/// before it polls its tasks again.
+/// before its next round of tasks.
 #[derive(Debug)]
 pub struct DropQueue<T>(Arc<Mutex<Vec<T>>>);
 

@@ -30,8 +30,8 @@ fn all_users(node: NodeId) -> RangeInclusive<Key> {
     (node, 0)..=(node, u32::MAX)
 }
 
-/// All known nodes of a session. A fact may be missing at any time, since each map is bounded: the least recently used
-/// file ids go first, other maps are emptied.
+/// All known nodes of a session. A fact may be missing at any time, since the number of nodes in each map is bounded: the least
+/// recently used file ids go first, other maps are emptied.
 ///
 /// Invariant: `order` has the key of each entry of `known`, under the entry's `used`.
 #[derive(Debug)]

@@ -52,7 +52,7 @@ struct Device {
     overlay: bool,
 }
 
-/// Lock order: `Ids::map` before `Ids::seen`.
+/// Lock order: `Ids::map` before `Ids::devices`.
 #[derive(Debug)]
 struct Map {
     log: Log,
@@ -109,8 +109,8 @@ impl Ids {
             }
         }
         let main = Main { dev: root.dev, subvolume: root.subvolume, root_ino: root.ino, filesystem };
-        let (seen, map, dirty) = (RwLock::default(), Mutex::new(map), AtomicBool::new(false));
-        Ok(Ids { main, cookie_key, mac: seal, devices: seen, map, dirty, parents: ParentCache::new(None) })
+        let (devices, map, dirty) = (RwLock::default(), Mutex::new(map), AtomicBool::new(false));
+        Ok(Ids { main, cookie_key, mac: seal, devices, map, dirty, parents: ParentCache::new(None) })
     }
 
     /// Persists the parent directories of files in this file.
