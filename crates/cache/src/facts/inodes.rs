@@ -47,24 +47,22 @@ pub(crate) fn entry_reply(
     keep_removed_nodeid(state, id);
     let number = nodeid_for_reply(state, id);
     let attr_valid = queue::attr_timeout(state, now, id.ino, &attr, attr_held);
-    let known = record(state, id).kernel.is_known();
-    let node = Node { id, number, known, attr, entry_valid, attr_valid };
-    if record(state, id).kernel.note_lookup() {
+    let inode = record(state, id);
+    let is_new = inode.kernel.note_lookup();
+    if home.is_some() {
+        inode.kernel.note_timeouts(now, entry_valid, attr_valid);
+    }
+    let elsewhere = home.filter(|(dir, name)| !inode.is_at(*dir, name));
+    if is_new {
         prune::note_new_to_kernel(state, id.ino);
     }
     if let Some(home) = home {
-        record(state, id).kernel.note_timeouts(now, node.entry_valid, node.attr_valid);
-        found_at(state, id, home, &attr);
+        state.kernel.recent_dirs.put(home, attr.is_dir().then_some((id, attr)));
     }
-    node
-}
-
-/// Records that a name leads to an inode with these attributes.
-fn found_at(state: &mut State, id: NodeId, (dir, name): (u64, &Name), attr: &Attr) {
-    state.kernel.recent_dirs.put((dir, name), attr.is_dir().then_some((id, *attr)));
-    if !record(state, id).is_at(dir, name) {
-        set_parent_entry(state, id, (dir, name));
+    if let Some(home) = elsewhere {
+        set_parent_entry(state, id, home);
     }
+    Node { id, number, known: !is_new, attr, entry_valid, attr_valid }
 }
 
 /// Moves an inode's parent entry. An old entry that said that the inode has no other name loses its attributes:
