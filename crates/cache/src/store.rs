@@ -254,18 +254,13 @@ impl Store {
         (child.id == inode.id).then_some((directory, child))
     }
 
-    /// Returns the directory of an inode's parent entry, with the name there and its cookie.
-    fn parent_dir_mut(&mut self, ino: u64) -> Option<(&mut Directory, &Name, Cookie)> {
-        let (dir, name) = self.inodes.record(ino)?.parent_entry()?;
-        let cookie = self.key.cookie(name.as_bytes());
-        Some((self.dirs.get_mut(dir)?, name, cookie))
-    }
-
     /// Returns the child in an inode's parent entry.
     pub fn child_at_parent_entry(&mut self, ino: u64) -> Option<&mut CachedEntry> {
-        let id = self.inodes.record(ino)?.id;
-        let (directory, name, cookie) = self.parent_dir_mut(ino)?;
-        directory.rows.find_mut(cookie, name.as_bytes()).filter(|child| child.id == id)
+        let inode = self.inodes.record(ino)?;
+        let (dir, name) = inode.parent_entry()?;
+        let cookie = self.key.cookie(name.as_bytes());
+        let rows = &mut self.dirs.get_mut(dir)?.rows;
+        rows.find_mut(cookie, name.as_bytes()).filter(|child| child.id == inode.id)
     }
 }
 
