@@ -56,9 +56,11 @@ pub(crate) fn made_empty(state: &mut State, id: NodeId, held: LiveGrant) {
     directory.complete = true;
 }
 
-/// Applies that an inode lost a name. A directory is gone, but processes may still be in it.
-pub(crate) fn unnamed(state: &mut State, node: NodeId, (dir, name): (u64, &Name)) {
-    let last = view::last_attr(state, node).or_else(|| state.kernel.recent_dirs.attr_of(node));
+/// Applies that an inode lost a name. A directory is gone, but processes may still be in it. `after`: its attributes in
+/// the reply, where the protocol reports them.
+pub(crate) fn unnamed(state: &mut State, node: NodeId, (dir, name): (u64, &Name), after: Option<Attr>) {
+    let last =
+        after.or_else(|| view::last_attr(state, node)).or_else(|| state.kernel.recent_dirs.attr_of(node));
     inodes::forget_earlier_name(state, node, (dir, name));
     leases::drop_dir_names(state, node.ino);
     if state.store.id_of(node.ino) == Some(node) {

@@ -56,7 +56,7 @@ pub(crate) fn on_remove_reply(
     if !flight.waiters.is_empty() {
         victims::alias_live_directory(state, flight.victim_dir, Some(node));
     }
-    on_name_removed(state, node, (dir, name), kept);
+    on_name_removed(state, node, (dir, name), kept, response);
     unbind(state, now, flight, (dir, name), response);
     learn::apply_attrs_after(state, now, flight, response);
     changes::note_inode(state, dir);
@@ -83,9 +83,11 @@ pub(crate) fn on_name_removed(
     node: NodeId,
     (dir, name): (u64, &Name),
     kept: Option<Handle>,
+    response: &Response,
 ) {
     invalidate_if_unforeseen(state, node, (dir, name));
-    changes::unnamed(state, node, (dir, name));
+    let after = response.after.iter().find(|(id, _)| *id == node).map(|(_, attr)| *attr);
+    changes::unnamed(state, node, (dir, name), after);
     keep_pin(state, node, kept);
     let is_open = state.store.inode_of(node).is_some_and(|inode| inode.opens().is_open());
     if is_open && state.kernel.can_notify() {

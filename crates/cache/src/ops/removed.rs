@@ -170,6 +170,22 @@ mod tests {
         ends_with_the_forget(&mut removed());
     }
 
+    /// Neither a grant nor a recent LOOKUP leaves attributes of it in the cache.
+    #[test]
+    fn removed_directory_has_the_attributes_of_the_removal_reply_if_the_cache_has_none() {
+        let mut cache = cache(Config::default());
+        let others = (0..32).map(|nth| (NodeId { ino: 100 + nth, generation: 1 }, format!("o{nth}")));
+        for (id, text) in std::iter::once((OLD, "build".into())).chain(others) {
+            let call = ask(&mut cache, Op::Lookup { dir: 1, name: Name::new(text.as_bytes()).unwrap() });
+            assert_eq!(answers(&mut cache, call, Reply::Entry(Some(entry(id)))), Some(id.ino));
+        }
+        let call = ask(&mut cache, Op::Rmdir { dir: 1, name: name() });
+        let removed = Response::plain(Ok(Reply::Removed { node: OLD, pinned: None }));
+        let after = vec![(OLD, Attr { nlink: 0, ..entry(OLD).attr })];
+        answers_all(&mut cache, call, Response { after, ..removed });
+        ends_with_the_forget(&mut cache);
+    }
+
     #[test]
     fn removed_directory_stays_itself_when_another_takes_its_number() {
         let mut cache = removed();

@@ -72,7 +72,7 @@ pub(crate) fn on_rename_reply(
     // A whiteout is applied like an exchanged inode. The kernel has no dentry for the old name (`d_move`).
     let other_child = other.or(left).and_then(|id| child_for(state, flight, id, new, response));
     if let Some(replaced) = replaced.filter(|_| !*exchange) {
-        remove::on_name_removed(state, replaced, new, kept);
+        remove::on_name_removed(state, replaced, new, kept, response);
     }
     apply_namespace_change(state, now, flight, old, other_child, &response.grants);
     if let Some(id) = state.store.id_of(*from).filter(|_| *whiteout && left.is_none()) {
