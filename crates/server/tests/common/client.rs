@@ -1,12 +1,12 @@
 //! A client of a server over a real stream.
 
-use super::{me, name};
+use super::{PATIENCE, me, name};
 use nigh_link::{Claims, Peer, Squash};
 use nigh_native::{ClientConfig, ClientSession};
 use nigh_remote::{Event, Output, Remote};
 use nigh_server::Server;
 use nigh_types::*;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -113,7 +113,8 @@ impl Client {
         match self.stream.read(&mut buffer) {
             Ok(0) => self.session.handle_disconnect(self.now(), "end of stream"),
             Ok(count) => self.session.handle_input(self.now(), &buffer[..count]),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            // A read with a time limit is interrupted when a stopped process continues (signal(7)).
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => self.session.handle_disconnect(self.now(), &error.to_string()),
         }
         self.drain();
@@ -123,12 +124,13 @@ impl Client {
     }
 
     pub fn wait<T>(&mut self, mut wanted: impl FnMut(&mut Vec<Event>) -> Option<T>) -> T {
-        let give_up = Instant::now() + Duration::from_secs(20);
+        let give_up = Instant::now() + PATIENCE;
         loop {
             if let Some(found) = wanted(&mut self.events) {
                 return found;
             }
-            assert!(Instant::now() < give_up, "nothing came; {:?}", self.events);
+            let last = &self.events[self.events.len().saturating_sub(4)..];
+            assert!(Instant::now() < give_up, "no reply; {} events, the last: {last:?}", self.events.len());
             self.pump();
         }
     }
@@ -145,7 +147,7 @@ impl Client {
 
     /// Waits until the session asks for a new connection; returns the reason.
     pub fn cut(&mut self) -> String {
-        let give_up = Instant::now() + Duration::from_secs(20);
+        let give_up = Instant::now() + PATIENCE;
         loop {
             if let Some(why) = self.session.wants_connection() {
                 return why.to_owned();
@@ -188,7 +190,7 @@ impl Client {
     /// Waits until the session is connected. Returns whether the server still had its state; `None` if nothing was
     /// lost.
     pub fn wait_linked(&mut self) -> Option<bool> {
-        let give_up = Instant::now() + Duration::from_secs(20);
+        let give_up = Instant::now() + PATIENCE;
         while !self.session.is_linked() {
             assert!(Instant::now() < give_up, "not linked; {:?}", self.events);
             self.pump();
