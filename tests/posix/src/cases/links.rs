@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::room::{Room, refuses};
 use crate::sys;
@@ -254,10 +254,10 @@ fn working_directory(room: &Room) -> Result<()> {
     let dir = room.dir("d")?;
     std::env::set_current_dir(&dir)?;
     fs::remove_dir(&dir)?;
-    refuses(std::env::current_dir(), libc::ENOENT)?;
-    refuses(fs::write("f", b""), libc::ENOENT)?;
-    ensure!(fs::read_dir(".")?.count() == 0);
-    ensure!(fs::metadata(".")?.is_dir());
+    refuses(std::env::current_dir(), libc::ENOENT).context("getcwd")?;
+    refuses(fs::write("f", b""), libc::ENOENT).context("create a file")?;
+    ensure!(fs::read_dir(".").context("list")?.count() == 0);
+    ensure!(fs::metadata(".").context("stat")?.is_dir());
     std::env::set_current_dir("/")?;
     Ok(())
 }
