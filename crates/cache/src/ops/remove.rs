@@ -1,6 +1,6 @@
 //! UNLINK and RMDIR.
 
-use crate::calls::{CallKind, InflightCall};
+use crate::calls::{CallKind, InflightCall, attr_after};
 use crate::facts::{changes, learn, leases, victims};
 use crate::op::{Caller, KernelInvalidation, OpReply};
 use crate::ops::name_errors;
@@ -86,8 +86,7 @@ pub(crate) fn on_name_removed(
     response: &Response,
 ) {
     invalidate_if_unforeseen(state, node, (dir, name));
-    let after = response.after.iter().find(|(id, _)| *id == node).map(|(_, attr)| *attr);
-    changes::unnamed(state, node, (dir, name), after);
+    changes::unnamed(state, node, (dir, name), attr_after(response, node.ino));
     keep_pin(state, node, kept);
     let is_open = state.store.inode_of(node).is_some_and(|inode| inode.opens().is_open());
     if is_open && state.kernel.can_notify() {
