@@ -59,13 +59,9 @@ pub fn lock(node: &NodeRef, owner: u64, wait: bool, reclaim: bool) -> Call {
     Call::Lock { node: node.clone(), owner, flock: false, kind, start, end, wait, pid: 1, reclaim }
 }
 
-/// Limit on the wait for a reply or a condition. A call that changes the disk may wait for a commit of its journal, and
-/// the other tests keep the disk busy.
-pub const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Waits up to [`PATIENCE`] for a condition.
+/// Waits up to 20 s for a condition.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let give_up = Instant::now() + PATIENCE;
+    let give_up = Instant::now() + Duration::from_secs(20);
     while !is_so() {
         assert!(Instant::now() < give_up, "{what}");
         std::thread::sleep(Duration::from_millis(5));
