@@ -123,7 +123,11 @@ impl Drop for UnlinkPreparation<'_> {
 /// Returns the attributes of an inode that lost a name and is locked exclusively; `nlink` is 0 if it was the last
 /// name.
 pub(super) fn after_unlink(cx: Context<'_>, victim: &Node) -> Result<(NodeId, Attr)> {
-    let (id, mut attr) = cx.attr_now(victim)?;
+    let (id, mut attr) = match cx.attr_now(victim) {
+        // A FUSE filesystem need not know a removed inode any more, even by a descriptor. The removal has succeeded.
+        Err(Fault(Errno::NOENT | Errno::STALE)) => (victim.id, Attr { nlink: 0, ..victim.stat.attr }),
+        seen => seen?,
+    };
     if attr.is_dir() {
         attr.nlink = 0; // some filesystems leave it at 1 or 2
         if cx.files.leases().has_several_sessions() && cx.resolver().may_cache_fd(victim) {

@@ -75,6 +75,13 @@ fn one_mount(world: &World) -> Result<()> {
     ensure!(fs::read_to_string(at("OTHER"))? == "longer", "OTHER");
     fs::remove_file(at("OTHER"))?;
     ensure!(missing(&at("Other")) && missing(&at("other")) && names(&dir)?.is_empty(), "removed as OTHER");
+    // The filesystem knows a file that is not open no more after its removal, nor one that a rename replaces.
+    fs::write(at("File"), "")?;
+    fs::remove_file(at("FILE")).context("removed while it is not open")?;
+    fs::write(at("File"), "")?;
+    fs::write(at("Other"), "")?;
+    fs::rename(at("FILE"), at("OTHER")).context("replaced while it is not open")?;
+    ensure!(missing(&at("File")) && names(&dir)?.len() == 1, "{:?}", names(&dir)?);
     fs::create_dir(at("Sub"))?;
     fs::write(at("SUB/inner"), "in")?;
     ensure!(fs::read_to_string(at("sub/INNER"))? == "in", "a directory by another spelling");
