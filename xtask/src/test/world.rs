@@ -170,6 +170,8 @@ impl World {
 
     /// A new, empty directory that belongs to `who`.
     pub fn dir(&self, name: &str, who: As) -> Result<PathBuf> {
+        // The cleanup after a signal would not see what the next test makes.
+        super::ending::leave_to_signal();
         let path = self.root.join(name);
         while super::mount::device_of(&path).is_some() {
             // A test that failed left it; the next one begins clean.
