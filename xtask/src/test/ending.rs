@@ -62,8 +62,8 @@ pub fn clean_up_at_signals(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Call this before the process ends: after a signal, the cleanup ends the process. Returns after a while if it does
-/// not.
+/// Waits for the cleanup after a signal, which ends the process. Call this before the process ends, and before a test makes
+/// anything that the cleanup would miss. Returns at once without a signal, and after ten seconds in any case.
 pub fn leave_to_signal() {
     for _ in 0..100 {
         if !CAME.load(Ordering::SeqCst) {
