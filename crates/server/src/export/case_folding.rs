@@ -10,7 +10,6 @@ use crate::os::stat::{self, Dev};
 use parking_lot::RwLock;
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::fs::{Mode, OFlags, RawDir};
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -135,8 +134,8 @@ fn probe(dir: &OwnedFd) -> Option<NameComparison> {
 
 /// Returns names of a directory, and whether they are all.
 fn read(dir: &OwnedFd) -> Option<(FxHashSet<Vec<u8>>, bool)> {
-    let mut buffer = vec![MaybeUninit::uninit(); 32 << 10];
-    let mut entries = RawDir::new(dir, &mut buffer);
+    let mut buffer = Vec::<u8>::with_capacity(32 << 10);
+    let mut entries = RawDir::new(dir, buffer.spare_capacity_mut());
     let mut names = FxHashSet::default();
     while let Some(entry) = entries.next() {
         names.insert(entry.ok()?.file_name().to_bytes().to_vec());

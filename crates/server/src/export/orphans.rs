@@ -15,7 +15,6 @@ use nigh_types::{Attr, Errno, Kind, NodeId, Span};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, RawDir, Timespec, Timestamps};
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -378,8 +377,8 @@ impl Folder {
 
     fn names(&self) -> Result<Vec<String>> {
         let open = rustix::fs::openat(&self.fd, c".", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        let mut buffer = vec![MaybeUninit::uninit(); 32 << 10];
-        let mut entries = RawDir::new(&open, &mut buffer);
+        let mut buffer = Vec::<u8>::with_capacity(32 << 10);
+        let mut entries = RawDir::new(&open, buffer.spare_capacity_mut());
         let mut names = Vec::new();
         while let Some(entry) = entries.next() {
             names.extend(entry?.file_name().to_str().map(str::to_owned));

@@ -13,7 +13,6 @@ use nigh_types::{
     Cookie, Entries, Entry, Errno, Grant, Kind, LeaseScope, Mode, Name, NodeRef, Reply, Response,
 };
 use rustix::fs::{FileType, OFlags, RawDir};
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -268,8 +267,9 @@ struct NameEntry {
 impl Names {
     fn read(dir: &OwnedFd, cx: Context<'_>) -> Result<Names> {
         let key = cx.resolver().ids.cookie_key();
-        let mut buffer = vec![MaybeUninit::uninit(); 256 << 10];
-        let mut entries = RawDir::new(dir, &mut buffer);
+        // Not `vec![..; N]`: without optimisation that writes each byte.
+        let mut buffer = Vec::<u8>::with_capacity(256 << 10);
+        let mut entries = RawDir::new(dir, buffer.spare_capacity_mut());
         let mut names = Names { entries: Vec::new(), text: Vec::new() };
         while let Some(entry) = entries.next() {
             let entry = match entry {

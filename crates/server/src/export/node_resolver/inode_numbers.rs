@@ -7,7 +7,6 @@ use crate::os::error::{Fault, Result};
 use crate::os::stat::{self, Stat};
 use nigh_types::{Errno, Name, NodeId};
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags};
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
 impl NodeResolver {
@@ -123,8 +122,8 @@ fn open_here(dir: &OwnedFd, name: &Name) -> Result<OwnedFd> {
 fn named_in(dir: &OwnedFd, stat: &Stat) -> Result<Option<Name>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = rustix::fs::openat(dir, c".", flags, Mode::empty())?;
-    let mut buffer = vec![MaybeUninit::uninit(); 64 << 10];
-    let mut entries = RawDir::new(&open, &mut buffer);
+    let mut buffer = Vec::<u8>::with_capacity(64 << 10);
+    let mut entries = RawDir::new(&open, buffer.spare_capacity_mut());
     while let Some(entry) = entries.next() {
         let entry = match entry {
             Err(rustix::io::Errno::NOENT) => break,
