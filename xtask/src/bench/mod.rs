@@ -3,6 +3,7 @@
 
 mod directories;
 pub mod directory;
+mod host;
 mod latency;
 mod measure;
 pub mod null;
@@ -59,6 +60,9 @@ pub struct Options {
     /// Only large directories: telldir and seekdir, first names, `ls -l`, memory.
     #[arg(long, conflicts_with_all = ["scale", "rtt", "only", "long", "pinned"])]
     directories: bool,
+    /// Only changes on the server's own disk: how soon a mount shows them.
+    #[arg(long, conflicts_with_all = ["scale", "rtt", "only", "long", "pinned", "directories"])]
+    host: bool,
     /// Where the figures go, as JSON.
     #[arg(long, default_value = "bench.json")]
     out: PathBuf,
@@ -78,6 +82,9 @@ struct Plan {
 pub fn run(options: &Options) -> Result<bool> {
     if options.directories {
         return directories::run(options.nigh.as_deref(), options.short, &options.out);
+    }
+    if options.host {
+        return host::run(options.nigh.as_deref(), options.short, &options.out);
     }
     let plan = plan(options);
     let start = Instant::now();

@@ -16,8 +16,9 @@ use crate::root;
 use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
-/// Limit of the 99th percentile of the time until a change is visible.
-const P99_MS: f64 = 50.0;
+/// Limit of the 99th percentile of the time until a change is visible, at 1,000 changes a second, and of a release build
+/// at any rate.
+pub const P99_MS: f64 = 50.0;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Mounts that begin while their root changes.
 const MOUNTS: u32 = 15;
@@ -85,6 +86,30 @@ fn changes(world: &World, who: As, rate: u64) -> Result<()> {
         (_, true) => (100_000, 1000),
         _ => (10_000, 1000),
     };
+    let figures = change_and_look(world, who, Changes { count, dirs, rate })?;
+    println!("  {figures}");
+    let p99 = figures["p99_ms"].as_f64().context("it took no times")?;
+    // The short form runs beside other load, and without a rate the changes alone fill the CPUs (`bench --host`): there
+    // this only asserts that each change becomes visible.
+    ensure!(
+        world.short || rate == 0 || p99 <= P99_MS,
+        "99 of 100 show after {p99} ms, at most {P99_MS} ms are promised"
+    );
+    Ok(())
+}
+
+/// A run of `xtask host`.
+pub struct Changes {
+    pub count: u64,
+    pub dirs: u64,
+    /// Changes a second; 0: one after the other.
+    pub rate: u64,
+}
+
+/// Makes changes on the server's disk while a mount reads them. Returns times and recalls; fails unless each change
+/// becomes visible.
+pub fn change_and_look(world: &World, who: As, changes: Changes) -> Result<Value> {
+    let Changes { count, dirs, rate } = changes;
     let (source, point) = (world.dir("source", who)?, world.dir("mnt", who)?);
     let mount = Mount::new(world, &source, &point, &MountParams::new(who))?;
     let mut command = world.command(world.xtask(), who);
@@ -92,15 +117,13 @@ fn changes(world: &World, who: As, rate: u64) -> Result<()> {
     command.args(["--dirs", &dirs.to_string()]).arg("--source").arg(&source).arg("--point").arg(&point);
     let ended = mount.run(command, if world.hours { LONG_LIMIT } else { LIMIT })?;
     ensure!(ended.ok(), "{} (daemon: {})", ended.tail(8), mount.said());
-    let said: Value = ended.json()?;
+    let mut said: Value = ended.json()?;
     let status = mount.status()?;
     let recalled = status["leases"]["recalled"].as_u64().context("recalls are counted")?;
-    println!("  {said}, {recalled} recalls");
     let promised = &status["guarantees"]["S9"];
     ensure!(*promised == true, "S9: {promised} (daemon: {})", mount.said());
     ensure!(recalled >= dirs, "only {recalled} recalls: nothing was held");
-    let p99 = said["p99_ms"].as_f64().context("it took no times")?;
-    // The short form runs beside other load: it only asserts that each change becomes visible.
-    ensure!(world.short || p99 <= P99_MS, "99 of 100 show after {p99} ms, at most {P99_MS} ms are promised");
-    mount.unmount()
+    said["recalls"] = recalled.into();
+    mount.unmount()?;
+    Ok(said)
 }

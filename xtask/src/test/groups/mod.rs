@@ -9,7 +9,7 @@ mod events;
 mod exercisers;
 mod faults;
 mod filesystems;
-mod host;
+pub mod host;
 mod huge;
 mod levels;
 mod links;
