@@ -5,7 +5,7 @@ use nigh_cache::{Config, Fh, NotifyLevel, Op, OpReply, Prefetch};
 use nigh_remote::fake::{CallFilter, CallPlan};
 use nigh_remote::model_fs::ModelFsConfig;
 use nigh_sim::world::World;
-use nigh_types::{Cookie, Name, Span, Time};
+use nigh_types::{Cookie, Name, SetAttr, Span, Time};
 use std::collections::BTreeSet;
 
 const ROUND_TRIP: Span = Span::from_millis(10);
@@ -329,4 +329,35 @@ fn lookups_in_successive_directories_start_prefetch() {
     assert!(waits <= 24, "{waits} waits for 1,260 names");
     assert!(world.clients[0].control.requests() <= 30, "{}", world.clients[0].control.requests());
     world.check_kernels().unwrap();
+}
+
+/// The kernel forgets directories that another client changes while a job brings them. Their listings are dropped, but
+/// the server has spent its credit on them: the cache must not expect more of the job before it gives more.
+#[test]
+fn directories_forgotten_in_transit_count_against_the_credit_of_their_job() {
+    const DIRS: u64 = 400;
+    let dirs = || (0..DIRS).map(|n| format!("d{n:03}"));
+    let paths: Vec<String> = dirs().flat_map(|dir| (0..7).map(move |n| format!("{dir}/f{n}"))).collect();
+    let mut world = world(&paths);
+    let other = world.connect(NotifyLevel::All);
+    let (_, mut dirs) = list(&mut world, 1);
+    dirs.sort();
+    for (dir, _) in &dirs[2..] {
+        world.request(other, Op::Lookup { dir: 1, name: name(dir) });
+    }
+    list(&mut world, dirs[0].1);
+    let second = world.send_request(0, Op::OpenDir { ino: dirs[1].1 });
+    for (_, ino) in &dirs[2..] {
+        let set = SetAttr { mode: Some(0o711), ..SetAttr::default() };
+        world.request(other, Op::SetAttr { ino: *ino, fh: None, set });
+        world.clients[0].cache.handle_forget(*ino, 1);
+    }
+    world.advance(Span::from_millis(100));
+    assert!(world.replies.iter().any(|(_, of, ..)| *of == second));
+    for (text, _) in &dirs[2..] {
+        let OpReply::Node(node) = answer(&mut world, Op::Lookup { dir: 1, name: name(text) }) else {
+            panic!("no {text}")
+        };
+        assert_eq!(list(&mut world, node.id.ino).0.len(), 7);
+    }
 }

@@ -103,22 +103,24 @@ fn on_prefetched_dir(
     own: &FxHashMap<NodeId, Vec<Grant>>,
 ) {
     let PrefetchedDir { dir: node, listed, last } = step;
-    let dir = node.ino;
+    let (dir, cost) = (node.ino, cost_of(listed.as_ref(), last));
     state.prefetch.no_longer_expect(dir);
     let Some(listed) = listed.filter(|_| state.store.id_of(dir) == Some(node)) else {
         let names =
             own.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
         return_unused_grants(state, &names.copied().collect::<Vec<_>>());
-        return on_not_prefetched(state, now, walk_call, dir);
+        on_not_prefetched(state, now, walk_call, dir);
+        return count_dropped(state, (walk_call, dir), cost, last);
     };
     let Some(call) = listings::begin_prefetched_listing(state, walk_call, node) else { return };
     // As for a listing call: a deadline that passed detaches the entries so far, before more come.
     leases::live_directory(state, now, dir);
-    let Some(flight) = state.calls.remove(call) else { return };
+    let Some(flight) = state.calls.remove(call) else {
+        return count_dropped(state, (walk_call, dir), cost, last);
+    };
     let below: Vec<u64> =
         listed.entries.iter().filter(|(_, e)| e.attr.is_dir()).map(|(_, e)| e.id.ino).collect();
     let grants = granted_by(node, &listed, own);
-    let count = listed.entries.len() as u64;
     let waited = !flight.waiters.is_empty();
     let response = Response { result: Ok(Reply::Listed(listed)), after: Vec::new(), grants, last };
     if let Some(flight) = listing_chunks::on_listing_chunk(state, now, call, dir, flight, response) {
@@ -131,7 +133,7 @@ fn on_prefetched_dir(
             state.prefetch.expect(dir, walk_call);
         }
     }
-    count_prefetched(state, now, (walk_call, dir), count, (waited, last));
+    count_prefetched(state, now, (walk_call, dir), cost, (waited, last));
 }
 
 fn return_prefetched_dir(
@@ -149,15 +151,27 @@ fn return_prefetched_dir(
     state.calls.insert(walk_call, flight);
 }
 
-/// Counts entries of a directory that came; `last`: the directory is complete.
+/// Returns the credit that a part of a directory takes; `last`: the directory is complete. One that is left out takes none.
+fn cost_of(listed: Option<&Entries>, last: bool) -> u64 {
+    listed.map_or(0, |listed| listed.entries.len() as u64 + u64::from(last))
+}
+
+/// Counts a part of a directory that came and is not kept: it has taken credit all the same.
+fn count_dropped(state: &mut State, (walk_call, dir): (CallId, u64), cost: u64, last: bool) {
+    if state.prefetch.count_arrived(walk_call, dir, cost, last) {
+        state.counters.ahead_fetched += cost;
+        prefetch_use::count_wasted(state, walk_call, cost);
+    }
+}
+
+/// Counts a part of a directory that came; `last`: the directory is complete.
 fn count_prefetched(
     state: &mut State,
     now: Time,
     (walk_call, dir): (CallId, u64),
-    count: u64,
+    cost: u64,
     (waited, last): (bool, bool),
 ) {
-    let cost = count + u64::from(last);
     let is_read = waited || state.store.inode(dir).is_some_and(|inode| inode.opens().is_open());
     if !state.prefetch.count_arrived(walk_call, dir, cost, last) {
         return;
