@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 pub(super) const CASES: &[Named] = &[
     ("a_walk_tells_each_directory_before_what_is_beside_it", in_order),
     ("a_walk_tells_what_a_listing_tells", as_listed),
+    ("prefetch_sends_a_directory_once_that_is_found_twice", found_twice),
     ("a_walk_goes_no_further_than_it_may", with_credit),
     ("who_wants_a_directory_is_told_it_next", wanted),
+    ("requested_directories_come_before_what_is_found_below_one_of_them", requested_together),
     ("a_walk_of_what_is_no_directory_leaves_it_out", left_out),
     ("a_walk_is_cancelled_while_it_waits", cancelled),
 ];
@@ -78,6 +80,15 @@ fn in_order(c: &mut Caller<'_>) {
     assert_eq!(dirs(&responses), expected);
 }
 
+/// A directory that is pending is found again below another, as after a rename.
+fn found_twice(c: &mut Caller<'_>) {
+    let Some(places) = tree(c) else { return };
+    let walk = start(c, &[&places["a"], &places["a/x"], &places["b/y"], &places["b"]], 1_000);
+    let sent = dirs(&c.finish(walk));
+    let expected = ["a", "a/y", "a/x", "b/y", "b", "b/x", "b/y"].map(|path| places[path].node);
+    assert_eq!(sent, expected);
+}
+
 fn as_listed(c: &mut Caller<'_>) {
     if tree(c).is_none() {
         return;
@@ -134,6 +145,20 @@ fn wanted(c: &mut Caller<'_>) {
     add_credit(c, walk, 1_000, None);
     let all = dirs(&c.finish(walk));
     assert!(places.values().all(|place| all.contains(&place.node)), "{all:?}");
+}
+
+/// Two directories are requested at a time, without credit.
+fn requested_together(c: &mut Caller<'_>) {
+    let Some(places) = tree(c) else { return };
+    let walk = start(c, &[&places["a"], &places["b"], &places["c"]], 1);
+    c.so_far(walk, 1);
+    add_credit(c, walk, 0, Some(&places["b"]));
+    add_credit(c, walk, 0, Some(&places["c"]));
+    let mut sent = dirs(&c.so_far(walk, 3))[1..].to_vec();
+    sent.sort();
+    assert_eq!(sent, [places["b"].node, places["c"].node]);
+    add_credit(c, walk, 1_000, None);
+    assert_eq!(dirs(&c.finish(walk)).len(), places.len());
 }
 
 fn left_out(c: &mut Caller<'_>) {

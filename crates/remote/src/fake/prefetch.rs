@@ -34,7 +34,10 @@ impl PrefetchJob {
 
     fn steer(&mut self, credit: u32, want: Option<&NodeRef>) {
         self.credit += i64::from(credit);
-        if let Some(want) = want.filter(|want| !self.sent.contains(&want.node)) {
+        let is_sent = |want: &NodeRef| {
+            self.sent.contains(&want.node) && !self.stack.iter().any(|place| place.node == want.node)
+        };
+        if let Some(want) = want.filter(|want| !is_sent(want)) {
             self.stack.retain(|place| place.node != want.node);
             self.stack.push(want.clone());
             self.wanted.insert(want.node);
@@ -47,9 +50,16 @@ impl PrefetchJob {
             PrefetchOrder::Name => children.sort_by(|(a, _), (b, _)| a.cmp(b)),
             PrefetchOrder::InodeNumber => children.sort_by_key(|(_, entry)| entry.id.ino),
         }
-        let places = children.into_iter().rev();
-        self.stack
-            .extend(places.map(|(name, entry)| NodeRef { node: entry.id, path_hint: Some((dir, name)) }));
+        let place = |(name, entry): (Name, Entry)| NodeRef { node: entry.id, path_hint: Some((dir, name)) };
+        // A directory that moves while the job runs is found below two others.
+        let pending: BTreeSet<NodeId> = self.stack.iter().map(|place| place.node).collect();
+        let places = children.into_iter().rev().map(place).filter(|place| !pending.contains(&place.node));
+        // Requested directories come before all others.
+        let is_wanted = |place: &&NodeRef| self.wanted.contains(&place.node);
+        let first = self.stack.iter().rev().take_while(is_wanted).count();
+        let mut first = self.stack.split_off(self.stack.len() - first);
+        self.stack.extend(places);
+        self.stack.append(&mut first);
     }
 }
 

@@ -65,13 +65,73 @@ pub(crate) struct PrefetchJob {
     /// Number of entries that the client accepts.
     credit: i64,
     order: PrefetchOrder,
-    /// Directories still to be sent, the next one last.
-    stack: Vec<NodeRef>,
-    /// The subset of `stack` that the client has requested.
-    requested: BTreeSet<NodeId>,
+    pending: PendingDirs,
     /// Directories sent most recently: a request for one of them is already answered.
     recently_sent: VecDeque<NodeId>,
     open: Option<OpenDir>,
+}
+
+/// Directories still to be sent, each once: a directory that moves while the job runs is found below two others.
+#[derive(Default)]
+struct PendingDirs {
+    /// The next one last. Those that the client has requested come before all others.
+    queue: VecDeque<NodeRef>,
+    ids: BTreeSet<NodeId>,
+    requested: BTreeSet<NodeId>,
+}
+
+impl PendingDirs {
+    /// Adds directories in their order, before all but the requested ones.
+    fn push_next(&mut self, places: Vec<NodeRef>) {
+        let is_requested = |place: &&NodeRef| self.requested.contains(&place.node);
+        let first = self.queue.iter().rev().take_while(is_requested).count();
+        let mut first = self.queue.split_off(self.queue.len() - first);
+        let new = places.into_iter().rev().filter(|place| self.ids.insert(place.node));
+        self.queue.extend(new);
+        self.queue.append(&mut first);
+    }
+
+    fn push_last(&mut self, place: NodeRef) {
+        if self.ids.insert(place.node) {
+            self.queue.push_front(place);
+        }
+    }
+
+    /// Makes a directory the next one to send, and adds it if it is not pending.
+    fn request(&mut self, place: NodeRef) {
+        self.requested.insert(place.node);
+        if !self.ids.insert(place.node)
+            && let Some(at) = self.queue.iter().rposition(|waiting| waiting.node == place.node)
+        {
+            self.queue.remove(at);
+        }
+        self.queue.push_back(place);
+    }
+
+    fn contains(&self, dir: NodeId) -> bool {
+        self.ids.contains(&dir)
+    }
+
+    /// Returns whether there is a next directory, and whether the client has requested it.
+    fn next_is_requested(&self) -> Option<bool> {
+        self.queue.back().map(|place| self.requested.contains(&place.node))
+    }
+
+    /// Takes the next directory off, with whether the client has requested it.
+    fn pop(&mut self) -> Option<(NodeRef, bool)> {
+        let place = self.queue.pop_back()?;
+        self.ids.remove(&place.node);
+        let is_requested = self.requested.remove(&place.node);
+        Some((place, is_requested))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    fn room(&self) -> usize {
+        MOST_WAITING.saturating_sub(self.queue.len())
+    }
 }
 
 /// A directory that has been sent in part.
@@ -96,12 +156,13 @@ impl PrefetchJob {
             Call::Prefetch { roots, order, credit } => (roots.as_slice(), *order, *credit),
             _ => (&[][..], PrefetchOrder::default(), 0),
         };
+        let mut pending = PendingDirs::default();
+        roots.iter().for_each(|place| pending.push_last(place.clone()));
         PrefetchJob {
             control,
             credit: i64::from(credit),
             order,
-            stack: roots.iter().rev().cloned().collect(),
-            requested: BTreeSet::new(),
+            pending,
             recently_sent: VecDeque::new(),
             open: None,
         }
@@ -125,7 +186,7 @@ impl PrefetchJob {
             self.credit = self.credit.saturating_add(i64::try_from(credit).unwrap_or(i64::MAX));
             wants.into_iter().rev().for_each(|place| self.prioritise(place));
             let (steps, grants) = self.part(cx)?;
-            let last = self.open.is_none() && self.stack.is_empty();
+            let last = self.open.is_none() && self.pending.is_empty();
             if !last && steps.is_empty() {
                 if self.control.wait() {
                     return Ok(Some(self));
@@ -146,21 +207,21 @@ impl PrefetchJob {
 
     fn prioritise(&mut self, place: NodeRef) {
         let is_open = self.open.as_ref().is_some_and(|open| open.dir == place.node);
-        if is_open || self.recently_sent.contains(&place.node) {
-            return;
+        // One that was found again after it was sent is not answered yet.
+        let is_sent = self.recently_sent.contains(&place.node) && !self.pending.contains(place.node);
+        if !is_open && !is_sent {
+            self.pending.request(place);
         }
-        if let Some(at) = self.stack.iter().rposition(|waiting| waiting.node == place.node) {
-            self.stack.remove(at);
-        }
-        self.requested.insert(place.node);
-        self.stack.push(place);
     }
 
     /// Collects the next part; empty if there is no credit.
     fn part(&mut self, cx: Context<'_>) -> Result<(Vec<PrefetchedDir>, Vec<Grant>)> {
         let (mut steps, mut grants, mut bytes) = (Vec::new(), Vec::new(), 0);
         let begun = Instant::now();
-        while bytes + grants.len() * list::GRANT_BYTES < PART_BYTES && begun.elapsed() < PART_TIME {
+        // At least one step: an empty part means that there is no credit.
+        while steps.is_empty()
+            || bytes + grants.len() * list::GRANT_BYTES < PART_BYTES && begun.elapsed() < PART_TIME
+        {
             let mut own = Vec::new();
             let mut open = match self.open.take() {
                 Some(open) => open,
@@ -191,14 +252,11 @@ impl PrefetchJob {
     }
 
     fn next(&mut self, cx: Context<'_>, own: &mut Vec<Grant>) -> Next {
-        let Some(place) = self.stack.last() else { return Next::Nothing };
-        let wanted = self.requested.contains(&place.node);
-        if self.credit <= 0 && !wanted {
+        if self.credit <= 0 && self.pending.next_is_requested() != Some(true) {
             return Next::Nothing;
         }
-        let Some(place) = self.stack.pop() else { return Next::Nothing };
+        let Some((place, wanted)) = self.pending.pop() else { return Next::Nothing };
         let dir = place.node;
-        self.requested.remove(&dir);
         if self.recently_sent.len() == MOST_RECENT {
             self.recently_sent.pop_front();
         }
@@ -222,7 +280,7 @@ impl PrefetchJob {
         }
     }
 
-    /// Queues newly found directories before the pending ones.
+    /// Queues newly found directories before the pending ones that were not requested.
     fn push(&mut self, mut below: Vec<NodeRef>) {
         fn name(place: &NodeRef) -> Option<&[u8]> {
             place.path_hint.as_ref().map(|(_, name)| name.as_bytes())
@@ -232,8 +290,8 @@ impl PrefetchJob {
             PrefetchOrder::Name => below.sort_by(|a, b| name(a).cmp(&name(b))),
             PrefetchOrder::InodeNumber => below.sort_by_key(|place| place.node.ino),
         }
-        below.truncate(MOST_WAITING.saturating_sub(self.stack.len()));
-        self.stack.extend(below.into_iter().rev());
+        below.truncate(self.pending.room());
+        self.pending.push_next(below);
     }
 }
 
@@ -250,5 +308,28 @@ impl Listing {
         if self.is_granted() {
             cx.stake.revoke_partial(own, self.object(), LeaseScope::Directory);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir(ino: u64) -> NodeRef {
+        NodeRef::without_hint(NodeId { ino, generation: 1 })
+    }
+
+    #[test]
+    fn requested_directories_come_before_those_found_later() {
+        let mut pending = PendingDirs::default();
+        (1..=3).for_each(|ino| pending.push_last(dir(ino)));
+        pending.request(dir(3));
+        pending.request(dir(9));
+        pending.push_next(vec![dir(4), dir(3), dir(5)]);
+        let order: Vec<(u64, bool)> = std::iter::from_fn(|| pending.pop())
+            .map(|(place, is_requested)| (place.node.ino, is_requested))
+            .collect();
+        assert_eq!(order, [(9, true), (3, true), (4, false), (5, false), (1, false), (2, false)]);
+        assert!(pending.is_empty() && pending.ids.is_empty() && pending.requested.is_empty());
     }
 }
