@@ -361,3 +361,34 @@ fn directories_forgotten_in_transit_count_against_the_credit_of_their_job() {
         assert_eq!(list(&mut world, node.id.ino).0.len(), 7);
     }
 }
+
+/// The caller that began to wait for a directory of a job is killed; later the job has no credit.
+#[test]
+fn directory_of_a_job_is_listed_for_the_next_caller_after_the_first_is_killed() {
+    let paths = (0..400).flat_map(|dir| (0..30).map(move |n| format!("d{dir:03}/f{n}")));
+    let mut world = world(&paths.collect::<Vec<_>>());
+    let (_, mut dirs) = list(&mut world, 1);
+    dirs.sort();
+    list(&mut world, dirs[0].1);
+    world.send_request(0, Op::OpenDir { ino: dirs[1].1 });
+    let killed = world.send_request(0, Op::OpenDir { ino: dirs[300].1 });
+    world.interrupt(0, killed);
+    world.advance(Span::from_millis(100));
+    assert_eq!(list(&mut world, dirs[300].1).0.len(), 30);
+}
+
+/// Two callers wait for large directories of one job, which has credit for one of them.
+#[test]
+fn requested_directory_is_not_delayed_by_those_below_another() {
+    let dirs = (0..600).map(|dir| format!("d{dir:03}/f"));
+    let below = [560, 580].into_iter().flat_map(|dir| (0..2_000).map(move |n| format!("d{dir}/e{n}/f")));
+    let mut world = world(&dirs.chain(below).collect::<Vec<_>>());
+    let (_, mut dirs) = list(&mut world, 1);
+    dirs.sort();
+    list(&mut world, dirs[0].1);
+    let requests = [1, 560, 580].map(|dir: usize| world.send_request(0, Op::OpenDir { ino: dirs[dir].1 }));
+    world.advance(Span::from_secs(1));
+    for request in requests {
+        assert!(world.replies.iter().any(|(_, of, ..)| *of == request), "{request:?} is not answered");
+    }
+}

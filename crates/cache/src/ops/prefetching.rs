@@ -158,10 +158,16 @@ fn cost_of(listed: Option<&Entries>, last: bool) -> u64 {
 
 /// Counts a part of a directory that came and is not kept: it has taken credit all the same.
 fn count_dropped(state: &mut State, (walk_call, dir): (CallId, u64), cost: u64, last: bool) {
-    if state.prefetch.count_arrived(walk_call, dir, cost, last) {
-        state.counters.ahead_fetched += cost;
+    if count_arrived(state, (walk_call, dir), cost, last) {
         prefetch_use::count_wasted(state, walk_call, cost);
     }
+}
+
+/// Counts the credit that a part of a directory has taken. Returns false if the job is not known.
+fn count_arrived(state: &mut State, (walk_call, dir): (CallId, u64), cost: u64, last: bool) -> bool {
+    let is_known = state.prefetch.count_arrived(walk_call, dir, cost, last);
+    state.counters.ahead_fetched += if is_known { cost } else { 0 };
+    is_known
 }
 
 /// Counts a part of a directory that came; `last`: the directory is complete.
@@ -173,10 +179,9 @@ fn count_prefetched(
     (waited, last): (bool, bool),
 ) {
     let is_read = waited || state.store.inode(dir).is_some_and(|inode| inode.opens().is_open());
-    if !state.prefetch.count_arrived(walk_call, dir, cost, last) {
+    if !count_arrived(state, (walk_call, dir), cost, last) {
         return;
     }
-    state.counters.ahead_fetched += cost;
     let Some(directory) = state.store.dir_mut(dir) else {
         return prefetch_use::count_wasted(state, walk_call, cost);
     };
@@ -222,12 +227,11 @@ pub(crate) fn cancel_all_jobs(state: &mut State, now: Time) {
     state.prefetch.running().into_iter().for_each(|call| cancel_job(state, now, call));
 }
 
-/// Asks a job first for directories that callers wait for and that the last reply did not bring.
+/// Asks a job first for the directories whose listings the cache has begun, and that the last reply did not bring: callers or
+/// watches wait for them, or may join them later.
 fn request_awaited(state: &mut State, now: Time, walk_call: CallId) {
     let mut listings = state.prefetch.unrequested_listings(walk_call);
-    let is_awaited = |call: CallId| {
-        state.calls.inflight(call).is_some_and(|flight| !flight.has_chunk && !flight.waiters.is_empty())
-    };
+    let is_awaited = |call: CallId| state.calls.inflight(call).is_some_and(|flight| !flight.has_chunk);
     listings.retain(|(_, call)| is_awaited(*call));
     for (dir, _) in listings {
         listings::request_directory(state, now, walk_call, dir);

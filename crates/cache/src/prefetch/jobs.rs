@@ -11,6 +11,8 @@ const FREE_WASTE: u64 = 2_048;
 const USED_SHARE: u64 = 10;
 /// A walk that has not used a prefetched entry in this time has gone elsewhere.
 const PATIENCE: Span = Span::from_millis(1_000);
+/// Most directories that a job was asked to send first and has not sent: a server ends a session at 1,024.
+const MOST_REQUESTED: usize = 512;
 /// Most ended jobs with unused entries.
 const MOST_ENDED: usize = 16;
 
@@ -196,9 +198,9 @@ impl PrefetchJobs {
     }
 
     /// Records that the server is asked to send a directory first. Returns the additional credit; `None`: it was asked
-    /// before, or the job is not known.
+    /// before, the job is not known, or it has as many requests as it may have: a later reply makes room.
     pub fn request(&mut self, now: Time, call: CallId, dir: u64) -> Option<u64> {
-        let job = self.jobs.get_mut(&call)?;
+        let job = self.jobs.get_mut(&call).filter(|job| job.requested.len() < MOST_REQUESTED)?;
         job.requested.insert(dir).then(|| {
             job.last_used = now;
             job.additional_credit()
