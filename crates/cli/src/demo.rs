@@ -7,13 +7,13 @@ mod tree;
 mod work;
 
 use crate::output::print_line;
-use crate::signals::unmount_at_signals;
+use crate::signals::HeldSignals;
 use crate::{identity, units};
 use anyhow::{Context, Result};
 use direct::Direct;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, RequestedFeatures};
-use nigh_client::{CacheConfig, IdMapChoice, Mount, MountConfig};
+use nigh_client::{AttachedSession, CacheConfig, IdMapChoice, MountConfig};
 use nigh_native::ClientConfig;
 use nigh_server::{Server, ServerOptions};
 use nigh_types::Term;
@@ -45,8 +45,10 @@ pub fn run() -> Result<()> {
     let config = config(&tree, &near, room.path())?;
     match nigh_client::fuse::mount::check_support() {
         Ok(()) => {
-            let mount = Mount::start(config, link.into())?;
-            unmount_at_signals(&mount)?;
+            let session = AttachedSession::new(config, link.into())?;
+            let signals = HeldSignals::hold()?;
+            let mount = session.mount()?;
+            signals.unmount(&mount);
             let source = mount.source();
             let unmount =
                 Unmount { mountpoint: &near, serving: Some(std::thread::spawn(move || mount.wait())) };

@@ -4,7 +4,7 @@ use crate::args::MountArgs;
 use crate::background::{self, Ready};
 use crate::options::Options;
 use crate::protocol::SessionRequest;
-use crate::signals::unmount_at_signals;
+use crate::signals::HeldSignals;
 use crate::source::Source;
 use crate::{identity, log_to_stderr, units};
 use anyhow::{Context, Result, bail};
@@ -15,7 +15,9 @@ use nigh_client::fuse::mount::{
 };
 use nigh_client::fuse::{Level, RequestedFeatures};
 use nigh_client::pressure::{Pressure, SHORT, Trigger, share_a_heap};
-use nigh_client::{CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch};
+use nigh_client::{
+    AttachedSession, CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch,
+};
 use nigh_server::ServerDirs;
 use nigh_types::{Bug, plant};
 use std::ffi::OsString;
@@ -31,7 +33,6 @@ pub fn run(args: &MountArgs, words: &[OsString]) -> Result<()> {
         let mut ready = Ready::new(args.ready_fd);
         return match start(args, &places, &ready) {
             Ok((mount, note)) => {
-                unmount_at_signals(&mount)?;
                 mount.settle();
                 ready.report_mounted(note.as_deref());
                 mount.wait();
@@ -261,7 +262,10 @@ fn start(args: &MountArgs, places: &ServerDirs, ready: &Ready) -> Result<(Mount,
     config.reconnect = Some(source.reconnect());
     ready.detach()?;
     let note = link.note().map(str::to_owned);
-    let mount = Mount::start(config, link)?;
+    let session = AttachedSession::new(config, link)?;
+    let signals = HeldSignals::hold()?;
+    let mount = session.mount()?;
+    signals.unmount(&mount);
     let note = note.or_else(|| mount.unsupported_guarantees());
     Ok((mount, note))
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use nigh_client::Mount;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,32 +12,45 @@ use std::sync::atomic::AtomicBool;
 /// Exit code of a process that a second signal ended.
 const SECOND_SIGNAL_EXIT_CODE: i32 = 1;
 
-/// Makes the first of these signals unmount `mount`, and a second one end the process at once. A signal that the
-/// process was started to ignore, as by nohup(1), stays ignored.
-pub fn unmount_at_signals(mount: &Mount) -> Result<()> {
-    let Some(stopper) = mount.stopper() else { return Ok(()) };
-    let (mut told, writer) = UnixStream::pair()?;
-    let again = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        if is_ignored(signal) {
-            continue;
+/// Signals that are held back while a mount is made. A second one ends the process at once. A signal that the process was
+/// started to ignore, as by nohup(1), stays ignored.
+pub struct HeldSignals(UnixStream);
+
+impl HeldSignals {
+    /// Call it before mount(2): without a handler a signal would end the process and leave a mount without a daemon.
+    pub fn hold() -> Result<HeldSignals> {
+        let (received, writer) = UnixStream::pair()?;
+        let again = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            if is_ignored(signal) {
+                continue;
+            }
+            // In this order: the first signal must check the flag before it sets it.
+            flag::register_conditional_shutdown(signal, SECOND_SIGNAL_EXIT_CODE, Arc::clone(&again))?;
+            flag::register(signal, Arc::clone(&again))?;
+            low_level::pipe::register(signal, writer.try_clone()?)?;
         }
-        // In this order: the first signal must check the flag before it sets it.
-        flag::register_conditional_shutdown(signal, SECOND_SIGNAL_EXIT_CODE, Arc::clone(&again))?;
-        flag::register(signal, Arc::clone(&again))?;
-        low_level::pipe::register(signal, writer.try_clone()?)?;
+        Ok(HeldSignals(received))
     }
-    std::thread::spawn(move || {
-        if told.read_exact(&mut [0]).is_err() {
-            return;
-        }
-        tracing::info!("told to end by a signal: unmounting");
-        if let Err(error) = stopper.stop() {
-            tracing::debug!(%error, "the connection ends with this process");
-            std::process::exit(0);
-        }
-    });
-    Ok(())
+
+    /// Makes the first signal unmount `mount`, also one that was held back.
+    pub fn unmount(self, mount: &Mount) {
+        let stopper = mount.stopper();
+        let HeldSignals(mut received) = self;
+        std::thread::spawn(move || {
+            if received.read_exact(&mut [0]).is_err() {
+                return;
+            }
+            tracing::info!("told to end by a signal: unmounting");
+            match stopper.map_or(Err(ErrorKind::Unsupported.into()), |stopper| stopper.stop()) {
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::debug!(%error, "the connection ends with this process");
+                    std::process::exit(0);
+                }
+            }
+        });
+    }
 }
 
 fn is_ignored(signal: i32) -> bool {

@@ -54,7 +54,7 @@ pub use events::EventsConfig;
 pub use host::{Host, LocalHost, NoHost};
 pub use idmap::{IdMapChoice, IdMapError};
 pub use link::{Begin, Reconnect};
-pub use mount::{Mount, MountConfig, StartError, needs_exclusive_dir_lease};
+pub use mount::{AttachedSession, Mount, MountConfig, StartError, needs_exclusive_dir_lease};
 pub use nigh_cache::{Config as CacheConfig, OnDisconnect, Prefetch};
 /// Interface to the kernel for a command: mounting, and transports of its own.
 pub use nigh_fuse as fuse;

@@ -109,11 +109,30 @@ pub struct Mount {
     _watchdog: Option<Watchdog>,
 }
 
-impl Mount {
-    /// Attaches to the remote, mounts, and serves. On an error nothing stays mounted. Call it on a thread that lives
-    /// as long as the process does.
-    pub fn start(mut config: MountConfig, link: Link) -> Result<Mount, StartError> {
+/// A session with a remote, before anything is mounted.
+pub struct AttachedSession {
+    config: MountConfig,
+    link: Link,
+    greeted: EstablishedSession,
+}
+
+impl AttachedSession {
+    /// Attaches to the remote, which may take as long as the remote takes.
+    ///
+    /// # Errors
+    /// The remote refuses or goes away.
+    pub fn new(config: MountConfig, link: Link) -> Result<AttachedSession, StartError> {
         let greeted = greet(&link, (config.begin)(boot_time(), false))?;
+        Ok(AttachedSession { config, link, greeted })
+    }
+
+    /// Mounts and serves; only the kernel is waited for. On an error nothing stays mounted. Call it on a thread that
+    /// lives as long as the process does.
+    ///
+    /// # Errors
+    /// The mount fails, or the kernel lacks what the configuration needs.
+    pub fn mount(self) -> Result<Mount, StartError> {
+        let AttachedSession { mut config, link, greeted } = self;
         let host: Arc<dyn Host> = Arc::new(LocalHost);
         let idmapped = config.wanted.flags & init::ALLOW_IDMAP != 0;
         if idmapped && !callers_of(&config.idmap, &greeted.1, &host).are_trusted() {
@@ -150,7 +169,9 @@ impl Mount {
             Mount::assemble(config, link, greeted, kernel, agreed, Some(mountpoint.clone())).map_err(undo)?;
         Ok(Mount { connection, _watchdog: watchdog, ..mount })
     }
+}
 
+impl Mount {
     /// Attaches to the remote and serves a transport that is already open, with the negotiated `agreed`. `host`: where
     /// the callers of its requests run; [`NoHost`](crate::NoHost) for a guest's.
     pub fn start_on(

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nigh_native::{ServerConfig, ServerEvent, ServerSession, SessionParams};
@@ -38,6 +38,7 @@ pub const TESTS: &[Test] = &[
     ("faults: umount of a stopped daemon's mount in use ends what waits for it", stopped_daemon),
     ("faults: forced umount ends what waits, lazy umount does not", forced),
     ("faults: signals that end the daemon unmount", ending_signals),
+    ("faults: signals while a mount is made unmount it", ending_early),
     ("faults: SIGTERM unmounts a mount in use and a background mount", ending_in_use),
     ("faults: umount right after mount does not find it in use", right_after),
 ];
@@ -236,6 +237,32 @@ fn ending_signals(world: &World) -> Result<()> {
             "SIG{name} leaves a directory that can be used"
         );
         until(name, || is_zombie(mount.daemon()))?;
+    }
+    Ok(())
+}
+
+/// The signal comes as soon as the mount is visible, before the daemon answers.
+fn ending_early(world: &World) -> Result<()> {
+    let (source, point) = (world.dir("source", As::Us)?, world.dir("mnt", As::Us)?);
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].repeat(3) {
+        let mut command = world.command(world.nigh(), As::Us);
+        command.arg("mount").arg(&source).arg(&point).arg("--foreground");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut daemon = Program(command.spawn()?);
+        let end = Instant::now() + LIMIT;
+        while device_of(&point).is_none() {
+            ensure!(Instant::now() < end, "not mounted after {LIMIT:?}");
+        }
+        process::signal(daemon.0.id(), signal);
+        let ended = process::wait(&mut daemon.0, LIMIT)?;
+        let stays = device_of(&point).is_some();
+        if stays {
+            umount(world, As::Us, &["--lazy"], &point)?;
+        }
+        ensure!(
+            ended.is_some() && !stays,
+            "signal {signal}: the daemon ended with {ended:?}, mounted: {stays}"
+        );
     }
     Ok(())
 }
