@@ -7,7 +7,9 @@ pub const MAX_SHOWN_CHARS: usize = 300;
 /// direction (Unicode TR9, TR14) becomes a space. Cut to `max_chars`.
 #[must_use]
 pub fn printable(text: &str, max_chars: usize) -> String {
-    text.trim().chars().map(|c| if is_unprintable(c) { ' ' } else { c }).take(max_chars).collect()
+    let text: String = text.chars().map(|c| if is_unprintable(c) { ' ' } else { c }).collect();
+    let text: String = text.trim_start().chars().take(max_chars).collect();
+    text.trim_end().to_owned()
 }
 
 /// A number of bytes for people, in binary units: `1.5 MiB`.
@@ -42,6 +44,8 @@ mod tests {
         assert_eq!(printable(text, 100), "no  [2J 31m entry  nigh: done  x");
         assert_eq!(printable(text, 2), "no");
         assert_eq!(printable("größer, 日本", 100), "größer, 日本");
+        assert_eq!(printable("\u{1}it stays as it is\n\u{2}", 100), "it stays as it is");
+        assert_eq!(printable("cut at a space", 4), "cut");
     }
 
     #[test]
