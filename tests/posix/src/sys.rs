@@ -115,6 +115,11 @@ pub fn set_flags(fd: &impl AsRawFd, flags: i32) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }).map(drop)
 }
 
+/// Writes out all filesystems (sync(2)).
+pub fn sync() {
+    unsafe { libc::sync() }
+}
+
 pub fn fallocate(fd: &impl AsRawFd, mode: i32, offset: i64, length: i64) -> io::Result<()> {
     check(unsafe { libc::fallocate(fd.as_raw_fd(), mode, offset, length) }).map(drop)
 }
