@@ -19,7 +19,7 @@ const NEEDS: &[Need] = &[
     Need {
         program: "fusermount3",
         package: "fuse3",
-        groups: &["posix-user", "levels", "tools", "two", "events", "demo"],
+        groups: &["posix-user", "levels", "tools", "two", "events", "demo", "faults"],
     },
     Need { program: "inotifywait", package: "inotify-tools", groups: &["events"] },
     Need { program: "git", package: "git", groups: &["tools", "two"] },
@@ -27,21 +27,22 @@ const NEEDS: &[Need] = &[
     Need { program: "gcc", package: "gcc", groups: &["tools", "narrow"] },
     Need { program: "/usr/lib32/crt1.o", package: "gcc-multilib", groups: &["narrow"] },
     Need { program: "/usr/bin/python3", package: "python3", groups: &["tools", "two"] },
-    Need { program: "mkfs.ext4", package: "e2fsprogs", groups: &["tools", "filesystems"] },
-    Need { program: "mkfs.xfs", package: "xfsprogs", groups: &["filesystems"] },
-    Need { program: "mkfs.btrfs", package: "btrfs-progs", groups: &["filesystems"] },
-    Need { program: "losetup", package: "mount", groups: &["tools", "filesystems"] },
+    Need { program: "mkfs.ext4", package: "e2fsprogs", groups: &["tools", "filesystems", "faults"] },
+    Need { program: "mkfs.xfs", package: "xfsprogs", groups: &["filesystems", "faults"] },
+    Need { program: "mkfs.btrfs", package: "btrfs-progs", groups: &["filesystems", "faults"] },
+    Need { program: "losetup", package: "mount", groups: &["tools", "filesystems", "faults"] },
     Need { program: "/usr/include/sys/acl.h", package: "libacl1-dev", groups: &["tools"] },
     Need { program: "/usr/sbin/sshd", package: "openssh-server", groups: &["links"] },
     Need { program: "ssh", package: "openssh-client", groups: &["links"] },
-    Need { program: "setfacl", package: "acl", groups: &["tools"] },
+    Need { program: "setfacl", package: "acl", groups: &["tools", "faults"] },
+    Need { program: "setfattr", package: "attr", groups: &["faults"] },
     Need { program: "/usr/sbin/smbd", package: "samba", groups: &["reexport"] },
     Need { program: "smbclient", package: "smbclient", groups: &["reexport"] },
     Need { program: "ganesha.nfsd", package: "nfs-ganesha", groups: &["reexport"] },
     // Its one file is where the machine's architecture says.
     Need { program: "/usr/share/doc/nfs-ganesha-vfs", package: "nfs-ganesha-vfs", groups: &["reexport"] },
     Need { program: "nfs-ls", package: "libnfs-utils", groups: &["reexport"] },
-    Need { program: "/usr/sbin/diod", package: "diod", groups: &["ninep"] },
+    Need { program: "/usr/sbin/diod", package: "diod", groups: &["ninep", "faults"] },
 ];
 
 /// Exercisers from crates.io, with the versions that our exceptions were made for.
