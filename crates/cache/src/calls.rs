@@ -244,7 +244,7 @@ impl Calls {
     }
 
     /// Names the next mutation, which takes names from these inodes.
-    pub fn begin_mutation(&mut self, losing_name: [Option<u64>; 2]) -> MutationId {
+    pub fn begin_mutation(&mut self, losing_name: Vec<u64>) -> MutationId {
         self.mutations.begin(losing_name)
     }
 

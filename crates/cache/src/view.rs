@@ -126,7 +126,7 @@ pub(crate) fn last_attr(state: &State, node: NodeId) -> Option<Attr> {
 /// Returns the file that a rename replaces, for the remote to pin: an open by its name meanwhile must not fail.
 pub(crate) fn file_at(state: &State, dir: u64, name: &Name) -> Option<NodeId> {
     let child = state.store.child(dir, name).filter(|child| child.attr().kind() == Kind::File);
-    let open = || open_without_handle_at(state, dir, name).and_then(|ino| state.store.id_of(ino));
+    let open = || open_without_handle_at(state, dir, name).last().and_then(|ino| state.store.id_of(*ino));
     child.map(|c| c.id).or_else(open)
 }
 
@@ -142,15 +142,16 @@ fn kernel_knows_old_inode(state: &State, id: NodeId) -> bool {
     state.store.inode(id.ino).is_some_and(known)
 }
 
-/// Returns the file at a name that is open without a handle.
-pub(crate) fn open_without_handle_at(state: &State, dir: u64, name: &Name) -> Option<u64> {
+/// Returns the files at a name that are open without a handle, the one opened last behind the others. Several, since a
+/// removed file keeps its name as a hint.
+pub(crate) fn open_without_handle_at(state: &State, dir: u64, name: &Name) -> Vec<u64> {
     if !state.open.files.has_any_without_handle() {
-        return None;
+        return Vec::new();
     }
     let stands_there = |file: &&OpenFile| {
         state.store.inode(file.ino).is_some_and(|i| file.lacks_handle_for(i.id) && i.is_at(dir, name))
     };
-    state.open.files.values().find(stands_there).map(|file| file.ino)
+    state.open.files.values().filter(stands_there).map(|file| file.ino).collect()
 }
 
 /// Returns the file at a name, as far as is known, granted or not.
@@ -158,12 +159,13 @@ pub(crate) fn child_at(state: &State, dir: u64, name: &Name) -> Option<u64> {
     state.store.child(dir, name).filter(|child| !child.attr().is_dir()).map(|child| child.id.ino)
 }
 
-/// Returns the file at a name, if it is open.
-pub(crate) fn open_at(state: &State, dir: u64, name: &Name) -> Option<u64> {
-    let is_open = |ino: &u64| state.store.inode(*ino).is_some_and(|inode| inode.opens().is_open());
+/// Returns the file at a name, if it is open. If the name is not cached, all open files of which it is the hint.
+pub(crate) fn open_at(state: &State, dir: u64, name: &Name) -> Vec<u64> {
+    if let Some(child) = child_at(state, dir, name).filter(|child| is_open(state, *child)) {
+        return vec![child];
+    }
     let is_home = |ino: &u64| state.store.inode(*ino).is_some_and(|inode| inode.is_at(dir, name));
-    let child = child_at(state, dir, name).filter(is_open);
-    child.or_else(|| state.open.files.values().map(|file| file.ino).find(is_home))
+    state.open.files.values().map(|file| file.ino).filter(is_home).collect()
 }
 
 pub(crate) fn is_listed(state: &State, now: Time, dir: u64) -> bool {

@@ -18,12 +18,12 @@ pub(crate) struct PendingMutations {
 #[derive(Clone, Debug)]
 struct Pending {
     /// Inodes that will lose the name under whose grant their attributes stand: their facts are suspended meanwhile.
-    losing_name: [Option<u64>; 2],
+    losing_name: Vec<u64>,
 }
 
 impl Pending {
     fn unbinds(&self) -> bool {
-        self.losing_name != [None; 2]
+        !self.losing_name.is_empty()
     }
 }
 
@@ -33,7 +33,7 @@ impl PendingMutations {
     }
 
     /// Names the next mutation, which takes names from these inodes.
-    pub fn begin(&mut self, leaving: [Option<u64>; 2]) -> MutationId {
+    pub fn begin(&mut self, leaving: Vec<u64>) -> MutationId {
         let sequence = self.next;
         self.next += 1;
         let pending = Pending { losing_name: leaving };
@@ -54,7 +54,7 @@ impl PendingMutations {
 
     /// Returns whether a pending mutation takes a name from this inode.
     pub fn is_losing_name(&self, ino: u64) -> bool {
-        self.unbinding > 0 && self.pending.values().any(|pending| pending.losing_name.contains(&Some(ino)))
+        self.unbinding > 0 && self.pending.values().any(|pending| pending.losing_name.contains(&ino))
     }
 
     pub fn operations(&self) -> u64 {

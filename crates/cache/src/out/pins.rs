@@ -68,9 +68,7 @@ pub(crate) fn assign_pins(state: &mut State) {
 
 /// Pins the open file at a name, as far as is known.
 pub(crate) fn pin_open_at(state: &mut State, dir: u64, name: &Name) {
-    if let Some(ino) = view::open_without_handle_at(state, dir, name) {
-        pin_open(state, ino);
-    }
+    view::open_without_handle_at(state, dir, name).into_iter().for_each(|ino| pin_open(state, ino));
 }
 
 /// Pins all open files in a directory, as far as is known.
@@ -90,21 +88,22 @@ pub(crate) fn pin_open_below(state: &mut State, dir: u64) {
 /// has their attributes under the grant on that name, and keeps them when the name is gone (`fuse_entry_unlinked`),
 /// where no recall covers them. Other clients may change a moved file by its new name before the reply comes. So
 /// the kernel drops the attributes, and gets new ones without a timeout while the change is in flight.
-pub(crate) fn suspend_victims(state: &mut State, purpose: &CallKind) -> [Option<u64>; 2] {
+pub(crate) fn suspend_victims(state: &mut State, purpose: &CallKind) -> Vec<u64> {
     let leaving = match purpose {
-        CallKind::Remove { dir, name } => [view::open_at(state, *dir, name), None],
+        CallKind::Remove { dir, name } => view::open_at(state, *dir, name),
         CallKind::Rename { from, name, to, new_name, exchange, .. } => {
             let moved = |dir: u64, name: &Name| {
                 let child = view::child_at(state, dir, name);
                 child.filter(|ino| state.store.inode(*ino).is_some_and(|inode| inode.kernel.is_known()))
             };
             let other = if *exchange { moved(*to, new_name) } else { None };
-            [moved(*from, name), other.or_else(|| view::open_at(state, *to, new_name))]
+            let others = other.map_or_else(|| view::open_at(state, *to, new_name), |other| vec![other]);
+            moved(*from, name).into_iter().chain(others).collect()
         }
-        _ => [None; 2],
+        _ => Vec::new(),
     };
     let stale: Vec<KernelInvalidation> =
-        leaving.into_iter().flatten().map(|ino| KernelInvalidation::Attr { ino }).collect();
+        leaving.iter().map(|ino| KernelInvalidation::Attr { ino: *ino }).collect();
     if !stale.is_empty() && state.kernel.can_notify() {
         invalidate::invalidate_first(state, stale, Urgency::First);
     }
@@ -126,8 +125,8 @@ mod tests {
     use crate::test_fixtures::{T0, cache};
     use crate::{Config, Fh, Op};
     use nigh_types::{
-        Access, Attr, CallId, Entry, Event, Grant, GrantId, LeaseScope, Mode, NodeId, OpId, Reply, Response,
-        SetAttr, Term,
+        Access, Attr, CallId, Entry, Event, Grant, GrantId, LeaseScope, Mode, NodeId, OpId, Recall, RecallId,
+        Reply, Response, SetAttr, Term, UpdatePrepare, UpdateScope,
     };
 
     fn calls(cache: &mut Cache) -> Vec<(CallId, Call)> {
@@ -275,6 +274,47 @@ mod tests {
         assert_eq!(released(&mut cache), [Handle(2)]);
         cache.handle_forget(7, 1);
         assert_eq!(released(&mut cache), [pin]);
+    }
+
+    /// A removed file keeps its name as the hint by which the remote resolves it.
+    #[test]
+    fn removal_of_a_name_pins_each_open_file_that_had_it() {
+        let mut cache = cache(Config::default());
+        let root = NodeId { ino: 1, generation: 1 };
+        let name = || Name::new(b"f").unwrap();
+        let (covers, mode, term) = (LeaseScope::Directory, Mode::Read, Term::Session);
+        let access =
+            Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
+        let open_next = |cache: &mut Cache, ino: u64| {
+            let (looked, _) = ask(cache, Op::Lookup { dir: 1, name: name() });
+            let attr = Attr { mode: 0o100_644, nlink: 1, ..Attr::default() };
+            let entry = Entry { id: NodeId { ino, generation: 1 }, attr, target: None, no_xattrs: true };
+            let grant =
+                Grant { id: GrantId(ino), node: root, covers, mode, term, recallable: true, shared: false };
+            let response = Response { grants: vec![grant], ..Response::plain(Ok(Reply::Entry(Some(entry)))) };
+            cache.handle_event(T0, Event::Response { call: looked, response });
+            let opened =
+                cache.handle_op(T0, OpId(ino), Caller::default(), Op::Open { ino, access, append: false });
+            assert!(
+                matches!(opened, Some(crate::OpReply::Opened(_))),
+                "without a call to the remote: {opened:?}"
+            );
+        };
+        let pinned = |cache: &mut Cache| -> Vec<u64> {
+            let pins = calls(cache).into_iter().filter_map(|(_, call)| match call {
+                Call::PinOpen { node, .. } => Some(node.node.ino),
+                _ => None,
+            });
+            pins.collect()
+        };
+        open_next(&mut cache, 7);
+        let recall = Recall { id: RecallId(1), node: root, covers, names: Vec::new() };
+        cache.handle_event(T0, Event::Recall(recall));
+        assert_eq!(pinned(&mut cache), [7]);
+        open_next(&mut cache, 8);
+        let facts = vec![UpdateScope { node: root, covers, names: vec![name()] }];
+        cache.handle_event(T0, Event::UpdatePrepare(UpdatePrepare { id: RecallId(2), facts }));
+        assert_eq!(pinned(&mut cache), [8]);
     }
 
     /// Other clients may change either file by its new name before the reply to the exchange comes.
