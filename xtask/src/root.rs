@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// The directories in `crates` of the crates without clock, socket, thread or randomness.
-pub const PURE: &[&str] = &["types", "cache", "remote", "native", "lease", "pathclient", "ninep"];
+pub const PURE: &[&str] = &["types", "contents", "cache", "remote", "native", "lease", "pathclient", "ninep"];
 
 /// The top of the checkout.
 #[must_use]

@@ -8,6 +8,7 @@ use crate::inputs::{recall, responses, session_events, timers, updates};
 use crate::kernel::NotifyLevel;
 use crate::memory::pressure;
 use crate::op::{Caller, InvalidationId, Op, OpReply, Output, Reason};
+use crate::ops::file_prefetch::{self, FileRead};
 use crate::ops::{aborting, begin, closing, locks, lookup, privs, readdir, removed, restart};
 use crate::out::{prune, queue};
 use crate::page_cache::{full_pages, ranges};
@@ -50,6 +51,7 @@ impl Cache {
             _ => None,
         };
         full_pages::note_write_started(state, &op);
+        let read = op.as_read();
         let answer = match op {
             Op::Release { fh, flock } => closing::release(state, now, fh, flock),
             Op::ReleaseDir { fh } => readdir::release_dir(state, now, fh),
@@ -57,6 +59,10 @@ impl Cache {
             op if state.session.is_active() => begin::start(state, now, id, caller, op),
             op => restart::start_disconnected(state, now, id, caller, op),
         };
+        if let Some((ino, fh, offset, size)) = read {
+            let (is_hit, is_queued) = (answer.is_some(), state.calls.queued_op(id).is_some());
+            file_prefetch::note_read(state, now, FileRead { ino, fh, offset, size, is_hit, is_queued });
+        }
         if answer.is_some() {
             state.counters.hits += 1;
             tracing::trace!(target: "nigh::hit", op = id.0);
@@ -131,6 +137,8 @@ impl Cache {
         let state = &self.state;
         let mut gauges = Gauges {
             bytes: state.bytes(),
+            contents_bytes: state.contents.bytes(),
+            contents_files: state.contents.files() as u64,
             pending_operations: state.calls.pending_mutations(),
             inodes: state.store.inode_count() as u64,
             open_files: state.open.files.count(),
@@ -168,7 +176,13 @@ impl Cache {
 
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.state.counters
+        let contents = self.state.contents.totals();
+        Counters {
+            contents_fetched: contents.fetched,
+            contents_used: contents.used,
+            contents_wasted: contents.wasted,
+            ..self.state.counters
+        }
     }
 
     /// Records that a page could not be tried: the kernel may keep it in full.

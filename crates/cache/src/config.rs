@@ -20,6 +20,10 @@ pub enum OnDisconnect {
 pub struct Config {
     /// Memory budget in bytes; whole directories are evicted first.
     pub budget_bytes: u64,
+    /// Memory budget of file contents in bytes; 0: none are kept.
+    pub data_budget_bytes: u64,
+    /// Most bytes that are read ahead of one reader.
+    pub readahead_bytes: u64,
     /// Invalidations that the kernel supports.
     pub level: NotifyLevel,
     /// A lookup sent to the remote also lists its directory if one name less than this is known absent there. The lookup
@@ -62,6 +66,8 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             budget_bytes: 1 << 30,
+            data_budget_bytes: 1 << 28,
+            readahead_bytes: 32 << 20,
             level: NotifyLevel::All,
             names_before_listing: 4,
             kernel_listing_below: 1_000,

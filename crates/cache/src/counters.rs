@@ -26,6 +26,10 @@ pub struct Counters {
     pub ahead_used: u64,
     pub ahead_wasted: u64,
     pub recalled: u64,
+    /// Bytes of file contents that were read ahead; of these, bytes that were read; bytes dropped unread.
+    pub contents_fetched: u64,
+    pub contents_used: u64,
+    pub contents_wasted: u64,
     pub updated_in_place: u64,
     /// Number of invalidations of all dentries at once, without the kernel having been slow to drop one.
     pub epoch_planned: u64,
@@ -42,6 +46,9 @@ pub struct Gauges {
     pub negative: u64,
     pub complete_directories: u64,
     pub bytes: u64,
+    /// Memory of file contents in bytes, and their files.
+    pub contents_bytes: u64,
+    pub contents_files: u64,
     pub grants_read: u64,
     /// Of these, grants with a deadline that has not passed.
     pub grants_limited: u64,

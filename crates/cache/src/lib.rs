@@ -13,7 +13,7 @@
 //! | `store` | owner of the facts: inodes, directories, entries, suspended facts |
 //! | `calls` | owner of calls in flight, waiting and queued requests, race logs, mutations |
 //! | `kernel` | owner of pending invalidations, timers, negative dentries, node ids |
-//! | `session`, `open`, `pages`, `prefetch`, `inotify` | owners of session state, open files and locks, page records, prefetch jobs, watches |
+//! | `session`, `open`, `pages`, `contents`, `prefetch`, `inotify` | owners of session state, open files and locks, page records, file contents, prefetch jobs, watches |
 //! | `state` | all owners |
 //! | `view` | read-only: what the facts say, paths, directories that the kernel has locked |
 //! | `out` | replies, calls, pins, invalidations |
@@ -27,6 +27,7 @@ mod byte_ranges;
 mod cache;
 mod calls;
 mod config;
+mod contents;
 mod cookies32;
 mod counters;
 mod facts;

@@ -236,6 +236,14 @@ pub enum Op {
 }
 
 impl Op {
+    /// Returns inode number, open file, offset and size of a read.
+    pub(crate) fn as_read(&self) -> Option<(u64, Fh, u64, u32)> {
+        match *self {
+            Op::Read { ino, fh, offset, size } => Some((ino, fh, offset, size)),
+            _ => None,
+        }
+    }
+
     /// rename(2), or renameat2(2) without flags.
     #[must_use]
     pub fn rename((from, name): (u64, Name), (to, new_name): (u64, Name)) -> Op {

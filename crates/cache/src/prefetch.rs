@@ -1,5 +1,9 @@
-//! Prefetch jobs: what the server may still send, what came, and how much of it was used.
+//! Prefetch: jobs that bring directories, and walks of readers of files.
 
+mod file_walks;
 mod jobs;
 
+pub(crate) use file_walks::{
+    DirsOrder, FileWalk, FileWalks, FinishedFile, ReadingOrder, WalkAt, WalkEntry, WalkLevel, WalkNumber,
+};
 pub(crate) use jobs::PrefetchJobs;

@@ -123,6 +123,16 @@ impl Session {
         self.supports.acls
     }
 
+    /// Returns whether the remote prefetches directories in reversed orders.
+    pub fn prefetches_reversed(&self) -> bool {
+        self.supports.reversed_prefetch
+    }
+
+    /// Returns whether contents that were read for one caller may be served to another ([`Features::uniform_rights`]).
+    pub fn serves_callers_alike(&self) -> bool {
+        self.supports.uniform_rights
+    }
+
     /// Returns whether the remote lists names without attributes.
     pub fn lists_names(&self) -> bool {
         self.supports.list_names

@@ -2,6 +2,7 @@
 
 use crate::calls::{CallKind, Calls, InflightCall};
 use crate::config::{Config, OnDisconnect};
+use crate::contents::Contents;
 use crate::counters::Counters;
 use crate::inotify::Watches;
 use crate::kernel::Kernel;
@@ -43,6 +44,7 @@ pub(crate) struct State {
     /// Eviction that could not keep to the budget waits until more bytes are in use.
     pub(crate) trim_above: u64,
     pub(crate) prefetch: PrefetchJobs,
+    pub(crate) contents: Contents,
     pub(crate) ungranted: UngrantedPages,
     /// Cached statfs reply for an inode, and its end.
     pub(crate) statfs_cache: Option<(u64, nigh_types::Space, Time)>,
@@ -66,12 +68,33 @@ impl State {
             shown_root: String::new(),
             trim_above: 0,
             prefetch: PrefetchJobs::default(),
+            contents: Contents::new(config.data_budget_bytes, config.readahead_bytes),
             ungranted: UngrantedPages::default(),
             statfs_cache: None,
             counters: Counters::default(),
             watches: Watches::default(),
             out: VecDeque::new(),
         }
+    }
+
+    /// Drops the contents of a file: they may not be served any more.
+    pub(crate) fn drop_contents(&mut self, ino: u64) {
+        self.contents.drop_file(ino);
+        self.prefetch.files.note_gone(ino);
+    }
+
+    /// Drops the contents of a part of a file that a local write is about to change.
+    pub(crate) fn drop_changing_contents(&mut self, ino: u64, offset: u64, length: u64) {
+        self.contents.drop_changing(ino, offset, length);
+        if self.contents.tag(ino).is_none() {
+            self.prefetch.files.note_gone(ino);
+        }
+    }
+
+    /// Drops the contents of all files.
+    pub(crate) fn drop_all_contents(&mut self) {
+        self.contents.drop_all();
+        self.prefetch.files.forget();
     }
 
     /// Returns whether an inode's facts are suspended: an update by another client is prepared, or a local change in

@@ -31,7 +31,12 @@ pub enum Command {
         force: bool,
     },
     /// Load all names and attributes below a directory of a mount into memory
-    Prefetch { path: PathBuf },
+    Prefetch {
+        path: PathBuf,
+        /// Load the contents of all files, too: they stay in memory as far as there is room
+        #[arg(long)]
+        contents: bool,
+    },
     /// Show the status of mounts, or of a server
     Status {
         mountpoint: Option<PathBuf>,
@@ -89,6 +94,13 @@ pub struct MountArgs {
     /// will reach next (`auto`); or all below a directory that is opened, as far as there is room (`all`)
     #[arg(long, value_name = "off|auto|all", default_value = "auto", value_parser = ["off", "auto", "all"])]
     pub prefetch: String,
+    /// Memory for contents of files that are read ahead, for example 256M, or `off` [default: an eighth of the memory, at
+    /// most 1G]
+    #[arg(long, value_name = "SIZE")]
+    pub data_cache: Option<String>,
+    /// How far ahead of its reader a file may be read, for example 8M, or `off`
+    #[arg(long, value_name = "SIZE", default_value = "32M")]
+    pub readahead: String,
     /// What happens to requests while the server is away: they `wait` until it is back; `fail` with an I/O error when
     /// they have waited for --request-timeout; or are answered from the cache (`stale`): changes are refused then
     #[arg(long, value_name = "wait|fail|stale", default_value = "wait", value_parser = ["wait", "fail", "stale"])]
@@ -102,7 +114,7 @@ pub struct MountArgs {
     /// [default: none for a directory and 9p://, user for nigh:// and HOST:/DIR]
     #[arg(long, value_name = "user|name|none|FILE")]
     pub idmap: Option<String>,
-    /// Memory for cached metadata, for example 256M [default: a quarter of the memory, at most 1G]
+    /// Memory for cached metadata, for example 256M [default: an eighth of the memory, at most 1G]
     #[arg(long, value_name = "SIZE")]
     pub cache_size: Option<String>,
     /// Most directories kept in memory, wholly or in part: a number, or `unlimited` [default: unlimited, within

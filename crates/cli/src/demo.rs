@@ -14,7 +14,7 @@ use direct::Direct;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, RequestedFeatures};
 use nigh_client::{AttachedSession, CacheConfig, IdMapChoice, MountConfig};
-use nigh_native::ClientConfig;
+use nigh_native::{ClientConfig, LIST_NAMES, PREFETCH, REVERSED_PREFETCH, UPDATES};
 use nigh_server::{Server, ServerOptions};
 use nigh_types::Term;
 use std::os::unix::ffi::OsStrExt;
@@ -79,6 +79,7 @@ fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
         options: MountOptions::new(near, "nigh-demo"),
         cache: CacheConfig {
             budget_bytes: units::default_cache_size(),
+            data_budget_bytes: units::default_data_cache_size(),
             client,
             incarnation,
             ..CacheConfig::default()
@@ -90,7 +91,7 @@ fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
             incarnation,
             attach: tree.as_os_str().as_bytes().to_vec(),
             term: Term::Session,
-            features: nigh_native::UPDATES,
+            features: UPDATES | PREFETCH | REVERSED_PREFETCH | LIST_NAMES,
         }),
         idmap: IdMapChoice::None,
         threads: 1,

@@ -85,7 +85,7 @@ fn run(command: Command, words: &[OsString]) -> Result<()> {
         Command::Umount { mountpoint, lazy, force } => mount::unmount(&mountpoint, lazy, force),
         Command::Status { mountpoint, server: None, json } => status::mounts(mountpoint, json),
         Command::Status { server: Some(socket), json, .. } => status::server(socket.as_deref(), json),
-        Command::Prefetch { path } => prefetch::run(&path),
+        Command::Prefetch { path, contents } => prefetch::run(&path, contents),
         Command::Serve(args) => serve::run(*args),
         Command::Replay { mountpoint, device } => mount::replay(&mountpoint, &device),
         Command::Watchdog { daemon } => Ok(nigh_client::watchdog::watch(daemon)?),

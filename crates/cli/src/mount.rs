@@ -62,6 +62,11 @@ fn prepare(args: &MountArgs, places: &ServerDirs, source: &Source) -> Result<Mou
         Some(text) => units::size("--cache-size", text)?,
         None => units::default_cache_size(),
     };
+    let data_budget_bytes = match &args.data_cache {
+        Some(text) => units::size_or_off("--data-cache", text)?,
+        None => units::default_data_cache_size(),
+    };
+    let readahead_bytes = units::size_or_off("--readahead", &args.readahead)?;
     let most_dirs = args.max_dirs.as_ref().map(|text| units::number("--max-dirs", text)).transpose()?;
     let dir_timeout =
         args.dir_timeout.as_ref().map(|text| units::lasting("--dir-timeout", text)).transpose()?;
@@ -93,6 +98,8 @@ fn prepare(args: &MountArgs, places: &ServerDirs, source: &Source) -> Result<Mou
         options: mount,
         cache: CacheConfig {
             budget_bytes,
+            data_budget_bytes,
+            readahead_bytes,
             on_disconnect,
             client,
             incarnation,

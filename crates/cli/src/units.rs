@@ -57,6 +57,39 @@ fn span(option: &str, text: &str) -> Result<Span, Usage> {
 /// Parses `64M`, `1G`, `65536`: bytes, or with K, M, G. Sizes too small for any directory are refused.
 pub fn size(option: &str, text: &str) -> Result<u64, Usage> {
     const LEAST: u64 = 1 << 20;
+    match parse_size(text) {
+        Err(BadSize::Malformed) => Err(Usage(format!("{option} {text}: want a size such as 64M or 1G"))),
+        Err(BadSize::TooLarge) => Err(Usage(format!("{option} {text}: more than any machine has"))),
+        Ok((bytes, _)) if bytes >= LEAST => Ok(bytes),
+        Ok(_) => Err(Usage(format!("{option} {text}: at least 1M is needed to hold any directory"))),
+    }
+}
+
+/// Parses `64M`, `1G`, `65536K`: bytes with their unit, at least 1 MiB; `off`: 0.
+pub fn size_or_off(option: &str, text: &str) -> Result<u64, Usage> {
+    const LEAST: u64 = 1 << 20;
+    if text == "off" {
+        return Ok(0);
+    }
+    match parse_size(text) {
+        Err(BadSize::Malformed) => Err(Usage(format!("{option} {text}: want a size such as 64M, or off"))),
+        Err(BadSize::TooLarge) => Err(Usage(format!("{option} {text}: more than any machine has"))),
+        Ok((0, _)) => Err(Usage(format!("{option} {text}: want at least 1M, or off"))),
+        Ok((_, false)) => {
+            Err(Usage(format!("{option} {text}: say the unit, for example {text}M or {text}K")))
+        }
+        Ok((bytes, true)) if bytes >= LEAST => Ok(bytes),
+        Ok(_) => Err(Usage(format!("{option} {text}: want at least 1M, or off"))),
+    }
+}
+
+enum BadSize {
+    Malformed,
+    TooLarge,
+}
+
+/// Returns bytes, and whether the text has a unit.
+fn parse_size(text: &str) -> Result<(u64, bool), BadSize> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let shift = match unit {
@@ -64,23 +97,27 @@ pub fn size(option: &str, text: &str) -> Result<u64, Usage> {
         "K" | "k" | "KiB" => 10,
         "M" | "MiB" => 20,
         "G" | "GiB" => 30,
-        _ => return Err(Usage(format!("{option} {text}: want a size such as 64M or 1G"))),
+        _ => return Err(BadSize::Malformed),
     };
-    let number: u64 =
-        number.parse().map_err(|_| Usage(format!("{option} {text}: want a size such as 64M")))?;
-    match number.checked_mul(1 << shift) {
-        Some(bytes) if bytes >= LEAST => Ok(bytes),
-        Some(_) => Err(Usage(format!("{option} {text}: at least 1M is needed to hold any directory"))),
-        None => Err(Usage(format!("{option} {text}: more than any machine has"))),
-    }
+    let number: u64 = match number.parse() {
+        Ok(number) => number,
+        Err(_) if number.is_empty() => return Err(BadSize::Malformed),
+        Err(_) => return Err(BadSize::TooLarge),
+    };
+    number.checked_mul(1 << shift).map(|bytes| (bytes, !unit.is_empty())).ok_or(BadSize::TooLarge)
 }
 
-/// Returns a quarter of the machine's memory, at most 1 GiB.
+/// Returns an eighth of the machine's memory, at most 1 GiB: names and contents together take at most a quarter.
 pub fn default_cache_size() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib: u64 = kib.and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(4 << 20);
-    (kib * 1024 / 4).min(1 << 30)
+    (kib * 1024 / 8).min(1 << 30)
+}
+
+/// Returns the memory for contents of files, as much as for names.
+pub fn default_data_cache_size() -> u64 {
+    default_cache_size()
 }
 
 #[cfg(test)]
@@ -118,6 +155,15 @@ mod tests {
         assert_eq!(size("c", "1048576").unwrap(), 1 << 20);
         for bad in ["0", "0M", "1023K", "x", "", "1T", "99999999999999999999", "18446744073709551615G"] {
             assert!(size("c", bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_of_contents_need_a_unit_or_are_off() {
+        assert_eq!(size_or_off("c", "64M").unwrap(), 64 << 20);
+        assert_eq!(size_or_off("c", "off").unwrap(), 0);
+        for bad in ["0", "0M", "12", "1048576", "1023K", "x", "", "M", "1T", "18446744073709551615G"] {
+            assert!(size_or_off("c", bad).is_err(), "{bad}");
         }
     }
 }

@@ -215,6 +215,7 @@ impl Mount {
             link: link.kind(),
             agreed,
             budget_bytes: config.cache.budget_bytes,
+            data_budget_bytes: config.cache.data_budget_bytes,
             device: mountpoint.as_deref().and_then(device_at),
         };
         let ids = config.idmap.map(&session);

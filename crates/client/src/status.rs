@@ -20,6 +20,8 @@ pub struct About {
     pub link: Kind,
     pub agreed: Negotiated,
     pub budget_bytes: u64,
+    /// Memory for file contents, in bytes.
+    pub data_budget_bytes: u64,
     /// Major and minor number of the mount's device; `None` where it is not mounted.
     pub device: Option<(u32, u32)>,
 }
@@ -95,6 +97,7 @@ impl Source {
                 "squeezed": counters.squeezed,
                 "pruned": counters.pruned,
                 "ahead": ahead(&counters),
+                "contents": contents(&counters, &gauges, self.about.data_budget_bytes),
                 "inodes": gauges.inodes,
                 "open_files": gauges.open_files,
             },
@@ -194,6 +197,17 @@ fn unsupported_by_protocol(kind: &str, guarantees: &Guarantees) -> Option<String
 }
 
 /// Prefetched entries.
+fn contents(counters: &Counters, gauges: &Gauges, budget_bytes: u64) -> Value {
+    json!({
+        "bytes": gauges.contents_bytes,
+        "budget_bytes": budget_bytes,
+        "files": gauges.contents_files,
+        "fetched": counters.contents_fetched,
+        "used": counters.contents_used,
+        "wasted": counters.contents_wasted,
+    })
+}
+
 fn ahead(counters: &Counters) -> Value {
     json!({
         "walks": counters.ahead_walks,

@@ -36,9 +36,17 @@ pub const PREFETCH: u64 = 64;
 /// Feature: the server lists names without attributes ([`nigh_types::Call::ListNames`];
 /// docs/decisions/0023-names-before-attributes.md).
 pub const LIST_NAMES: u64 = 128;
+/// Feature: the server prefetches in reversed orders, too ([`nigh_types::PrefetchOrder::REVERSED`]).
+pub const REVERSED_PREFETCH: u64 = 256;
 /// Features known to a server of this build.
-pub(crate) const FEATURES: u64 =
-    EXCLUSIVE_DIR_LEASES | ID_NAMES | UPDATES | COMPRESSED | TRUSTS_WATCH | PREFETCH | LIST_NAMES;
+pub(crate) const FEATURES: u64 = EXCLUSIVE_DIR_LEASES
+    | ID_NAMES
+    | UPDATES
+    | COMPRESSED
+    | TRUSTS_WATCH
+    | PREFETCH
+    | LIST_NAMES
+    | REVERSED_PREFETCH;
 
 /// Most names of users and groups in a welcome.
 pub const MAX_ID_NAMES: u64 = 4_096;
@@ -236,12 +244,11 @@ impl Wire for SessionParams {
             self.supports.acls.put(w);
             self.guarantees.put(w);
             self.ids.put(w);
-            if self.supports.privileges || self.supports.lookup_number {
-                self.supports.privileges.put(w);
-            }
-            if self.supports.lookup_number {
-                true.put(w);
-            }
+            // Later features follow, up to the last that is there.
+            let Features { privileges, lookup_number, uniform_rights, .. } = self.supports;
+            let later = [privileges, lookup_number, uniform_rights];
+            let count = later.iter().rposition(|is_there| *is_there).map_or(0, |last| last + 1);
+            later[..count].iter().for_each(|is_there| is_there.put(w));
         });
     }
 
@@ -255,6 +262,7 @@ impl Wire for SessionParams {
             acls,
             privileges: !r.is_empty() && bool::parse(r)?,
             lookup_number: !r.is_empty() && bool::parse(r)?,
+            uniform_rights: !r.is_empty() && bool::parse(r)?,
             // The welcome's features say the others.
             ..Features::default()
         };

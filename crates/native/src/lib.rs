@@ -31,8 +31,8 @@ pub use flow_limit::{MAX_LOCK_WAITS, MAX_UNANSWERED_BYTES};
 pub use frame::{Frame, FrameBytes, FrameReader, FrameType, HEADER_BYTES, MAX_BODY, is_urgent};
 pub use handshake::{
     COMPRESSED, EXCLUSIVE_DIR_LEASES, Hello, ID_NAMES, LIST_NAMES, Limits, MAX_ID_NAME_BYTES, MAX_ID_NAMES,
-    MAX_VERSION, MIN_VERSION, PREFETCH, Refused, Resume, Resumed, SESSION_TERM, TRUSTS_WATCH, UPDATES,
-    Welcome,
+    MAX_VERSION, MIN_VERSION, PREFETCH, REVERSED_PREFETCH, Refused, Resume, Resumed, SESSION_TERM,
+    TRUSTS_WATCH, UPDATES, Welcome,
 };
 pub use listing_order::MAX_LISTED;
 pub use message::{Message, encode_request, encode_response, listed_bytes};

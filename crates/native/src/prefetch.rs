@@ -13,6 +13,9 @@ impl Wire for PrefetchOrder {
             PrefetchOrder::Cookie => 0,
             PrefetchOrder::Name => 1,
             PrefetchOrder::InodeNumber => 2,
+            PrefetchOrder::CookieReversed => 3,
+            PrefetchOrder::NameReversed => 4,
+            PrefetchOrder::InodeNumberReversed => 5,
         });
     }
 
@@ -21,6 +24,9 @@ impl Wire for PrefetchOrder {
             0 => PrefetchOrder::Cookie,
             1 => PrefetchOrder::Name,
             2 => PrefetchOrder::InodeNumber,
+            3 => PrefetchOrder::CookieReversed,
+            4 => PrefetchOrder::NameReversed,
+            5 => PrefetchOrder::InodeNumberReversed,
             _ => return Err(ProtocolError::Malformed("an unknown order")),
         })
     }

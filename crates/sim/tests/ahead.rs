@@ -1,14 +1,14 @@
 //! Directory prefetch: a tree walk waits for the network a few times, and other access patterns transfer little in
 //! vain.
 
-use nigh_cache::{Config, Fh, NotifyLevel, Op, OpReply, Prefetch};
-use nigh_remote::fake::{CallFilter, CallPlan};
+mod far;
+
+use far::{ROUND_TRIP, answer, name, slow, waits};
+use nigh_cache::{Config, NotifyLevel, Op, OpReply, Prefetch};
 use nigh_remote::model_fs::ModelFsConfig;
 use nigh_sim::world::World;
-use nigh_types::{Cookie, Name, SetAttr, Span, Time};
+use nigh_types::{SetAttr, Span, Time};
 use std::collections::BTreeSet;
-
-const ROUND_TRIP: Span = Span::from_millis(10);
 
 /// The order in which a walker visits the subdirectories of a directory.
 type Sort = fn(&mut [(String, u64)]);
@@ -27,62 +27,12 @@ fn world_with(paths: &[String], prefetch: Prefetch) -> World {
     world
 }
 
-fn slow(world: &mut World) {
-    let fate = CallPlan { arrives_after: ROUND_TRIP, chunk_pause: Span(50_000), ..CallPlan::default() };
-    world.clients[0].control.plan(CallFilter::Every, fate);
-}
-
-fn name(text: &str) -> Name {
-    Name::new(text.as_bytes()).unwrap()
-}
-
-/// Returns the reply, however long it takes.
-fn answer(world: &mut World, op: Op) -> OpReply {
-    let id = world.send_request(0, op);
-    for _ in 0..10_000 {
-        if let Some(at) = world.replies.iter().position(|(_, of, ..)| *of == id) {
-            return world.replies.swap_remove(at).3;
-        }
-        world.advance(Span(100_000));
-    }
-    panic!("no answer: {:?}", world.trace)
-}
-
-fn open(world: &mut World, ino: u64) -> Fh {
-    match answer(world, Op::OpenDir { ino }) {
-        OpReply::Opened(opened) => opened.fh,
-        other => panic!("{other:?}"),
-    }
-}
-
 /// Returns the names in a directory, and the inodes of its subdirectories.
 fn list(world: &mut World, ino: u64) -> (Vec<String>, Vec<(String, u64)>) {
-    let fh = open(world, ino);
-    let (mut names, mut dirs, mut offset) = (Vec::new(), Vec::new(), Cookie(0));
-    loop {
-        let read = Op::ReadDir { ino, fh, offset, size: 32 << 10, plus: true };
-        let OpReply::Page(page) = answer(world, read) else { panic!("no page") };
-        let Some(last) = page.entries.last() else { break };
-        offset = last.next;
-        let mut rest = page.names.as_slice();
-        for entry in &page.entries {
-            let (one, others) = rest.split_at(usize::from(entry.name_len));
-            rest = others;
-            let text = String::from_utf8(one.to_vec()).unwrap();
-            if text != "." && text != ".." {
-                if entry.mode & 0o170_000 == 0o040_000 {
-                    dirs.push((text.clone(), entry.ino));
-                }
-                names.push(text);
-            }
-        }
-        // A kernel that reclaims the inodes of files that no process opens.
-        let files = page.entries.iter().filter(|entry| entry.mode & 0o170_000 != 0o040_000);
-        let known: Vec<u64> = files.filter_map(|entry| entry.node.map(|node| node.number)).collect();
-        known.into_iter().for_each(|number| world.clients[0].cache.handle_forget(number, 1));
-    }
-    answer(world, Op::ReleaseDir { fh });
-    (names, dirs)
+    let found = far::list(world, ino, true);
+    let dirs = found.iter().filter(|entry| entry.is_dir).map(|entry| (entry.name.clone(), entry.ino));
+    let dirs = dirs.collect();
+    (found.into_iter().map(|entry| entry.name).collect(), dirs)
 }
 
 /// Walks depth first, and returns the number of names.
@@ -97,8 +47,7 @@ fn walk(world: &mut World, ino: u64, sort: Sort) -> u64 {
 fn cost(world: &mut World, sort: Sort) -> (u64, u64, Span) {
     let began = world.now;
     let count = walk(world, 1, sort);
-    let counters = world.clients[0].cache.counters();
-    (count, counters.waits - counters.joins, Span(world.now.0 - began.0))
+    (count, waits(world), Span(world.now.0 - began.0))
 }
 
 fn as_listed(_: &mut [(String, u64)]) {}
@@ -111,8 +60,20 @@ fn by_number(dirs: &mut [(String, u64)]) {
     dirs.sort_by_key(|(_, ino)| *ino);
 }
 
+/// A walker with a stack of directories.
+fn last_first(dirs: &mut [(String, u64)]) {
+    dirs.reverse();
+}
+
 fn backwards(dirs: &mut [(String, u64)]) {
     dirs.sort_by(|a, b| b.cmp(a));
+}
+
+/// An order that no rule gives.
+fn scattered(dirs: &mut [(String, u64)]) {
+    let place =
+        |text: &str| text.bytes().fold(7_u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x9e37_79b9));
+    dirs.sort_by_key(|(text, _)| place(text) % 8_191);
 }
 
 fn tree() -> Vec<String> {
@@ -137,7 +98,8 @@ fn walk_chain(world: &mut World) -> u64 {
 
 #[test]
 fn tree_walk_in_any_regular_order_waits_few_times() {
-    for (sort, most) in [(as_listed as Sort, 4), (by_name, 4), (by_number, 4)] {
+    let reversed = [(last_first as Sort, 4), (backwards, 4)];
+    for (sort, most) in [(as_listed as Sort, 4), (by_name, 4), (by_number, 4)].into_iter().chain(reversed) {
         let mut world = world(&tree());
         let (count, waits, took) = cost(&mut world, sort);
         assert_eq!(count, 8 + 64 + 512 + 1_024);
@@ -151,9 +113,9 @@ fn tree_walk_in_any_regular_order_waits_few_times() {
 #[test]
 fn walk_in_unpredictable_order_waits_no_more_than_without_prefetch() {
     let mut ahead = world(&tree());
-    let (_, waits, took) = cost(&mut ahead, backwards);
+    let (_, waits, took) = cost(&mut ahead, scattered);
     let mut plain = world_with(&tree(), Prefetch::Off);
-    let (_, waits_without, took_without) = cost(&mut plain, backwards);
+    let (_, waits_without, took_without) = cost(&mut plain, scattered);
     assert!(
         waits <= waits_without && took <= took_without,
         "{waits} {waits_without} {took:?} {took_without:?}"

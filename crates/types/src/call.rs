@@ -217,6 +217,34 @@ pub enum PrefetchOrder {
     Name,
     /// By inode number.
     InodeNumber,
+    /// The same orders reversed, as of a walker with a stack of directories
+    /// ([`crate::Features::reversed_prefetch`]).
+    CookieReversed,
+    NameReversed,
+    InodeNumberReversed,
+}
+
+impl PrefetchOrder {
+    /// All orders that are not reversed.
+    pub const FORWARD: [PrefetchOrder; 3] =
+        [PrefetchOrder::Cookie, PrefetchOrder::Name, PrefetchOrder::InodeNumber];
+    pub const REVERSED: [PrefetchOrder; 3] =
+        [PrefetchOrder::CookieReversed, PrefetchOrder::NameReversed, PrefetchOrder::InodeNumberReversed];
+
+    /// The order of which this one is the reverse, or itself.
+    #[must_use]
+    pub fn forward(self) -> PrefetchOrder {
+        match self {
+            PrefetchOrder::Cookie | PrefetchOrder::CookieReversed => PrefetchOrder::Cookie,
+            PrefetchOrder::Name | PrefetchOrder::NameReversed => PrefetchOrder::Name,
+            PrefetchOrder::InodeNumber | PrefetchOrder::InodeNumberReversed => PrefetchOrder::InodeNumber,
+        }
+    }
+
+    #[must_use]
+    pub fn is_reversed(self) -> bool {
+        self != self.forward()
+    }
 }
 
 impl Call {

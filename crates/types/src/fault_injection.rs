@@ -18,6 +18,8 @@ pub enum Bug {
     AcknowledgesFirst,
     /// A recall does not taint the replies that it overtakes.
     ForgetsRecalls,
+    /// A recall of a file's data leaves its contents in the cache.
+    KeepsContents,
     /// A reply carries grants that have ended.
     CarriesWhatEnded,
     /// The client waits without bound for the kernel's invalidation of a name.
@@ -31,11 +33,12 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Bug; 9] = [
+    pub const ALL: [Bug; 10] = [
         Bug::KeepsUngranted,
         Bug::OutlivesGrant,
         Bug::AcknowledgesFirst,
         Bug::ForgetsRecalls,
+        Bug::KeepsContents,
         Bug::CarriesWhatEnded,
         Bug::WaitsForName,
         Bug::WaitsForItself,
@@ -51,6 +54,7 @@ impl Bug {
             Bug::OutlivesGrant => "2",
             Bug::AcknowledgesFirst => "3",
             Bug::ForgetsRecalls => "4",
+            Bug::KeepsContents => "3c",
             Bug::CarriesWhatEnded => "4s",
             Bug::WaitsForName => "5",
             Bug::WaitsForItself => "6",

@@ -43,12 +43,17 @@ pub struct Features {
     pub acls: bool,
     /// Prefetch ([`crate::Call::Prefetch`]).
     pub prefetch: bool,
+    /// Prefetch in reversed orders ([`crate::PrefetchOrder::REVERSED`]).
+    pub reversed_prefetch: bool,
     /// Names-only listings ([`crate::Call::ListNames`]).
     pub list_names: bool,
     /// Finding inodes by number alone ([`crate::Call::LookupNumber`]).
     pub lookup_number: bool,
     /// [`crate::Privileges`] of callers: the remote trusts the checks of this machine's kernel.
     pub privileges: bool,
+    /// The remote reads every file with the same rights for all callers, or trusts the checks of this machine's
+    /// kernel: contents read for one caller may be served to another that this kernel admits.
+    pub uniform_rights: bool,
 }
 
 /// Limits of the guarantees in docs/semantics.md, for people. Default: all are given.

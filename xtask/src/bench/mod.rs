@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: workloads on a nigh mount over an emulated link, on the local disk and on the null daemon, in
 //! one run.
 
+mod contents;
 mod directories;
 pub mod directory;
 mod host;
@@ -63,6 +64,9 @@ pub struct Options {
     /// Only changes on the server's own disk: how soon a mount shows them.
     #[arg(long, conflicts_with_all = ["scale", "rtt", "only", "long", "pinned", "directories"])]
     host: bool,
+    /// Only contents of files: small ones, a large one, and callers beside it.
+    #[arg(long, conflicts_with_all = ["scale", "rtt", "only", "long", "pinned", "directories", "host"])]
+    contents: bool,
     /// Where the figures go, as JSON.
     #[arg(long, default_value = "bench.json")]
     out: PathBuf,
@@ -85,6 +89,9 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     if options.host {
         return host::run(options.nigh.as_deref(), options.short, &options.out);
+    }
+    if options.contents {
+        return contents::run(options.nigh.as_deref(), options.short, &options.out);
     }
     let plan = plan(options);
     let start = Instant::now();

@@ -54,7 +54,7 @@ impl Drop for Null {
 pub struct Distant<'w> {
     pub rtt: String,
     pub link: Emulator,
-    source: PathBuf,
+    pub source: PathBuf,
     host_timeout: String,
     /// The kind of link, and the emulator's port.
     over: (LinkKind, Option<u16>),

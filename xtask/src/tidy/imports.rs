@@ -10,7 +10,8 @@ use std::process::Command;
 /// elsewhere may link anything.
 const ARROWS: &[(&str, &[&str])] = &[
     ("nigh-types", &[]),
-    ("nigh-cache", &["nigh-types"]),
+    ("nigh-contents", &["nigh-types"]),
+    ("nigh-cache", &["nigh-types", "nigh-contents"]),
     ("nigh-remote", &["nigh-types"]),
     ("nigh-native", &["nigh-types", "nigh-remote"]),
     ("nigh-lease", &["nigh-types"]),

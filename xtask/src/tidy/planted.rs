@@ -14,6 +14,7 @@ const PLACES: &[(&str, &str)] = &[
     ("WaitsForItself", "crates/lease/src/rules/write_queue.rs"),
     ("FencesEarly", "crates/lease/src/types.rs"),
     ("TakesAnyName", "crates/types/src/name.rs"),
+    ("KeepsContents", "crates/cache/src/facts/leases.rs"),
 ];
 
 /// Where the bugs are declared.

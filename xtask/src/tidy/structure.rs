@@ -21,6 +21,7 @@ const LAYERS: &[Layers] = &[
                 "byte_ranges",
                 "calls",
                 "config",
+                "contents",
                 "cookies32",
                 "counters",
                 "grants",

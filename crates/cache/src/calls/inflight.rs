@@ -51,6 +51,8 @@ pub(crate) struct InflightCall {
     pub victim_dir: Option<NodeId>,
     /// For a read: a local write of its pages was sent after it.
     pub read_before_write: bool,
+    /// For a write: its bytes in pages that it fills in part, with their offsets.
+    pub written: Vec<(u64, Vec<u8>)>,
     /// For a write-back of mmap stores: the request, to start it again.
     pub writeback_op: Option<Box<Op>>,
 }
@@ -75,6 +77,7 @@ impl InflightCall {
             drop_data: false,
             victim_dir: None,
             read_before_write: false,
+            written: Vec::new(),
             writeback_op: None,
         }
     }

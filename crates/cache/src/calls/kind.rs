@@ -2,7 +2,7 @@
 
 use crate::op::{Caller, Fh};
 use crate::open::LockOwner;
-use nigh_types::{Access, CallId, Handle, LockInfo, Name};
+use nigh_types::{Access, CallId, DataVersion, Handle, LockInfo, Name, NodeId};
 
 /// Kind of a call, with the arguments that its reply needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,6 +43,14 @@ pub(crate) enum CallKind {
         fh: Fh,
         offset: u64,
         size: u32,
+    },
+    /// Read ahead of any request for these bytes.
+    ReadAhead {
+        node: NodeId,
+        offset: u64,
+        size: u32,
+        /// Version of the file in the cache when the call was sent.
+        known: Option<DataVersion>,
     },
     Seek,
     Open {

@@ -167,6 +167,24 @@ impl Calls {
         })
     }
 
+    /// Returns whether a local change of a file's data is in flight, or one that may be.
+    pub fn is_data_changing(&self, ino: u64) -> bool {
+        self.values().any(|call| {
+            call.is_mutation()
+                && matches!(
+                    call.purpose,
+                    CallKind::Change { ino: of, .. } | CallKind::Write { ino: of, .. } | CallKind::Open { ino: of, .. }
+                        if of == ino
+                )
+        })
+    }
+
+    /// Returns whether a local creation is in flight that truncates a file if the name exists.
+    pub fn has_truncating_create(&self) -> bool {
+        let truncates = |call: &InflightCall| matches!(&call.purpose, CallKind::Create { file: Some(file), .. } if file.access.truncate);
+        self.values().any(truncates)
+    }
+
     /// Returns whether a call uses the handle.
     pub fn uses_handle(&self, handle: Handle) -> bool {
         self.values().any(|call| call.handles.contains(&Some(handle)))

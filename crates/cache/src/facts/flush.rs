@@ -74,6 +74,7 @@ pub(crate) fn on_grants_ended(state: &mut State) {
     state.counters.lapses += 1;
     state.watches.note_gap(state.clock);
     state.statfs_cache = None;
+    state.drop_all_contents();
     state.calls.mark_all_grants_ended();
     state.calls.queue_all(state.store.suspended.clear());
 }

@@ -10,7 +10,7 @@ use crate::pages::ChangeToken;
 use crate::state::State;
 use crate::store::{CachedEntry, Directory, Inode};
 use crate::view;
-use nigh_types::{Attr, GrantId, LeaseScope, Name, NodeId, Time};
+use nigh_types::{Attr, Bug, GrantId, LeaseScope, Name, NodeId, Time, planted};
 
 pub(crate) fn dir_record(state: &mut State, id: NodeId) -> &mut Directory {
     if let Some(limit) = state.config.dir_timeout {
@@ -346,6 +346,9 @@ pub(crate) fn recall_inode(state: &mut State, node: NodeId) -> Vec<KernelInvalid
 /// it: their pages may be older than the next grant.
 pub(crate) fn recall_data(state: &mut State, node: NodeId) -> Vec<KernelInvalidation> {
     let ino = node.ino;
+    if !planted(Bug::KeepsContents) {
+        state.drop_contents(ino);
+    }
     let Some(inode) = state.store.inode_mut(ino).filter(|i| i.id == node) else { return Vec::new() };
     inode.drop_pages();
     if !inode.kernel.is_known() {

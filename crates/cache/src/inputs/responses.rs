@@ -7,8 +7,8 @@ use crate::kernel::DeferredReply;
 use crate::memory::evict;
 use crate::op::{Fh, KernelInvalidation, OpReply, Output};
 use crate::ops::{
-    arrivals, create, files, listing_chunks, locks, lookup, prefetching, privs, remove, rename, restart,
-    revalidate, set_attr, statfs, targets, xattr,
+    arrivals, content_reads, create, file_prefetch, files, listing_chunks, locks, lookup, prefetching, privs,
+    remove, rename, restart, revalidate, set_attr, statfs, targets, xattr,
 };
 use crate::out::{invalidate, page_drops, queue, replies, sending};
 use crate::page_cache::writeback;
@@ -63,7 +63,8 @@ fn handle_reply(state: &mut State, now: Time, flight: InflightCall, response: Re
         CallKind::ResolvePath { then } => {
             return on_resolved(state, now, *then, response.result.map(drop));
         }
-        CallKind::List { .. } | CallKind::ListNames { .. } | CallKind::Prefetch => return,
+        CallKind::List { .. } | CallKind::ListNames { .. } => return,
+        CallKind::Prefetch | CallKind::ReadAhead { .. } => return,
         CallKind::Open { ino, file } => files::on_open_reply(state, now, &flight, *ino, *file, &response),
         CallKind::Create { dir, name, file } => {
             create::on_create_reply(state, now, &flight, (*dir, name), *file, &response)
@@ -186,6 +187,7 @@ pub(crate) fn handle_response(state: &mut State, now: Time, id: CallId, response
     }
     if matches!(flight.purpose, CallKind::Prefetch) {
         prefetching::on_prefetch_reply(state, now, id, flight, response);
+        file_prefetch::go_on(state, now);
         return evict::trim(state, now);
     }
     if let Some(sequence) = flight.sequence {
@@ -193,7 +195,13 @@ pub(crate) fn handle_response(state: &mut State, now: Time, id: CallId, response
     }
     state.calls.leave_joins(id, &flight.purpose);
     order::refresh_grant_ids(state, &flight, &response.grants);
-    handle_reply(state, now, flight, response);
+    if let CallKind::ReadAhead { node, .. } = flight.purpose {
+        content_reads::on_read_ahead_reply(state, now, &flight, node, response);
+        restart::start_reads_behind_read_ahead(state, now, node.ino);
+        file_prefetch::go_on(state, now);
+    } else {
+        handle_reply(state, now, flight, response);
+    }
     evict::trim(state, now);
 }
 

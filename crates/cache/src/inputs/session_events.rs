@@ -39,6 +39,7 @@ pub(crate) fn handle_lost(state: &mut State, now: Time, why: &str) {
     }
     state.session.take_deferred();
     state.prefetch.forget();
+    state.contents.forget_calls();
     state.open.names.forget();
     state.store.dirs_mut().for_each(|directory| directory.listing = None);
     state.open.locks.mark_all_lost();

@@ -7,11 +7,16 @@ use crate::state::State;
 use crate::view;
 use nigh_types::Time;
 
-/// Halves the memory in use, except for directories that are being read, and the number of inodes that the kernel
-/// knows.
+/// Gives all contents of files back. If these were the lesser part of the memory in use, also halves the rest, except for
+/// directories that are being read, and the number of inodes that the kernel knows.
 pub(crate) fn handle_pressure(state: &mut State, now: Time) {
     state.clock = now;
     state.counters.squeezed += 1;
+    let contents = state.contents.bytes();
+    state.drop_all_contents();
+    if contents > state.bytes() {
+        return;
+    }
     let (half, spared) = (state.bytes() / 2, view::being_read(state));
     evict::evict_while(state, now, &spared, |cache| cache.bytes() > half);
     state.open.dirs.drop_snapshots();

@@ -12,6 +12,7 @@ use nigh_types::{Call, Time};
 
 pub(crate) fn release(state: &mut State, now: Time, fh: Fh, flock: Option<u64>) -> Option<OpReply> {
     let Some(file) = state.open.files.remove(fh) else { return Some(OpReply::Done) };
+    state.contents.note_close(fh);
     release_with_file(state, now, file.ino, fh, flock);
     if let Some(handle) = file.handle() {
         sending::release_handle(state, handle);

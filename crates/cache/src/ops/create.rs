@@ -52,6 +52,8 @@ pub(crate) fn on_create_reply(
             return OpReply::Failed(*errno);
         }
     };
+    // It may have the inode number of a file that is gone, or be a file that the call has truncated.
+    state.drop_contents(entry.id.ino);
     let Some(dir_id) = state.store.id_of(dir) else { return OpReply::Failed(Errno::STALE) };
     learn::apply_attrs_after(state, now, flight, response);
     changes::made(state, flight, (dir, name), &entry);
@@ -126,6 +128,7 @@ pub(crate) fn on_tmpfile_reply(
         sending::release_handle(state, handle);
         return OpReply::Done;
     }
+    state.drop_contents(entry.id.ino);
     let node = inodes::entry_reply(state, now, None, entry.id, entry.attr, None, None);
     learn::apply_attrs_after(state, now, flight, response);
     learn::apply_attr(state, now, flight, entry.id, entry.attr, &response.grants);

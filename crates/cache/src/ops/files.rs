@@ -5,6 +5,7 @@ use crate::facts::{changes, inodes, learn, leases};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened};
 use crate::open::{OpenFile, OpenKind};
+use crate::ops::{content_reads, content_writes};
 use crate::out::{invalidate, page_drops, replies, sending};
 use crate::page_cache::{full_pages, writeback};
 use crate::pages::ChangeToken;
@@ -146,6 +147,12 @@ pub(crate) fn read(
     if queue_behind_write(state, op, caller, (ino, fh), (offset, size)) {
         return None;
     }
+    if let Some(answer) = content_reads::answer(state, now, (ino, fh), (offset, size)) {
+        return Some(answer);
+    }
+    if content_reads::queue_behind_read_ahead(state, op, caller, (ino, fh), (offset, size)) {
+        return None;
+    }
     let id = sending::send(state, now, None, CallKind::Read { ino, fh, offset, size }, call);
     replies::wait(state, op, caller, id, crate::calls::ReplyKind::Reply, false)
 }
@@ -173,6 +180,7 @@ pub(crate) fn write(
                 return Some(OpReply::Failed(errno));
             }
         };
+    let written = content_writes::partial_pages(offset, &data);
     let flush = is_flush.then(|| Box::new(Op::Write { ino, fh, offset, data: data.clone(), flags }));
     let append = flags.append && !is_flush;
     let flags = WriteFlags { append, sync: file.access.sync, since, ..flags };
@@ -185,6 +193,7 @@ pub(crate) fn write(
     }
     if let Some(flight) = state.calls.inflight_mut(id) {
         flight.writeback_op = flush;
+        flight.written = written;
     }
     if direct.is_some() {
         full_pages::on_direct_append(state, ino, fh, offset);
@@ -212,6 +221,7 @@ pub(crate) fn on_written(
         learn::begin_data_grant(state, now, flight, id, token, response);
     }
     writeback::note_page_base_after(state, now, flight, ino, response);
+    content_writes::keep_written(state, now, flight, (ino, at), response);
     let is_flush = flight.purpose.is_writeback();
     full_pages::note_write_reply(state, &flight.purpose, response.result.is_ok());
     match response.result {

@@ -17,11 +17,12 @@ struct Subdir {
 
 impl Subdir {
     fn compare(&self, other: &Subdir, order: PrefetchOrder) -> Ordering {
-        match order {
-            PrefetchOrder::Cookie => (self.cookie, &self.name).cmp(&(other.cookie, &other.name)),
+        let forward = match order.forward() {
             PrefetchOrder::Name => self.name.cmp(&other.name),
             PrefetchOrder::InodeNumber => self.id.ino.cmp(&other.id.ino),
-        }
+            _ => (self.cookie, &self.name).cmp(&(other.cookie, &other.name)),
+        };
+        if order.is_reversed() { forward.reverse() } else { forward }
     }
 }
 
@@ -110,7 +111,8 @@ fn order_of(state: &State, now: Time, parent: u64, before: Option<u64>, dir: u64
         let comes_first = |b: &Subdir| b.compare(this, *order).is_lt() && is_after(b);
         is_after(this) && !below.iter().any(|b| comes_first(b) && !view::is_listed(state, now, b.id.ino))
     };
-    [PrefetchOrder::Cookie, PrefetchOrder::Name, PrefetchOrder::InodeNumber].into_iter().find(is_next)
+    let reversed = if state.session.prefetches_reversed() { &PrefetchOrder::REVERSED[..] } else { &[] };
+    PrefetchOrder::FORWARD.iter().chain(reversed).copied().find(is_next)
 }
 
 /// Returns the start of a job: `dir`, its later siblings, then the later siblings of its parent, as far up as the

@@ -86,6 +86,7 @@ pub(crate) fn on_name_removed(
     response: &Response,
 ) {
     invalidate_if_unforeseen(state, node, (dir, name));
+    state.drop_contents(node.ino);
     changes::unnamed(state, node, (dir, name), attr_after(response, node.ino));
     keep_pin(state, node, kept);
     let is_open = state.store.inode_of(node).is_some_and(|inode| inode.opens().is_open());

@@ -34,7 +34,21 @@ fn refused_while_stale(op: &Op) -> Option<Errno> {
 /// Starts the reads that waited for the reply to a write.
 pub(crate) fn start_queued_reads(state: &mut State, now: Time, ino: u64) {
     for (op, (caller, what)) in state.calls.take_queued_reads(ino) {
-        restart_request(state, now, op, caller, what);
+        restart_request(state, now, op, caller, what, true);
+    }
+}
+
+/// Starts the reads that waited for contents to come, and others of the file.
+pub(crate) fn start_reads_behind_read_ahead(state: &mut State, now: Time, ino: u64) {
+    for (op, (caller, what)) in state.calls.take_queued_reads(ino) {
+        // The bytes are valid when the reply is composed. But stale pages end only after each request that had pages
+        // locked while they were dropped (`page_cache/writeback.rs`).
+        let has_stale = state.store.inode(ino).is_some_and(|inode| inode.pages().has_stale());
+        if restart_request(state, now, op, caller, what, has_stale) {
+            state.counters.misses += 1;
+            state.counters.waits += 1;
+            state.counters.joins += 1;
+        }
     }
 }
 
@@ -48,23 +62,35 @@ pub(crate) fn resend_reads(
 ) {
     for op in ops {
         if let Some(waiting) = state.calls.remove_waiter(*op) {
-            restart_request(state, now, *op, waiting.caller, Op::Read { ino, fh, offset, size });
+            let read = Op::Read { ino, fh, offset, size };
+            restart_request(state, now, *op, waiting.caller, read, true);
         }
     }
 }
 
-fn restart_request(state: &mut State, now: Time, op: OpId, caller: Caller, what: Op) {
+/// Restarts a request. `drops_pages`: an invalidation may have left out its pages meanwhile, so they are dropped after the
+/// reply. Returns whether it is answered.
+fn restart_request(
+    state: &mut State,
+    now: Time,
+    op: OpId,
+    caller: Caller,
+    what: Op,
+    drops_pages: bool,
+) -> bool {
     let pages = what.pages();
     if let Some(answer) = begin::start(state, now, op, caller, what) {
         replies::reply(state, op, answer);
-        return page_drops::drop_after_reply(state, &[op], pages);
+        page_drops::drop_after_reply(state, &[op], pages.filter(|_| drops_pages));
+        return true;
     }
-    // An invalidation may have left out its pages meanwhile.
-    if let Some(waiting) = state.calls.waiter(op)
+    if drops_pages
+        && let Some(waiting) = state.calls.waiter(op)
         && let Some(flight) = state.calls.inflight_mut(waiting.call)
     {
         flight.drop_data = true;
     }
+    false
 }
 
 /// Answers the waiting requests with the present attributes.

@@ -98,6 +98,7 @@ pub(crate) fn send(
         // The call is not sent, and no request waits for it: see `wait`.
         return id;
     }
+    drop_changing_contents(state, &call, &purpose);
     let name = call.is_mutation().then(|| {
         let leaving = pins::suspend_victims(state, &purpose);
         state.calls.begin_mutation(leaving)
@@ -122,6 +123,22 @@ pub(crate) fn send(
     );
     state.out.push_back(Output::Call { id, caller, mutation_id: name, call });
     id
+}
+
+/// Drops the contents of a file that a call may change: from now on a reader elsewhere may see the change.
+fn drop_changing_contents(state: &mut State, call: &Call, purpose: &CallKind) {
+    if let (
+        Call::Write { .. },
+        CallKind::Write { ino, offset, size, writeback: false, append: false, direct: None },
+    ) = (call, purpose)
+    {
+        return state.drop_changing_contents(*ino, *offset, *size);
+    }
+    if let CallKind::Change { ino, .. } | CallKind::Write { ino, .. } | CallKind::Open { ino, .. } = *purpose
+        && call.is_mutation()
+    {
+        state.drop_contents(ino);
+    }
 }
 
 /// Resends a call for late waiters: a reply without a grant was composed before they came.

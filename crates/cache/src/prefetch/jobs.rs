@@ -1,5 +1,6 @@
 //! Records of prefetch jobs: what the server may still send, what came, and how much of it was used.
 
+use super::FileWalks;
 use nigh_types::{CallId, Span, Time};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -72,6 +73,8 @@ pub(crate) struct PrefetchJobs {
     /// Prefetched directories in order of arrival. A tree walk visits each once, so these are evicted first.
     arrived: VecDeque<u64>,
     stats: PrefetchStats,
+    /// Walks of readers of files.
+    pub files: FileWalks,
 }
 
 /// Jobs.

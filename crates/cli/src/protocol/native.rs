@@ -3,8 +3,8 @@
 use super::SessionRequest;
 use nigh_client::Begin;
 use nigh_native::{
-    COMPRESSED, ClientConfig, EXCLUSIVE_DIR_LEASES, ID_NAMES, LIST_NAMES, PREFETCH, TRUSTS_WATCH, UPDATES,
-    sessions,
+    COMPRESSED, ClientConfig, EXCLUSIVE_DIR_LEASES, ID_NAMES, LIST_NAMES, PREFETCH, REVERSED_PREFETCH,
+    TRUSTS_WATCH, UPDATES, sessions,
 };
 use nigh_types::{Span, Term};
 
@@ -31,6 +31,7 @@ fn features(request: &SessionRequest<'_>) -> u64 {
         (pushes, UPDATES),
         (request.options.compress, COMPRESSED),
         (true, PREFETCH),
+        (true, REVERSED_PREFETCH),
         (true, LIST_NAMES),
         (request.term.is_none(), TRUSTS_WATCH),
         (request.idmap.wants_names(), ID_NAMES),

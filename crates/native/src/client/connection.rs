@@ -4,8 +4,8 @@ use super::{ClientSession, State};
 use crate::ProtocolError;
 use crate::frame::{FrameReader, MAX_BODY};
 use crate::handshake::{
-    COMPRESSED, Hello, LIST_NAMES, Limits, MAX_VERSION, MIN_VERSION, PREFETCH, Refused, Resume, Resumed,
-    UPDATES, Welcome,
+    COMPRESSED, Hello, LIST_NAMES, Limits, MAX_VERSION, MIN_VERSION, PREFETCH, REVERSED_PREFETCH, Refused,
+    Resume, Resumed, UPDATES, Welcome,
 };
 use crate::message::Message;
 use crate::retransmit::{Incoming, Outgoing};
@@ -144,6 +144,7 @@ impl ClientSession {
         self.compresses = features & self.config.features & COMPRESSED != 0;
         self.updates.agree(features & self.config.features & UPDATES != 0);
         session.supports.prefetch = features & self.config.features & PREFETCH != 0;
+        session.supports.reversed_prefetch = features & self.config.features & REVERSED_PREFETCH != 0;
         session.supports.list_names = features & self.config.features & LIST_NAMES != 0;
         self.limits = limits;
         self.limits.max_data = self.limits.max_data.min(Limits::default().max_data);

@@ -10,7 +10,7 @@ use crate::{ProtocolError, Rmessage, Tmessage, VERSION};
 use nigh_pathclient::TaskKind;
 use nigh_remote::Event;
 use nigh_types::{
-    Attr, Errno, Guarantees, NodeId, RemoteIds, SessionParams as Agreed, Span, Term, Time,
+    Attr, Errno, Features, Guarantees, NodeId, RemoteIds, SessionParams as Agreed, Span, Term, Time,
     UnsupportedGuarantee,
 };
 
@@ -131,6 +131,7 @@ impl Session {
                 staleness_bound: staleness_bound(&config.times),
             },
             ids: RemoteIds { acts_as: (config.uid, config.gid), names: Vec::new() },
+            supports: Features { uniform_rights: !config.all_users, ..Features::default() },
             ..Agreed::plain(root, root_attr, config.cookie_key, term)
         }
     }

@@ -128,8 +128,10 @@ impl Core {
         SessionParams {
             supports: Features {
                 prefetch: true,
+                reversed_prefetch: true,
                 list_names: true,
                 lookup_number: true,
+                uniform_rights: true,
                 ..Features::default()
             },
             ..self.tree.session(term)

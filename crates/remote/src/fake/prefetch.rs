@@ -45,10 +45,13 @@ impl PrefetchJob {
     }
 
     fn push(&mut self, dir: NodeId, mut children: Vec<(Name, Entry)>, key: CookieKey) {
-        match self.order {
-            PrefetchOrder::Cookie => children.sort_by_key(|(name, _)| key.cookie(name.as_bytes())),
+        match self.order.forward() {
             PrefetchOrder::Name => children.sort_by(|(a, _), (b, _)| a.cmp(b)),
             PrefetchOrder::InodeNumber => children.sort_by_key(|(_, entry)| entry.id.ino),
+            _ => children.sort_by_key(|(name, _)| key.cookie(name.as_bytes())),
+        }
+        if self.order.is_reversed() {
+            children.reverse();
         }
         let place = |(name, entry): (Name, Entry)| NodeRef { node: entry.id, path_hint: Some((dir, name)) };
         // A directory that moves while the job runs is found below two others.

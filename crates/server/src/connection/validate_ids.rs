@@ -27,6 +27,8 @@ pub(crate) fn fill_session_params(
         session.ids.acts_as = admission.acts_as(session.ids.acts_as);
         session.supports.privileges = admission.vouches();
     }
+    session.supports.uniform_rights =
+        !export.impersonates() || admission.vouches() || admission.is_one_user();
     if features & ID_NAMES != 0 {
         session.ids.names = users::names();
     }

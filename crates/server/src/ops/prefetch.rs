@@ -285,10 +285,13 @@ impl PrefetchJob {
         fn name(place: &NodeRef) -> Option<&[u8]> {
             place.path_hint.as_ref().map(|(_, name)| name.as_bytes())
         }
-        match self.order {
-            PrefetchOrder::Cookie => {}
+        match self.order.forward() {
             PrefetchOrder::Name => below.sort_by(|a, b| name(a).cmp(&name(b))),
             PrefetchOrder::InodeNumber => below.sort_by_key(|place| place.node.ino),
+            _ => {}
+        }
+        if self.order.is_reversed() {
+            below.reverse();
         }
         below.truncate(self.pending.room());
         self.pending.push_next(below);

@@ -65,6 +65,12 @@ impl CredentialPolicy {
         self.claims == Claims::Any && self.squash == Squash::None
     }
 
+    /// Whether all calls of the peer are executed as one user.
+    #[must_use]
+    pub fn is_one_user(&self) -> bool {
+        matches!(self.claims, Claims::Only(_)) || self.squash == Squash::All
+    }
+
     /// Credentials of the peer's own requests. A peer that speaks for several users is anonymous.
     pub(crate) fn peer(&self) -> Credentials {
         match (&self.claims, self.squash) {
@@ -159,6 +165,22 @@ mod tests {
         }
         assert!(!admission.vouches());
         assert_eq!(admission.acts_as((0, 0)), (1000, 100));
+    }
+
+    #[test]
+    fn peer_is_one_user_if_it_may_claim_only_itself_or_all_are_squashed() {
+        let only = || Claims::Only(who(5, 6, &[]));
+        for (claims, squash, is_one) in [
+            (Claims::Any, Squash::None, false),
+            (Claims::Any, Squash::Root, false),
+            (Claims::Any, Squash::All, true),
+            (only(), Squash::None, true),
+            (only(), Squash::Root, true),
+            (only(), Squash::All, true),
+        ] {
+            let policy = CredentialPolicy::new(claims, squash);
+            assert_eq!(policy.is_one_user(), is_one, "{policy:?}");
+        }
     }
 
     #[test]

@@ -1,0 +1,196 @@
+//! Rights and races of contents that were read ahead.
+
+use super::*;
+use crate::op::Opened;
+use crate::test_fixtures::{T0, answers, name, session};
+use crate::{Cache, Config, Op, Output};
+use nigh_types::*;
+
+const FILES: u64 = 8;
+const TEXT: &[u8] = b"hello";
+
+fn file(nth: u64) -> NodeId {
+    NodeId { ino: 10 + nth, generation: 1 }
+}
+
+fn attr() -> Attr {
+    Attr { mode: 0o100_644, nlink: 1, size: TEXT.len() as u64, ..Attr::default() }
+}
+
+fn grant(node: NodeId, covers: LeaseScope, id: u64) -> Grant {
+    let (mode, term) = (Mode::Read, Term::Session);
+    Grant { id: GrantId(id), node, covers, mode, term, recallable: true, shared: false }
+}
+
+struct Rig {
+    cache: Cache,
+    op: u64,
+    calls: Vec<(CallId, Option<Caller>, Call)>,
+    answers: Vec<(OpId, OpReply)>,
+}
+
+impl Rig {
+    /// A session whose root directory is listed.
+    fn new(uniform_rights: bool) -> Rig {
+        let mut cache = Cache::new(Config::default());
+        let supports = Features { uniform_rights, ..Features::default() };
+        cache.handle_event(T0, Event::Attached(SessionParams { supports, ..session() }));
+        let mut rig = Rig { cache, op: 0, calls: Vec::new(), answers: Vec::new() };
+        rig.ask(Op::OpenDir { ino: 1 });
+        let (call, ..) = rig.calls.pop().unwrap();
+        let entry = |nth: u64| {
+            let entry = Entry { id: file(nth), attr: attr(), target: None, no_xattrs: true };
+            (name(&format!("f{nth}")), entry)
+        };
+        let mut entries: Vec<(Name, Entry)> = (0..FILES).map(entry).collect();
+        entries.sort_by_key(|(name, _)| CookieKey::default().cookie(name.as_bytes()));
+        let grants = vec![grant(session().root, LeaseScope::Directory, 1)];
+        let response = Response { grants, ..Response::plain(Ok(Reply::Listed(Entries { entries }))) };
+        rig.event(Event::Response { call, response });
+        rig
+    }
+
+    fn event(&mut self, event: Event) {
+        self.cache.handle_event(T0, event);
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        loop {
+            match self.cache.poll_output() {
+                Output::Call { id, caller, call, .. } => self.calls.push((id, caller, call)),
+                Output::Answer { op, answer } => self.answers.push((op, answer)),
+                Output::Invalidate { id, .. } => self.cache.handle_invalidated(T0, id),
+                Output::Timeout(..) => return,
+                _ => {}
+            }
+        }
+    }
+
+    fn ask(&mut self, op: Op) -> Option<OpReply> {
+        self.op += 1;
+        let answer = self.cache.handle_op(T0, OpId(self.op), Caller::default(), op);
+        self.drain();
+        answer
+    }
+
+    fn open(&mut self, nth: u64) -> Fh {
+        self.open_as(nth, false)
+    }
+
+    fn open_as(&mut self, nth: u64, direct: bool) -> Fh {
+        let lookup = self.ask(Op::Lookup { dir: 1, name: name(&format!("f{nth}")) });
+        assert!(matches!(lookup, Some(OpReply::Node(_))), "{lookup:?}");
+        let access = Access { read: true, write: false, truncate: false, direct, sync: false, append: false };
+        match self.ask(Op::Open { ino: file(nth).ino, access, append: false }) {
+            Some(OpReply::Opened(Opened { fh, .. })) => fh,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn read(&mut self, nth: u64, fh: Fh) -> Option<OpReply> {
+        self.ask(Op::Read { ino: file(nth).ino, fh, offset: 0, size: 4_096 })
+    }
+
+    /// Answers a READ in flight with the text, under a grant.
+    fn bring(&mut self, at: usize) {
+        let (call, _, asked) = self.calls.remove(at);
+        let Call::Read { node, .. } = asked else { panic!("{asked:?}") };
+        let grants = vec![grant(node.node, LeaseScope::Data, 100 + call.0)];
+        let after = vec![(node.node, attr())];
+        let response = Response { grants, after, ..Response::plain(Ok(Reply::Data(TEXT.to_vec()))) };
+        self.event(Event::Response { call, response });
+    }
+
+    /// Reads two files to their end. Leaves the reads ahead of the others in flight.
+    fn read_two(&mut self) {
+        for nth in 0..2 {
+            let fh = self.open(nth);
+            assert_eq!(self.read(nth, fh), None);
+            self.bring(0);
+        }
+    }
+
+    fn place_of_read(&self, nth: u64) -> usize {
+        let is_read = |call: &Call| matches!(call, Call::Read { node, .. } if node.node == file(nth));
+        self.calls.iter().position(|(.., call)| is_read(call)).expect("it is read ahead")
+    }
+}
+
+/// A server that reads as each caller may refuse another caller what it gave to this one.
+#[test]
+fn nothing_is_read_ahead_where_rights_depend_on_the_caller() {
+    let mut rig = Rig::new(false);
+    rig.read_two();
+    assert!(rig.calls.is_empty(), "{:?}", rig.calls);
+    let mut rig = Rig::new(true);
+    rig.read_two();
+    assert!(!rig.calls.is_empty());
+}
+
+#[test]
+fn contents_that_came_are_served_without_a_call_and_joined_reads_wait_for_them() {
+    let mut rig = Rig::new(true);
+    rig.read_two();
+    let Call::Read { node, .. } = &rig.calls[0].2 else { panic!("{:?}", rig.calls) };
+    let next = node.node.ino - file(0).ino;
+    let fh = rig.open(next);
+    let count = rig.calls.len();
+    assert_eq!(rig.read(next, fh), None, "it is on its way");
+    let waiting = OpId(rig.op);
+    assert_eq!(rig.calls.len(), count, "nothing more is asked");
+    rig.bring(rig.place_of_read(next));
+    assert!(rig.answers.contains(&(waiting, OpReply::Data(TEXT.to_vec()))));
+    let counters = rig.cache.counters();
+    assert_eq!((counters.joins, counters.contents_used), (1, TEXT.len() as u64));
+    assert_eq!(rig.read(next, fh), Some(OpReply::Data(TEXT.to_vec())));
+}
+
+/// An invalidation leaves out the pages of reads that wait. A direct read has none locked: older ones would stay.
+#[test]
+fn direct_read_does_not_wait_for_contents_on_their_way() {
+    let mut rig = Rig::new(true);
+    rig.read_two();
+    let fh = rig.open_as(5, true);
+    let count = rig.calls.len();
+    assert_eq!(rig.read(5, fh), None);
+    assert_eq!(rig.calls.len(), count + 1, "it has a call of its own");
+}
+
+#[test]
+fn reply_that_a_recall_overtakes_is_not_kept_and_its_reader_asks_again() {
+    let mut rig = Rig::new(true);
+    rig.read_two();
+    let fh = rig.open(5);
+    assert_eq!(rig.read(5, fh), None);
+    let waiting = OpId(rig.op);
+    let recall = Recall { id: RecallId(1), node: file(5), covers: LeaseScope::Data, names: Vec::new() };
+    rig.event(Event::Recall(recall));
+    rig.bring(rig.place_of_read(5));
+    assert!(!rig.answers.iter().any(|(op, _)| *op == waiting));
+    rig.bring(rig.place_of_read(5));
+    assert!(rig.answers.contains(&(waiting, OpReply::Data(TEXT.to_vec()))));
+}
+
+#[test]
+fn recall_drops_contents_that_came() {
+    let mut rig = Rig::new(true);
+    rig.read_two();
+    rig.bring(rig.place_of_read(5));
+    assert_eq!(rig.cache.gauges().contents_files, 1);
+    let recall = Recall { id: RecallId(1), node: file(5), covers: LeaseScope::Data, names: Vec::new() };
+    rig.event(Event::Recall(recall));
+    assert_eq!(rig.cache.gauges().contents_files, 0);
+    let fh = rig.open(5);
+    assert_eq!(rig.read(5, fh), None);
+}
+
+#[test]
+fn memory_pressure_gives_contents_back_first() {
+    let mut rig = Rig::new(true);
+    rig.read_two();
+    rig.bring(rig.place_of_read(5));
+    rig.cache.handle_pressure(T0);
+    assert_eq!(rig.cache.gauges().contents_bytes, 0);
+    let _ = answers(&mut rig.cache);
+}
