@@ -4,6 +4,7 @@ use crate::{
     CallId, Cookie, Credentials, DataVersion, GrantId, Handle, Kind, LeaseScope, LockKind, Name, NodeId,
     NodeRef, SetAttr,
 };
+use std::cmp::Ordering;
 
 /// Permanent identifier of a mutation: the remote recognises a retransmission by it.
 /// See docs/decisions/0003-mutation-ids.md.
@@ -244,6 +245,27 @@ impl PrefetchOrder {
     #[must_use]
     pub fn is_reversed(self) -> bool {
         self != self.forward()
+    }
+
+    #[must_use]
+    pub fn reversed(self) -> PrefetchOrder {
+        match self {
+            PrefetchOrder::Cookie => PrefetchOrder::CookieReversed,
+            PrefetchOrder::Name => PrefetchOrder::NameReversed,
+            PrefetchOrder::InodeNumber => PrefetchOrder::InodeNumberReversed,
+            reversed => reversed.forward(),
+        }
+    }
+
+    /// Compares two entries of a directory in this order, each by its cookie, name and inode number.
+    #[must_use]
+    pub fn compare(self, one: (Cookie, &[u8], u64), other: (Cookie, &[u8], u64)) -> Ordering {
+        let forward = match self.forward() {
+            PrefetchOrder::Name => one.1.cmp(other.1),
+            PrefetchOrder::InodeNumber => one.2.cmp(&other.2),
+            _ => (one.0, one.1).cmp(&(other.0, other.1)),
+        };
+        if self.is_reversed() { forward.reverse() } else { forward }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::state::State;
 use crate::store::Directory;
 use crate::view::{self, paths};
 use nigh_contents::CHUNK;
-use nigh_types::{Attr, Cookie, Kind, NodeId, NodeRef, PrefetchOrder, Time};
+use nigh_types::{Attr, Cookie, Kind, NodeId, NodeRef, Time};
 use std::collections::VecDeque;
 
 /// Most entries of a directory that a walk takes.
@@ -127,15 +127,11 @@ fn level_of(state: &State, now: Time, dir: u64, order: ReadingOrder) -> Option<W
             left.push((row.cookie, WalkEntry { id: child.id, name: row.to_name(), is_dir }));
         }
     }
-    match order.by.forward() {
-        PrefetchOrder::Name => left.sort_unstable_by(|(_, a), (_, b)| a.name.cmp(&b.name)),
-        PrefetchOrder::InodeNumber => left.sort_unstable_by_key(|(_, entry)| entry.id.ino),
-        _ => {}
+    fn place((cookie, entry): &(Cookie, WalkEntry)) -> (Cookie, &[u8], u64) {
+        (*cookie, entry.name.as_bytes(), entry.id.ino)
     }
+    left.sort_unstable_by(|a, b| order.by.compare(place(a), place(b)));
     let mut left: VecDeque<WalkEntry> = left.into_iter().map(|(_, entry)| entry).collect();
-    if order.reversed {
-        left.make_contiguous().reverse();
-    }
     if order.dirs == DirsOrder::LastFirst {
         let (dirs, files): (VecDeque<WalkEntry>, VecDeque<WalkEntry>) =
             left.into_iter().partition(|entry| entry.is_dir);

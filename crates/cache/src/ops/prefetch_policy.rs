@@ -17,12 +17,10 @@ struct Subdir {
 
 impl Subdir {
     fn compare(&self, other: &Subdir, order: PrefetchOrder) -> Ordering {
-        let forward = match order.forward() {
-            PrefetchOrder::Name => self.name.cmp(&other.name),
-            PrefetchOrder::InodeNumber => self.id.ino.cmp(&other.id.ino),
-            _ => (self.cookie, &self.name).cmp(&(other.cookie, &other.name)),
-        };
-        if order.is_reversed() { forward.reverse() } else { forward }
+        fn place(one: &Subdir) -> (Cookie, &[u8], u64) {
+            (one.cookie, one.name.as_bytes(), one.id.ino)
+        }
+        order.compare(place(self), place(other))
     }
 }
 

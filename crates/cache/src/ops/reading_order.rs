@@ -3,7 +3,7 @@
 use crate::prefetch::{DirsOrder, FinishedFile, ReadingOrder};
 use crate::state::State;
 use crate::store::DirEntryRef;
-use nigh_types::{Attr, Kind, PrefetchOrder};
+use nigh_types::{Attr, Cookie, Kind, PrefetchOrder};
 use std::cmp::Ordering;
 
 /// Most entries of a directory that are looked at.
@@ -13,21 +13,20 @@ const LOOKED_AT: usize = 16_384;
 /// directory of a walk. `None`: in no order.
 pub(crate) fn between(state: &State, before: FinishedFile, this: FinishedFile) -> Option<ReadingOrder> {
     let last = state.prefetch.files.last_order();
-    let orders = |reversed| PrefetchOrder::FORWARD.map(|by| ReadingOrder { by, reversed, ..last });
-    let others = [false, true].into_iter().flat_map(orders).filter(|order| *order != last);
-    let mut all = std::iter::once(last).chain(others);
+    let others = PrefetchOrder::FORWARD.into_iter().chain(PrefetchOrder::REVERSED);
+    let mut all = std::iter::once(last.by).chain(others.filter(|by| *by != last.by));
     if before.dir == this.dir {
-        return all.find(|order| is_next(state, this.dir, Of::Files, *order, Some(before.ino), this.ino));
+        let by = all.find(|by| is_next(state, this.dir, Of::Files, *by, Some(before.ino), this.ino))?;
+        return Some(ReadingOrder { by, ..last });
     }
-    let step = step_between(state, before.dir, this.dir)?;
-    all.find_map(|order| {
-        let dirs = match step {
-            Step::Up => order.dirs,
-            Step::To { within, from } => dirs_order(state, (within, from, this.dir), order)?,
-        };
-        let is_first = || is_next(state, this.dir, Of::Files, order, None, this.ino);
-        (matches!(step, Step::Up) || is_first()).then_some(ReadingOrder { dirs, ..order })
-    })
+    match step_between(state, before.dir, this.dir)? {
+        Step::Up => Some(last),
+        Step::To { within, from } => all.find_map(|by| {
+            let dirs = dirs_order(state, (within, from, this.dir), by)?;
+            let is_first = is_next(state, this.dir, Of::Files, by, None, this.ino);
+            is_first.then_some(ReadingOrder { by, dirs })
+        }),
+    }
 }
 
 /// A walk's step from one directory to another one.
@@ -59,12 +58,11 @@ fn step_between(state: &State, before: u64, this: u64) -> Option<Step> {
 fn dirs_order(
     state: &State,
     (within, from, this): (u64, Option<u64>, u64),
-    order: ReadingOrder,
+    order: PrefetchOrder,
 ) -> Option<DirsOrder> {
-    let backward = ReadingOrder { reversed: !order.reversed, ..order };
     if is_next(state, within, Of::Directories, order, from, this) {
         Some(DirsOrder::AmongFiles)
-    } else if is_next(state, within, Of::Directories, backward, from, this) {
+    } else if is_next(state, within, Of::Directories, order.reversed(), from, this) {
         Some(DirsOrder::LastFirst)
     } else {
         None
@@ -80,7 +78,7 @@ enum Of {
 }
 
 /// Returns whether an entry comes next after another one, or first, among those of its kind.
-fn is_next(state: &State, dir: u64, of: Of, order: ReadingOrder, before: Option<u64>, this: u64) -> bool {
+fn is_next(state: &State, dir: u64, of: Of, order: PrefetchOrder, before: Option<u64>, this: u64) -> bool {
     let Some(directory) = state.store.dir(dir) else { return false };
     let is_of = move |attr: Attr| match of {
         Of::Files => attr.kind() == Kind::File && attr.size > 0,
@@ -103,11 +101,9 @@ fn is_next(state: &State, dir: u64, of: Of, order: ReadingOrder, before: Option<
     is_after(&this) && !rows().any(|row| comes_before(&row) && is_of_kind(&row))
 }
 
-fn compare(one: &DirEntryRef<'_>, other: &DirEntryRef<'_>, order: ReadingOrder) -> Ordering {
-    let forward = match order.by.forward() {
-        PrefetchOrder::Name => one.name.cmp(other.name),
-        PrefetchOrder::InodeNumber => one.child.map(|c| c.id.ino).cmp(&other.child.map(|c| c.id.ino)),
-        _ => (one.cookie, one.name).cmp(&(other.cookie, other.name)),
-    };
-    if order.reversed { forward.reverse() } else { forward }
+fn compare(one: &DirEntryRef<'_>, other: &DirEntryRef<'_>, order: PrefetchOrder) -> Ordering {
+    fn place<'a>(row: &DirEntryRef<'a>) -> (Cookie, &'a [u8], u64) {
+        (row.cookie, row.name, row.child.map_or(0, |child| child.id.ino))
+    }
+    order.compare(place(one), place(other))
 }

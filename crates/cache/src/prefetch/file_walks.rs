@@ -23,8 +23,8 @@ const FIRST_WINDOW: u64 = 128 << 10;
 /// Order in which a reader takes the entries of a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ReadingOrder {
+    /// Order of the files among each other, and of the directories among them.
     pub by: PrefetchOrder,
-    pub reversed: bool,
     pub dirs: DirsOrder,
 }
 

@@ -3,8 +3,8 @@
 use super::core::Core;
 use super::{CallPlan, Event, ModelFs, Span};
 use nigh_types::{
-    Call, CallId, CookieKey, Entry, Errno, Name, NodeId, NodeRef, PrefetchOrder, PrefetchedDir, Reply,
-    Request, Response,
+    Call, CallId, Cookie, CookieKey, Entry, Errno, Name, NodeId, NodeRef, PrefetchOrder, PrefetchedDir,
+    Reply, Request, Response,
 };
 use std::collections::BTreeSet;
 
@@ -45,14 +45,10 @@ impl PrefetchJob {
     }
 
     fn push(&mut self, dir: NodeId, mut children: Vec<(Name, Entry)>, key: CookieKey) {
-        match self.order.forward() {
-            PrefetchOrder::Name => children.sort_by(|(a, _), (b, _)| a.cmp(b)),
-            PrefetchOrder::InodeNumber => children.sort_by_key(|(_, entry)| entry.id.ino),
-            _ => children.sort_by_key(|(name, _)| key.cookie(name.as_bytes())),
+        fn in_order((name, entry): &(Name, Entry), key: CookieKey) -> (Cookie, &[u8], u64) {
+            (key.cookie(name.as_bytes()), name.as_bytes(), entry.id.ino)
         }
-        if self.order.is_reversed() {
-            children.reverse();
-        }
+        children.sort_by(|a, b| self.order.compare(in_order(a, key), in_order(b, key)));
         let place = |(name, entry): (Name, Entry)| NodeRef { node: entry.id, path_hint: Some((dir, name)) };
         // A directory that moves while the job runs is found below two others.
         let pending: BTreeSet<NodeId> = self.stack.iter().map(|place| place.node).collect();
