@@ -169,20 +169,25 @@ impl Calls {
 
     /// Returns whether a local change of a file's data is in flight, or one that may be.
     pub fn is_data_changing(&self, ino: u64) -> bool {
-        self.values().any(|call| {
-            call.is_mutation()
-                && matches!(
-                    call.purpose,
-                    CallKind::Change { ino: of, .. } | CallKind::Write { ino: of, .. } | CallKind::Open { ino: of, .. }
-                        if of == ino
-                )
+        self.has_mutation(|purpose| match *purpose {
+            CallKind::Change { ino: of, .. }
+            | CallKind::Write { ino: of, .. }
+            | CallKind::Open { ino: of, .. } => of == ino,
+            _ => false,
         })
     }
 
     /// Returns whether a local creation is in flight that truncates a file if the name exists.
     pub fn has_truncating_create(&self) -> bool {
-        let truncates = |call: &InflightCall| matches!(&call.purpose, CallKind::Create { file: Some(file), .. } if file.access.truncate);
-        self.values().any(truncates)
+        self.has_mutation(|purpose| match purpose {
+            CallKind::Create { file, .. } => file.is_some_and(|file| file.access.truncate),
+            _ => false,
+        })
+    }
+
+    /// Returns whether such a mutation is in flight. Most reads find none at all.
+    fn has_mutation(&self, is_it: impl Fn(&CallKind) -> bool) -> bool {
+        self.pending_mutations() > 0 && self.values().any(|call| call.is_mutation() && is_it(&call.purpose))
     }
 
     /// Returns whether a call uses the handle.

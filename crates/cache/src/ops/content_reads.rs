@@ -28,8 +28,14 @@ pub(crate) fn answer(
     if may_change || !state.session.serves_callers_alike() {
         return None;
     }
-    if !may_serve(state, now, &tag, fh) {
+    if !is_current(state, now, &tag) {
         state.drop_contents(ino);
+        return None;
+    }
+    let file = state.open.files.get(fh)?;
+    // Such a read went to the remote before there were contents.
+    let may_be_old = file.access.direct && !tag.held.recalled_before_any_change();
+    if may_be_old || file.generation != tag.id.generation {
         return None;
     }
     let data = state.contents.read(ino, offset, u64::from(size))?;
@@ -37,21 +43,15 @@ pub(crate) fn answer(
     Some(OpReply::Data(data))
 }
 
-/// Returns whether contents are those of the open file, and of no other version than its attributes and the kernel's pages.
-fn may_serve(state: &State, now: Time, tag: &ContentsTag, fh: Fh) -> bool {
-    let generation = state.open.files.get(fh).map(|file| file.generation);
+/// Returns whether the grant on contents lives, the inode number is that file's, and its attributes and the kernel's pages
+/// are of no other version.
+fn is_current(state: &State, now: Time, tag: &ContentsTag) -> bool {
     let pages_differ =
         state.store.inode_of(tag.id).is_some_and(|i| i.pages().is_of_another_version(tag.token()));
     let attr = view::cached_attr(state, now, tag.id);
     let attr_differs = attr.is_some_and(|(attr, _)| DataVersion::of(&attr) != tag.version());
-    // Such a read went to the remote before there were contents.
-    let is_direct = state.open.files.get(fh).is_some_and(|file| file.access.direct);
-    let may_be_old = is_direct && !tag.held.recalled_before_any_change();
-    !may_be_old
-        && generation == Some(tag.id.generation)
-        && tag.held.is_live(now)
-        && !pages_differ
-        && !attr_differs
+    let is_reused = state.store.id_of(tag.id.ino).is_some_and(|id| id != tag.id);
+    tag.held.is_live(now) && !is_reused && !pages_differ && !attr_differs
 }
 
 /// Records that the kernel gets pages from contents, as for the reply to a READ.

@@ -140,15 +140,15 @@ pub(crate) fn read(
     offset: u64,
     size: u32,
 ) -> Option<OpReply> {
+    if let Some(answer) = content_reads::answer(state, now, (ino, fh), (offset, size)) {
+        return Some(answer);
+    }
     let Some((node, handle)) = paths::handle_for(state, ino, Some(fh)) else {
         return Some(OpReply::Failed(Errno::STALE));
     };
     let call = Call::Read { node, handle, offset, length: size };
     if queue_behind_write(state, op, caller, (ino, fh), (offset, size)) {
         return None;
-    }
-    if let Some(answer) = content_reads::answer(state, now, (ino, fh), (offset, size)) {
-        return Some(answer);
     }
     if content_reads::queue_behind_read_ahead(state, op, caller, (ino, fh), (offset, size)) {
         return None;
@@ -180,7 +180,8 @@ pub(crate) fn write(
                 return Some(OpReply::Failed(errno));
             }
         };
-    let written = content_writes::partial_pages(offset, &data);
+    let keeps = !is_flush && state.contents.has_budget() && state.session.serves_callers_alike();
+    let written = if keeps { content_writes::partial_pages(offset, &data) } else { Vec::new() };
     let flush = is_flush.then(|| Box::new(Op::Write { ino, fh, offset, data: data.clone(), flags }));
     let append = flags.append && !is_flush;
     let flags = WriteFlags { append, sync: file.access.sync, since, ..flags };
