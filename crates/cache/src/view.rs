@@ -165,7 +165,8 @@ pub(crate) fn open_at(state: &State, dir: u64, name: &Name) -> Vec<u64> {
         return vec![child];
     }
     let is_home = |ino: &u64| state.store.inode(*ino).is_some_and(|inode| inode.is_at(dir, name));
-    state.open.files.values().map(|file| file.ino).filter(is_home).collect()
+    let found: BTreeSet<u64> = state.open.files.values().map(|file| file.ino).filter(is_home).collect();
+    found.into_iter().collect()
 }
 
 pub(crate) fn is_listed(state: &State, now: Time, dir: u64) -> bool {
