@@ -8,13 +8,13 @@ mod work;
 
 use crate::output::print_line;
 use crate::signals::HeldSignals;
-use crate::{identity, units};
+use crate::{identity, protocol, units};
 use anyhow::{Context, Result};
 use direct::Direct;
 use nigh_client::fuse::mount::MountOptions;
 use nigh_client::fuse::{Level, RequestedFeatures};
 use nigh_client::{AttachedSession, CacheConfig, IdMapChoice, MountConfig};
-use nigh_native::{ClientConfig, LIST_NAMES, PREFETCH, REVERSED_PREFETCH, UPDATES};
+use nigh_native::{ClientConfig, UPDATES};
 use nigh_server::{Server, ServerOptions};
 use nigh_types::Term;
 use std::os::unix::ffi::OsStrExt;
@@ -91,7 +91,7 @@ fn config(tree: &Path, near: &Path, room: &Path) -> Result<MountConfig> {
             incarnation,
             attach: tree.as_os_str().as_bytes().to_vec(),
             term: Term::Session,
-            features: UPDATES | PREFETCH | REVERSED_PREFETCH | LIST_NAMES,
+            features: protocol::native::FEATURES | UPDATES,
         }),
         idmap: IdMapChoice::None,
         threads: 1,

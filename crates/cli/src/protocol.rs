@@ -1,6 +1,6 @@
 //! Protocols of servers: all that depends on the protocol when a mount starts.
 
-mod native;
+pub mod native;
 mod ninep;
 
 use crate::args::MountArgs;

@@ -11,6 +11,9 @@ use nigh_types::{Span, Term};
 /// Limit on cached facts where the server cannot detect changes on its own disk.
 const UNWATCHED_TERM: Term = Term::Limited(Span::from_secs(5));
 
+/// Features that every mount requests, and the demonstration.
+pub const FEATURES: u64 = PREFETCH | REVERSED_PREFETCH | LIST_NAMES;
+
 /// Returns the function that begins sessions.
 pub fn begin(request: &SessionRequest<'_>) -> Begin {
     sessions(ClientConfig {
@@ -30,12 +33,9 @@ fn features(request: &SessionRequest<'_>) -> u64 {
         (nigh_client::needs_exclusive_dir_lease(request.level), EXCLUSIVE_DIR_LEASES),
         (pushes, UPDATES),
         (request.options.compress, COMPRESSED),
-        (true, PREFETCH),
-        (true, REVERSED_PREFETCH),
-        (true, LIST_NAMES),
         (request.term.is_none(), TRUSTS_WATCH),
         (request.idmap.wants_names(), ID_NAMES),
     ];
     let wanted = chosen.into_iter().filter(|(wanted, _)| *wanted);
-    wanted.fold(0, |features, (_, feature)| features | feature)
+    wanted.fold(FEATURES, |features, (_, feature)| features | feature)
 }
