@@ -196,7 +196,7 @@ fn unsupported_by_protocol(kind: &str, guarantees: &Guarantees) -> Option<String
     (!names.is_empty()).then_some(line)
 }
 
-/// Prefetched entries.
+/// File contents in memory, and what became of those that were read ahead.
 fn contents(counters: &Counters, gauges: &Gauges, budget_bytes: u64) -> Value {
     json!({
         "bytes": gauges.contents_bytes,
@@ -208,6 +208,7 @@ fn contents(counters: &Counters, gauges: &Gauges, budget_bytes: u64) -> Value {
     })
 }
 
+/// Prefetched entries.
 fn ahead(counters: &Counters) -> Value {
     json!({
         "walks": counters.ahead_walks,
