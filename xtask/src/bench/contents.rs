@@ -94,7 +94,8 @@ fn prepare(source: &Path, large: u64) -> Result<()> {
     let mut block = vec![0_u8; 1 << 20];
     for at in 0..large >> 20 {
         for (word, bytes) in block.chunks_exact_mut(8).enumerate() {
-            bytes.copy_from_slice(&((at << 17 | word as u64) * 0x9e37_79b9_7f4a_7c15).to_le_bytes());
+            bytes
+                .copy_from_slice(&(at << 17 | word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
         }
         file.write_all(&block)?;
     }
@@ -197,7 +198,7 @@ fn sequential(
     (rtt, large, ceiling): (&str, u64, f64),
 ) -> Result<Value> {
     let mount = distant.mount(world)?;
-    shell(world, &mount, ".", "stat large small/none")?;
+    shell(world, &mount, ".", "stat large small/one")?;
     let then = before(&mount)?;
     let took = shell(world, &mount, ".", "dd if=large of=/dev/null bs=1M 2>&1")?;
     let costs = costs(&mount, &then)?;
