@@ -52,6 +52,16 @@ enum WaitEnd {
     Preempted,
 }
 
+/// Result of trying to invalidate one page.
+#[derive(PartialEq, Eq)]
+enum PageTry {
+    Done,
+    /// The page is locked: the worker sleeps.
+    Locked,
+    /// An urgent job is waiting, or the mount ends.
+    Preempted,
+}
+
 pub(super) fn stale((ino, (offset, length)): File) -> KernelInvalidation {
     KernelInvalidation::Data { ino, offset, length }
 }
@@ -128,34 +138,58 @@ impl NotifierThread<'_> {
             files.iter().flat_map(parts).collect()
         });
         for part in parts {
-            // A worker that waits for the lock since an earlier try invalidates the page once the lock is free.
-            self.locked.retain(|(_, worker)| !worker.is_done());
-            if self.locked.iter().any(|(locked, _)| *locked == part) {
-                continue;
-            }
-            let idle = self.pages.take();
-            let start = || self.start_pages(progress.most()).filter(|_| self.locked.len() < MOST_LOCKED);
-            let Some(worker) = idle.or_else(start) else {
-                tracing::debug!(target: "nigh::kernel", ino = part.0, "no thread to drop a page with that is being written");
-                self.driver.with(|core, _| core.cache.note_not_dropped(part.0));
-                continue;
-            };
-            let (ino, range) = part;
-            worker.give(vec![(self.node(ino), vec![range])]);
-            let (mut watch, mut is_left) = (SleepWatch::new(), false);
-            let is_done = worker.wait(LOOK_AT_PART, || {
-                is_left = self.must_yield(progress.is_urgent);
-                is_left || self.is_locked(&mut watch, worker.thread(), progress.id, part)
-            });
-            match is_done {
-                true => self.pages = Some(worker),
-                false => self.locked.push((part, worker)),
-            }
-            if is_left {
+            if !self.drop_partial_page(progress, part) {
                 return Err(files);
             }
         }
         Ok(())
+    }
+
+    /// Invalidates a page unless it is seen to be locked: then its worker invalidates it once the lock is free. Returns
+    /// false if the job must give way.
+    fn drop_partial_page(&mut self, progress: &Progress, part: File) -> bool {
+        self.locked.retain(|(_, worker)| !worker.is_done());
+        // A worker of an earlier try may have come too late for what the kernel has read since, and may have been woken
+        // without having run: it counts only while it sleeps.
+        if let Some(at) = self.locked.iter().position(|(locked, _)| *locked == part) {
+            let (_, earlier) = self.locked.swap_remove(at);
+            match self.try_partial_page(progress, part, &earlier) {
+                PageTry::Done => self.pages = Some(earlier),
+                tried => {
+                    self.locked.push((part, earlier));
+                    return tried == PageTry::Locked;
+                }
+            }
+        }
+        let idle = self.pages.take();
+        let start = || self.start_pages(progress.most()).filter(|_| self.locked.len() < MOST_LOCKED);
+        let Some(worker) = idle.or_else(start) else {
+            tracing::debug!(target: "nigh::kernel", ino = part.0, "no thread to drop a page with that is being written");
+            self.driver.with(|core, _| core.cache.note_not_dropped(part.0));
+            return true;
+        };
+        worker.give(vec![(self.node(part.0), vec![part.1])]);
+        match self.try_partial_page(progress, part, &worker) {
+            PageTry::Done => self.pages = Some(worker),
+            tried => {
+                self.locked.push((part, worker));
+                return tried == PageTry::Locked;
+            }
+        }
+        true
+    }
+
+    fn try_partial_page(&self, progress: &Progress, part: File, worker: &Worker<Vec<Ranges>>) -> PageTry {
+        let (mut watch, mut is_left) = (SleepWatch::new(), false);
+        let is_done = worker.wait(LOOK_AT_PART, || {
+            is_left = self.must_yield(progress.is_urgent);
+            is_left || self.is_locked(&mut watch, worker.thread(), progress.id, part)
+        });
+        match (is_done, is_left) {
+            (true, _) => PageTry::Done,
+            (false, true) => PageTry::Preempted,
+            (false, false) => PageTry::Locked,
+        }
     }
 
     /// Whether a worker waits for a local write that has the page locked. A recall's invalidation of a dirty mapped

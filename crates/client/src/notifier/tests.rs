@@ -416,6 +416,49 @@ fn page_locked_by_a_partial_write_does_not_delay_the_acknowledgement() {
     stopped(&driver, thread);
 }
 
+/// After the write that had the page locked, the kernel may read the page in full before the woken worker gets a
+/// processor.
+#[test]
+fn page_whose_earlier_worker_was_woken_is_dropped_again_before_acknowledgement() {
+    let (tries, lock) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(())));
+    let [is_running, has_processor] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let locked = lock.lock();
+    let shared = (Arc::clone(&tries), Arc::clone(&lock), Arc::clone(&is_running), Arc::clone(&has_processor));
+    let mut stage = DriverHarness::judging(move |told| {
+        let (tries, lock, is_running, has_processor) = &shared;
+        if matches!(told, Notification::InvalInode { ino: MADE, offset: 0, len: 1.. })
+            && tries.fetch_add(1, Ordering::SeqCst) == 0
+        {
+            drop(lock.lock());
+            is_running.store(true, Ordering::SeqCst);
+            while !has_processor.load(Ordering::SeqCst) {
+                std::hint::spin_loop();
+            }
+        }
+        Ok(NotifyOutcome::Done)
+    });
+    writes_in_part(&mut stage);
+    let (driver, kernel) = (Arc::clone(&stage.driver), Arc::clone(&stage.kernel));
+    let thread = running(&driver);
+    let told = |ino| kernel.notifications().contains(&Notification::attributes(ino));
+    let queue = |id, next| {
+        let stale = vec![pages_of(MADE), KernelInvalidation::Attr { ino: next }];
+        driver.notifier.queue(InvalidationId(id), stale, Urgency::Ordinary);
+    };
+    queue(901, 9);
+    until("the page counts as locked", || told(9));
+    drop(locked);
+    until("its worker runs", || is_running.load(Ordering::SeqCst));
+    queue(902, 10);
+    thread::sleep(Duration::from_millis(200));
+    assert!(!told(10), "its worker may drop the page yet");
+    assert_eq!(tries.load(Ordering::SeqCst), 1);
+    has_processor.store(true, Ordering::SeqCst);
+    until("what comes next", || told(10));
+    assert_eq!(tries.load(Ordering::SeqCst), 2, "the page was read again since");
+    stopped(&driver, thread);
+}
+
 /// A closed file may be opened and read while its pages are being dropped. At the server the read waits behind the
 /// change that caused the recall, which waits for this client's acknowledgement: the notifier must not wait for the
 /// read.
