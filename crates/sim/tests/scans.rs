@@ -5,7 +5,7 @@ use nigh_sim::scan::{Counts, Plan, run};
 fn scans(native: bool) {
     let number =
         |name: &str, else_: u64| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(else_);
-    let (seeds, first) = (number("NIGH_SCANS", 1_000), number("NIGH_SEED", 0));
+    let (seeds, first) = (number("NIGH_SCANS", 400), number("NIGH_SEED", 0));
     let entries = u32::try_from(number("NIGH_SCAN_ENTRIES", 400)).unwrap();
     let mut counts = Counts::default();
     for seed in first..first + seeds {

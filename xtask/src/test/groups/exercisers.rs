@@ -109,7 +109,7 @@ pub fn fsx(world: &World, tally: &mut TestReport, disk: &Path, how: &MountParams
     let Some(program) = packages::exerciser("fsx") else {
         return tally.not_run("fsx", "not installed (cargo install --locked fsx@0.3.2)");
     };
-    let operations = if world.short { 10_000 } else { 200_000 };
+    let operations = if world.short { 4_000 } else { 200_000 };
     let common = "close_open = 1\nread = 10\nwrite = 10\ntruncate = 5\nfsync = 0.2\nfdatasync = 0.2\n\
                   posix_fallocate = 0\npunch_hole = 2\nsendfile = 2\nposix_fadvise = 1\ncopy_file_range = 2\n";
     let maps = "mapread = 10\nmapwrite = 10\ninvalidate = 1\n";

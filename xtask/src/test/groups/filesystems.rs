@@ -69,7 +69,7 @@ pub fn run(world: &World, tally: &mut TestReport) {
     if !root::is_root() {
         return tally.not_run("filesystems", "needs root");
     }
-    let tables = world.sample.of("filesystems", &["ext4", "xfs", "btrfs", "tmpfs", "overlayfs"], 3);
+    let tables = world.sample.of("filesystems", &["ext4", "xfs", "btrfs", "tmpfs", "overlayfs"], 2);
     for kind in ["ext4", "xfs", "btrfs", "tmpfs"] {
         let table = tables.contains(&&kind);
         match disk(world, kind, kind) {
