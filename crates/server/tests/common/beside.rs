@@ -89,8 +89,10 @@ struct Other {
 
 impl Others {
     fn of(world: &World) -> Others {
+        // Before any client has leases: on a busy machine a recall for the next directory could find a client that does
+        // not process its input yet, and the server would take it for silent.
+        (0..OTHERS).for_each(|nth| fs::create_dir(world.dir.path().join(format!("own-{nth}"))).unwrap());
         let other = |nth: usize| {
-            fs::create_dir(world.dir.path().join(format!("own-{nth}"))).unwrap();
             let mut client = world.client();
             client.obliging = true;
             let (d2, own) = (client.place("d2"), client.place(&format!("own-{nth}")));
