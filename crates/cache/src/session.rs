@@ -12,7 +12,7 @@
 //! fail. Until the next `Active` no request is begun and no reply is delivered except for reclaims: the kernel may still
 //! hold facts of ended grants.
 
-use crate::op::InvalidationId;
+use crate::op::{Caller, InvalidationId};
 use nigh_types::{CallId, Features, Handle, Response, SessionParams, Span, Term, Time};
 
 /// Time that the kernel may take to drop its facts: less than the grace period of a restarted server.
@@ -123,6 +123,11 @@ impl Session {
         self.supports.acls
     }
 
+    /// Returns whether the session itself prefetches, by its own calls ([`Features::prefetch_in_session`]).
+    pub fn prefetches_itself(&self) -> bool {
+        self.supports.prefetch_in_session
+    }
+
     /// Returns whether the remote prefetches directories in reversed orders.
     pub fn prefetches_reversed(&self) -> bool {
         self.supports.reversed_prefetch
@@ -131,6 +136,22 @@ impl Session {
     /// Returns whether contents that were read for one caller may be served to another ([`Features::uniform_rights`]).
     pub fn serves_callers_alike(&self) -> bool {
         self.supports.uniform_rights
+    }
+
+    /// Returns for whom contents are read ahead that this caller will read: `Some(None)` for all callers, `None` if nothing
+    /// may be kept.
+    pub fn reads_ahead_for(&self, caller: Caller) -> Option<Option<Caller>> {
+        match (self.supports.uniform_rights, self.supports.rights_by_uid) {
+            (true, _) => Some(None),
+            (false, true) => Some(Some(caller)),
+            (false, false) => None,
+        }
+    }
+
+    /// Returns whether contents that were read with the rights of this uid (`None`: for all callers) may be served to a
+    /// caller.
+    pub fn may_serve(&self, read_as: Option<u32>, caller: Caller) -> bool {
+        self.supports.uniform_rights || self.supports.rights_by_uid && read_as == Some(caller.uid)
     }
 
     /// Returns whether the remote lists names without attributes.

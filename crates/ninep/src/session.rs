@@ -11,6 +11,7 @@ mod greeting;
 mod handshake;
 mod messages;
 mod node_ids;
+mod prefetch_jobs;
 mod reply;
 mod requests;
 mod resolve;

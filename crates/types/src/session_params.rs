@@ -43,6 +43,9 @@ pub struct Features {
     pub acls: bool,
     /// Prefetch ([`crate::Call::Prefetch`]).
     pub prefetch: bool,
+    /// The session itself prefetches, by its own calls: it reads several directories at a time, so that directories
+    /// found below others may come after those beside them. It begins to read them when it has emitted the reply before.
+    pub prefetch_in_session: bool,
     /// Prefetch in reversed orders ([`crate::PrefetchOrder::REVERSED`]).
     pub reversed_prefetch: bool,
     /// Names-only listings ([`crate::Call::ListNames`]).
@@ -54,6 +57,8 @@ pub struct Features {
     /// The remote reads every file with the same rights for all callers, or trusts the checks of this machine's
     /// kernel: contents read for one caller may be served to another that this kernel admits.
     pub uniform_rights: bool,
+    /// A caller's rights depend on its uid alone: contents read for one caller may be served to another of that uid.
+    pub rights_by_uid: bool,
 }
 
 /// Limits of the guarantees in docs/semantics.md, for people. Default: all are given.

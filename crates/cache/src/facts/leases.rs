@@ -136,10 +136,18 @@ pub(crate) fn drop_dir_names(state: &mut State, dir: u64) {
 /// or the caller does it.
 pub(crate) fn end_directory_lease(state: &mut State, dir: u64) {
     detach_listings(state, dir);
+    let mut listed = Vec::new();
     if let Some(directory) = state.store.dir_mut(dir) {
+        if directory.held.is_some_and(|held| !held.recallable) {
+            let children = directory.rows.iter().filter_map(|row| row.child);
+            listed
+                .extend(children.filter(|child| !child.attr().covered_by_parent()).map(|child| child.id.ino));
+        }
         directory.forget();
     }
     state.store.recount(dir);
+    // Nothing else would lead to their records, if the kernel never looked them up.
+    listed.into_iter().for_each(|ino| forgetting::drop_if_idle(state, ino));
 }
 
 /// Detaches the directory's listings at the end of its lease: the kernel's cached listing is invalidated. Entries

@@ -113,12 +113,13 @@ fn lookup_remote(
     {
         return replies::wait(state, op, caller, call, ReplyKind::Reply, true);
     }
+    let is_dir = state.store.child(dir, &key.1).is_some_and(|child| child.attr().is_dir());
     let purpose = CallKind::Lookup { dir, name: key.1.clone() };
     let id = sending::send(state, now, None, purpose.clone(), Call::Lookup { dir: place, name: key.1 });
     state.calls.enter_joins(id, purpose);
     let answer = replies::wait(state, op, caller, id, ReplyKind::Reply, false);
     list_after_absent_names(state, now, dir);
-    prefetch_policy::prefetch_by_lookups(state, now, dir);
+    prefetch_policy::prefetch_by_lookups(state, now, dir, is_dir);
     answer
 }
 

@@ -1,7 +1,7 @@
 //! Prefetch policy: when and where a job begins, and in which order it goes.
 
 use crate::config::Prefetch;
-use crate::facts::leases;
+use crate::facts::{inodes, leases};
 use crate::ops::{listings, prefetching};
 use crate::state::State;
 use crate::view::{self, paths};
@@ -26,6 +26,8 @@ impl Subdir {
 
 /// Most entries of a directory that the policy looks at.
 const LOOKED_AT: usize = 16_384;
+/// Most entries of a directory whose attributes are prefetched after a few lookups.
+const MOST_WITHOUT_ATTRIBUTES: usize = 4_096;
 
 /// Records the opening of a subdirectory in its parent, which must be listed. Returns the input of the policy: the
 /// parent, the subdirectory opened before, and whether the parent was opened in this way itself.
@@ -69,6 +71,14 @@ pub(crate) fn prefetch_from(
             let order =
                 state.prefetch.may_start(now).then(|| order_of(state, now, parent, before, dir))??;
             let roots = roots(state, now, order, parent, dir);
+            for NodeRef { node, path_hint } in &roots {
+                // Named by a listing without attributes: what comes for it needs a record.
+                if let Some((dir, name)) =
+                    path_hint.as_ref().filter(|_| state.store.id_of(node.ino).is_none())
+                {
+                    inodes::record(state, *node).note_listed_at(dir.ino, name);
+                }
+            }
             prefetching::start_job(state, now, order, roots, state.first_window())
         }
         (Prefetch::Auto, _) => None,
@@ -76,11 +86,18 @@ pub(crate) fn prefetch_from(
 }
 
 /// Starts a job for lookups in an unlisted directory. Lookups in one directory after the other count as a walk
-/// (`git status`). After several lookups in one directory, the rest is prefetched.
-pub(crate) fn prefetch_by_lookups(state: &mut State, now: Time, dir: u64) {
+/// (`git status`). After several lookups in one directory, the rest is prefetched. `is_dir`: the name is known to lead to a
+/// directory, which a walk looks up to open it.
+pub(crate) fn prefetch_by_lookups(state: &mut State, now: Time, dir: u64, is_dir: bool) {
     let wanted =
         state.prefetch.is_possible() && state.config.prefetch == Prefetch::Auto && !state.answers_stale();
-    if !wanted || view::is_listed(state, now, dir) || !listings::is_to_be_listed(state, dir) {
+    if !wanted || !listings::is_to_be_listed(state, dir) {
+        return;
+    }
+    if view::is_listed(state, now, dir) {
+        if !is_dir {
+            prefetch_attributes(state, now, dir);
+        }
         return;
     }
     let Some(id) = state.store.id_of(dir) else { return };
@@ -91,12 +108,33 @@ pub(crate) fn prefetch_by_lookups(state: &mut State, now: Time, dir: u64) {
             let descent = note_descent(state, now, dir);
             prefetch_from(state, now, dir, descent);
         }
-        count if count == state.config.names_before_listing && state.prefetch.may_start(now) => {
+        // A session that prefetches itself needs messages for each entry.
+        count
+            if count == state.config.names_before_listing
+                && state.prefetch.may_start(now)
+                && !state.session.prefetches_itself() =>
+        {
             let Some(place) = paths::node_ref(state, dir) else { return };
             prefetching::start_job(state, now, PrefetchOrder::Name, vec![place], state.first_window());
         }
         _ => {}
     }
+}
+
+/// Starts a job at a listed directory whose entries came without attributes, after several lookups in it.
+fn prefetch_attributes(state: &mut State, now: Time, dir: u64) {
+    let may = state.session.prefetches_itself() && state.prefetch.may_start(now);
+    let most = state.config.names_before_listing;
+    let Some(place) = paths::node_ref(state, dir).filter(|_| may) else { return };
+    let Some(directory) = state.store.dir_mut(dir) else { return };
+    directory.remote_lookups = directory.remote_lookups.saturating_add(1);
+    if u32::from(directory.remote_lookups) != most
+        || directory.rows.iter().nth(MOST_WITHOUT_ATTRIBUTES).is_some()
+    {
+        return;
+    }
+    directory.remote_lookups = 0;
+    prefetching::start_job(state, now, PrefetchOrder::Cookie, vec![place], state.first_window());
 }
 
 /// Returns the order in which `dir` comes next after `before`, or first. `None`: no order fits, so this is no walk.
@@ -125,7 +163,12 @@ fn roots(state: &State, now: Time, order: PrefetchOrder, mut parent: u64, mut di
         let open = below[after..].iter().filter(|b| {
             !view::is_listed(state, now, b.id.ino) && state.prefetch.expected_by(b.id.ino).is_none()
         });
-        roots.extend(open.take(room).filter_map(|b| paths::node_ref(state, b.id.ino)));
+        let id = state.store.id_of(parent);
+        let place = |b: &Subdir| {
+            let listed = || NodeRef { node: b.id, path_hint: id.map(|id| (id, b.name.clone())) };
+            paths::node_ref(state, b.id.ino).filter(|place| place.node == b.id).unwrap_or_else(listed)
+        };
+        roots.extend(open.take(room).map(place));
         let above = state.store.dir(parent).filter(|d| d.opened_in_walk);
         let above = above.and_then(|_| state.store.inode(parent)?.parent_entry().map(|(above, _)| *above));
         match above.filter(|above| state.store.dir(*above).is_some_and(|d| d.complete)) {

@@ -6,21 +6,34 @@
 //! before the one that begins it.
 
 use crate::calls::{CallKind, InflightCall, RaceLog};
-use crate::facts::{leases, order};
+use crate::facts::{forgetting, leases, order};
 use crate::op::Output;
 use crate::ops::{arrivals, listing_chunks, listings, prefetch_use};
 use crate::out::{replies, sending};
 use crate::state::State;
 use crate::view::paths;
 use nigh_types::{
-    Call, CallId, Entries, Errno, Grant, LeaseScope, NodeId, NodeRef, OpId, PrefetchOrder, PrefetchedDir,
-    Reply, Response, Time,
+    Attr, Call, CallId, Entries, Errno, Grant, LeaseScope, NodeId, NodeRef, OpId, PrefetchOrder,
+    PrefetchedDir, Reply, Response, Time,
 };
 use rustc_hash::FxHashMap;
 
-/// Returns the grants on a directory's names, and on those of its entries that its directory lease does not cover.
-fn granted_by(node: NodeId, listed: &Entries, own: &FxHashMap<NodeId, Vec<Grant>>) -> Vec<Grant> {
-    let names = own.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
+/// What a reply carries besides the directories.
+struct PrefetchedFacts {
+    grants: FxHashMap<NodeId, Vec<Grant>>,
+    /// Attributes of the directories themselves, if the remote sends them.
+    attrs: FxHashMap<NodeId, Attr>,
+}
+
+/// Returns the grants on a directory's names and its own attributes, and on those of its entries that its directory lease
+/// does not cover.
+fn granted_by(node: NodeId, listed: &Entries, facts: &PrefetchedFacts) -> Vec<Grant> {
+    let own = &facts.grants;
+    let covers = |grant: &&Grant| match grant.covers {
+        LeaseScope::Attributes => facts.attrs.contains_key(&node),
+        covers => covers == LeaseScope::Directory,
+    };
+    let names = own.get(&node).into_iter().flatten().filter(covers);
     let of_entries = listed.entries.iter().filter(|(_, e)| !e.attr.covered_by_parent());
     let of_entries = of_entries.filter_map(|(_, e)| own.get(&e.id)).flatten();
     names.chain(of_entries.filter(|grant| grant.covers == LeaseScope::Attributes)).copied().collect()
@@ -73,9 +86,10 @@ pub(crate) fn on_prefetch_reply(
         }
         return;
     }
-    let mut own: FxHashMap<NodeId, Vec<Grant>> = FxHashMap::default();
+    let attrs = response.after.into_iter().collect();
+    let mut own = PrefetchedFacts { grants: FxHashMap::default(), attrs };
     for grant in response.grants {
-        own.entry(grant.node).or_default().push(grant);
+        own.grants.entry(grant.node).or_default().push(grant);
     }
     // Listings that begin with this reply need the changes since the reply before; later ones do not.
     state.calls.insert(call, flight);
@@ -91,8 +105,24 @@ pub(crate) fn on_prefetch_reply(
         state.calls.remove(call);
         return end_job(state, now, call);
     }
-    state.calls.inflight_mut(call).into_iter().for_each(|walk| walk.race_log = RaceLog::default());
+    if let Some(walk) = state.calls.inflight_mut(call) {
+        walk.race_log = RaceLog::default();
+    }
+    if state.session.prefetches_itself() {
+        renew_begin(state, now, call);
+    }
     request_awaited(state, now, call);
+}
+
+/// Limits in time count from a reply of the session itself: no link lies between the begin of its next calls and the reply.
+/// That includes listings that callers wait for.
+fn renew_begin(state: &mut State, now: Time, call: CallId) {
+    let listings = state.prefetch.listings(call);
+    for call in listings.into_iter().chain([call]) {
+        if let Some(flight) = state.calls.inflight_mut(call).filter(|flight| !flight.has_chunk) {
+            flight.sent = now;
+        }
+    }
 }
 
 fn on_prefetched_dir(
@@ -100,16 +130,17 @@ fn on_prefetched_dir(
     now: Time,
     walk_call: CallId,
     step: PrefetchedDir,
-    own: &FxHashMap<NodeId, Vec<Grant>>,
+    own: &PrefetchedFacts,
 ) {
     let PrefetchedDir { dir: node, listed, last } = step;
     let (dir, cost) = (node.ino, cost_of(listed.as_ref(), last));
     state.prefetch.no_longer_expect(dir);
     let Some(listed) = listed.filter(|_| state.store.id_of(dir) == Some(node)) else {
         let names =
-            own.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
+            own.grants.get(&node).into_iter().flatten().filter(|grant| grant.covers == LeaseScope::Directory);
         return_unused_grants(state, &names.copied().collect::<Vec<_>>());
         on_not_prefetched(state, now, walk_call, dir);
+        forgetting::drop_if_idle(state, dir);
         return count_dropped(state, (walk_call, dir), cost, last);
     };
     let Some(call) = listings::begin_prefetched_listing(state, walk_call, node) else { return };
@@ -122,7 +153,8 @@ fn on_prefetched_dir(
         listed.entries.iter().filter(|(_, e)| e.attr.is_dir()).map(|(_, e)| e.id.ino).collect();
     let grants = granted_by(node, &listed, own);
     let waited = !flight.waiters.is_empty();
-    let response = Response { result: Ok(Reply::Listed(listed)), after: Vec::new(), grants, last };
+    let after = own.attrs.get(&node).map(|attr| (node, *attr)).into_iter().collect();
+    let response = Response { result: Ok(Reply::Listed(listed)), after, grants, last };
     if let Some(flight) = listing_chunks::on_listing_chunk(state, now, call, dir, flight, response) {
         state.calls.insert(call, flight);
     }
@@ -136,12 +168,7 @@ fn on_prefetched_dir(
     count_prefetched(state, now, (walk_call, dir), cost, (waited, last));
 }
 
-fn return_prefetched_dir(
-    state: &mut State,
-    walk_call: CallId,
-    step: &PrefetchedDir,
-    own: &FxHashMap<NodeId, Vec<Grant>>,
-) {
+fn return_prefetched_dir(state: &mut State, walk_call: CallId, step: &PrefetchedDir, own: &PrefetchedFacts) {
     let Some(flight) = state.calls.remove(walk_call) else { return };
     if let Some(listed) = &step.listed {
         let grants = granted_by(step.dir, listed, own);
@@ -216,9 +243,11 @@ fn list_unfetched(state: &mut State, now: Time, dir: u64, call: CallId) {
 
 /// Ends a job: nothing more comes of it.
 fn end_job(state: &mut State, now: Time, call: CallId) {
-    for (dir, listing) in state.prefetch.end(call) {
+    let (listings, unsent) = state.prefetch.end(call);
+    for (dir, listing) in listings {
         list_unfetched(state, now, dir, listing);
     }
+    unsent.into_iter().for_each(|dir| forgetting::drop_if_idle(state, dir));
     state.prefetch.drop_ended();
 }
 

@@ -111,12 +111,14 @@ impl PrefetchJobs {
         self.expected.extend(roots.map(|dir| (dir, call)));
     }
 
-    /// Ends a job: nothing more comes of it. Returns its listings in progress.
-    pub fn end(&mut self, call: CallId) -> BTreeMap<u64, CallId> {
-        self.expected.retain(|_, job| *job != call);
-        let Some(job) = self.jobs.get_mut(&call) else { return BTreeMap::new() };
+    /// Ends a job: nothing more comes of it. Returns its listings in progress, and the directories that it was to bring.
+    pub fn end(&mut self, call: CallId) -> (BTreeMap<u64, CallId>, Vec<u64>) {
+        let mut unsent: Vec<u64> =
+            self.expected.extract_if(|_, job| *job == call).map(|(dir, _)| dir).collect();
+        unsent.sort_unstable();
+        let Some(job) = self.jobs.get_mut(&call) else { return (BTreeMap::new(), unsent) };
         (job.ended, job.credit) = (true, 0);
-        std::mem::take(&mut job.listings)
+        (std::mem::take(&mut job.listings), unsent)
     }
 
     /// Forgets ended jobs without unused entries, and the earliest of the others, whose rest counts as wasted.
@@ -181,6 +183,11 @@ impl PrefetchJobs {
         let job = self.jobs.get_mut(&call)?;
         job.requested.remove(&dir);
         job.listings.remove(&dir)
+    }
+
+    /// Returns the calls of a job's listings.
+    pub fn listings(&self, call: CallId) -> Vec<CallId> {
+        self.jobs.get(&call).into_iter().flat_map(|job| job.listings.values().copied()).collect()
     }
 
     /// Returns the listings of a job that the server was not asked to send first.

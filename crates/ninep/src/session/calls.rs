@@ -7,11 +7,13 @@ mod list;
 mod locks;
 mod lookup;
 mod open;
+mod prefetch;
 mod remove;
 mod rename;
 mod xattrs;
 
 use super::context::CallContext;
+use super::prefetch_jobs::PrefetchJob;
 use super::reply::{CallReply, Outcome};
 use nigh_remote::Event;
 use nigh_types::{Call, CallId, Errno, Reply, Request};
@@ -20,13 +22,27 @@ use std::sync::Arc;
 /// Executes a call and emits its reply.
 pub(super) async fn execute(cx: CallContext, id: CallId, request: Arc<Request>) {
     let uid = cx.user(&request.credentials);
-    if let Call::List { dir } = &request.call {
-        return list::list(&cx, id, uid, dir).await;
+    match &request.call {
+        Call::List { dir } => return list::list(&cx, id, uid, dir).await,
+        Call::Prefetch { roots, order, credit } => {
+            let job = PrefetchJob::new(roots, *order, *credit);
+            return prefetch::prefetch(&cx, id, uid, job).await;
+        }
+        Call::PrefetchCredit { walk, credit, want } => {
+            let mut shared = cx.shared();
+            return shared
+                .prefetches
+                .get_mut(walk)
+                .into_iter()
+                .for_each(|job| job.steer(*credit, want.as_ref()));
+        }
+        _ => {}
     }
     if may_remove_name(&request.call) {
         cx.until_others(|shared| !shared.files.is_pinning()).await;
     }
     let outcome = outcome(&cx, id, uid, &request).await;
+    cx.shared().changes += u64::from(request.call.is_mutation());
     if request.call.has_reply() {
         let response = cx.respond(outcome, true);
         cx.emit(Event::Response { call: id, response });

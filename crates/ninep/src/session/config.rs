@@ -14,6 +14,15 @@ pub struct Times {
 }
 
 impl Times {
+    /// The time for a listing with attributes: until the first of these facts ends.
+    #[must_use]
+    pub fn prefetched(&self) -> Term {
+        match (self.listing(), self.attributes) {
+            (Term::Limited(names), Term::Limited(attributes)) => Term::Limited(names.min(attributes)),
+            (Term::Session, term) | (term, Term::Session) => term,
+        }
+    }
+
     /// The time for a listing, which says of each name that it exists, and of all others that they do not.
     #[must_use]
     pub fn listing(&self) -> Term {

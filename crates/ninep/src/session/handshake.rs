@@ -119,6 +119,8 @@ impl Session {
         let shared = self.cx.shared();
         let config = &shared.config;
         let Times { names, absent, attributes } = config.times;
+        // What ends at once is not worth reading in advance.
+        let prefetches = config.times.prefetched() != Term::Limited(Span::ZERO);
         let span = |term| match term {
             Term::Session => Span::FOREVER,
             Term::Limited(span) => span,
@@ -131,7 +133,14 @@ impl Session {
                 staleness_bound: staleness_bound(&config.times),
             },
             ids: RemoteIds { acts_as: (config.uid, config.gid), names: Vec::new() },
-            supports: Features { uniform_rights: !config.all_users, ..Features::default() },
+            supports: Features {
+                prefetch: prefetches,
+                prefetch_in_session: prefetches,
+                reversed_prefetch: prefetches,
+                uniform_rights: !config.all_users,
+                rights_by_uid: config.all_users,
+                ..Features::default()
+            },
             ..Agreed::plain(root, root_attr, config.cookie_key, term)
         }
     }

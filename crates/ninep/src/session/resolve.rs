@@ -1,6 +1,6 @@
 //! Resolves a node reference to a fid.
 
-use super::context::CallContext;
+use super::context::{CallContext, PendingReply};
 use super::fids::Fid;
 use super::node_ids::{DIRECTORY, SYMLINK, is_directory};
 use super::requests::getattr;
@@ -16,20 +16,39 @@ pub(super) struct ResolvedFid {
     pub remembered: bool,
 }
 
-impl CallContext {
-    /// Walks from a fid to a new one, over at most [`MOST_NAMES`] names. Without names: another fid of the same node.
-    pub async fn walk(&self, from: &Fid, names: &[Name]) -> Result<(Arc<Fid>, Vec<Qid>), Errno> {
-        let fid = self.new_fid();
-        let texts: Vec<Vec<u8>> = names.iter().map(|name| name.as_bytes().to_vec()).collect();
-        let message = Tmessage::Walk { fid: from.number(), new: fid.number(), names: ShortSequence(texts) };
-        let Rmessage::Walk { qids } = self.request_fid(message, &fid).await? else {
-            return Err(Errno::PROTO);
-        };
-        if qids.0.len() < names.len() {
+/// A walk whose reply is awaited.
+pub(super) struct PendingWalk {
+    fid: Arc<Fid>,
+    reply: PendingReply,
+    names: usize,
+}
+
+impl PendingWalk {
+    /// Returns the new fid, and the qid of each name.
+    pub async fn finish(self) -> Result<(Arc<Fid>, Vec<Qid>), Errno> {
+        let PendingWalk { fid, reply, names } = self;
+        let Rmessage::Walk { qids } = reply.await? else { return Err(Errno::PROTO) };
+        if qids.0.len() < names {
             return Err(Errno::NOENT);
         }
         fid.mark_live();
         Ok((fid, qids.0))
+    }
+}
+
+impl CallContext {
+    /// Walks from a fid to a new one, over at most [`MOST_NAMES`] names. Without names: another fid of the same node.
+    pub async fn walk(&self, from: &Fid, names: &[Name]) -> Result<(Arc<Fid>, Vec<Qid>), Errno> {
+        self.start_walk(from, names).finish().await
+    }
+
+    /// Sends the message of a walk.
+    pub fn start_walk(&self, from: &Fid, names: &[Name]) -> PendingWalk {
+        let fid = self.new_fid();
+        let texts: Vec<Vec<u8>> = names.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let message = Tmessage::Walk { fid: from.number(), new: fid.number(), names: ShortSequence(texts) };
+        let reply = self.request_fid(message, &fid);
+        PendingWalk { fid, reply, names: names.len() }
     }
 
     /// Walks one name, and returns the node with a fid of its own.
@@ -223,15 +242,22 @@ impl CallContext {
         }
     }
 
+    /// Attributes from a reply, which the session does not remember.
+    pub fn told(&self, answer: Rmessage) -> Result<(NodeId, Attr), Errno> {
+        let Rmessage::Getattr { attributes } = answer else { return Err(Errno::PROTO) };
+        self.converted(&attributes)
+    }
+
+    fn converted(&self, attributes: &crate::Attributes) -> Result<(NodeId, Attr), Errno> {
+        let attr = super::reply::attr(attributes)?;
+        let node = self.shared().node(attributes.qid);
+        if attr.is_dir() == is_directory(node) { Ok((node, attr)) } else { Err(Errno::PROTO) }
+    }
+
     /// Notes attributes from a reply.
     fn note(&self, attributes: &crate::Attributes) -> Result<(NodeId, Attr), Errno> {
-        let attr = super::reply::attr(attributes)?;
-        let mut shared = self.shared();
-        let node = shared.node(attributes.qid);
-        if attr.is_dir() != (is_directory(node)) {
-            return Err(Errno::PROTO);
-        }
-        shared.nodes.note_attr(node, attr);
+        let (node, attr) = self.converted(attributes)?;
+        self.shared().nodes.note_attr(node, attr);
         Ok((node, attr))
     }
 

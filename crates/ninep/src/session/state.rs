@@ -5,11 +5,12 @@ use super::files::Files;
 use super::greeting::Greeting;
 use super::messages::Messages;
 use super::node_ids::{Nodes, node_id};
+use super::prefetch_jobs::PrefetchJob;
 use super::users::Users;
 use crate::{ProtocolError, Qid};
 use nigh_pathclient::{InodeNumbers, Schedule};
 use nigh_types::{CallId, GrantId, NodeId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The most fids that are kept for nodes, of all users together.
 const MOST_NODE_FIDS: usize = 4_096;
@@ -23,6 +24,10 @@ pub(crate) struct SessionState {
     pub nodes: Nodes,
     pub users: Users,
     pub files: Files,
+    /// Number of changes that were replied to.
+    pub changes: u64,
+    /// Prefetches that are running.
+    pub prefetches: BTreeMap<CallId, PrefetchJob>,
     /// Whether the server supports Trenameat and Tunlinkat; they are used until it refuses them.
     pub renameat: bool,
     pub unlinkat: bool,
@@ -43,6 +48,8 @@ impl SessionState {
             nodes: Nodes::new(MOST_NODE_FIDS, numbers),
             users: Users::default(),
             files: Files::default(),
+            changes: 0,
+            prefetches: BTreeMap::new(),
             renameat: true,
             unlinkat: true,
             cancelled: BTreeSet::new(),

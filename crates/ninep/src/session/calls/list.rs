@@ -1,6 +1,7 @@
 //! Directory listings: read whole, and sorted into the order of this mount's cookies.
 
-use super::super::context::CallContext;
+use super::super::context::{CallContext, PendingReply};
+use super::super::fids::Fid;
 use super::super::reply::CallReply;
 use super::open;
 use crate::values::{Qid, QidKind};
@@ -8,6 +9,7 @@ use crate::{Dirent, ProtocolError, Rmessage, Tmessage, dirents};
 use nigh_remote::Event;
 use nigh_types::{CallId, Cookie, Errno, Kind, LeaseScope, Name, NodeId, NodeRef, Reply};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The most names in a chunk of a reply.
 const PART: usize = 4_096;
@@ -46,38 +48,58 @@ pub(super) async fn list(cx: &CallContext, id: CallId, uid: u32, dir: &NodeRef) 
 }
 
 async fn names(cx: &CallContext, uid: u32, dir: &NodeRef) -> Result<Names, Errno> {
-    let fid = open::directory(cx, uid, dir).await?;
-    // A server may send a name twice while other clients change the directory.
-    let mut found = BTreeMap::new();
-    let (mut offset, mut told) = (0, 0);
-    let (count, most_names) = {
-        let shared = cx.shared();
-        (shared.most_data(), shared.config.most_names)
-    };
+    let mut reader = NameReader::new(open::directory(cx, uid, dir).await?);
     loop {
-        let Rmessage::Readdir { entries } =
-            cx.request(Tmessage::Readdir { fid: fid.number(), offset, count }).await?
-        else {
-            return Err(Errno::PROTO);
-        };
-        let entries = dirents(&entries).map_err(|error| cx.abort(error))?;
-        let Some(last) = entries.last() else { break };
-        if last.offset == offset {
-            return Err(cx.abort(ProtocolError::Malformed("a listing does not go on")));
-        }
-        offset = last.offset;
-        told += entries.len() as u64;
-        if told > most_names {
-            return Err(Errno::OVERFLOW);
-        }
-        let shared = cx.shared();
-        for Dirent { qid, kind, name, .. } in entries {
-            if let Ok(name) = Name::new(&name) {
-                found.insert(name, (shared.node(qid), kind_of(qid, kind)));
-            }
+        let answer = reader.request(cx).await;
+        if !reader.take(cx, answer)? {
+            break;
         }
     }
-    Ok(found.into_iter().map(|(name, (node, kind))| (name, node, kind)).collect())
+    Ok(reader.found.into_iter().map(|(name, (node, kind))| (name, node, kind)).collect())
+}
+
+/// Reads the names of an open directory, message by message.
+pub(super) struct NameReader {
+    fid: Arc<Fid>,
+    offset: u64,
+    /// Entries that the server sent.
+    told: u64,
+    /// A server may send a name twice while other clients change the directory.
+    pub found: BTreeMap<Name, (NodeId, Option<Kind>)>,
+}
+
+impl NameReader {
+    pub fn new(fid: Arc<Fid>) -> NameReader {
+        NameReader { fid, offset: 0, told: 0, found: BTreeMap::new() }
+    }
+
+    /// Requests the next entries.
+    pub fn request(&self, cx: &CallContext) -> PendingReply {
+        let count = cx.shared().most_data();
+        cx.request(Tmessage::Readdir { fid: self.fid.number(), offset: self.offset, count })
+    }
+
+    /// Takes the reply to [`NameReader::request`]. Returns whether more entries may follow.
+    pub fn take(&mut self, cx: &CallContext, answer: Result<Rmessage, Errno>) -> Result<bool, Errno> {
+        let Rmessage::Readdir { entries } = answer? else { return Err(Errno::PROTO) };
+        let entries = dirents(&entries).map_err(|error| cx.abort(error))?;
+        let Some(last) = entries.last() else { return Ok(false) };
+        if last.offset == self.offset {
+            return Err(cx.abort(ProtocolError::Malformed("a listing does not go on")));
+        }
+        self.offset = last.offset;
+        self.told += entries.len() as u64;
+        let shared = cx.shared();
+        if self.told > shared.config.most_names {
+            return Err(Errno::OVERFLOW);
+        }
+        for Dirent { qid, kind, name, .. } in entries {
+            if let Ok(name) = Name::new(&name) {
+                self.found.insert(name, (shared.node(qid), kind_of(qid, kind)));
+            }
+        }
+        Ok(true)
+    }
 }
 
 /// The file type as far as the server says; `kind` is that of readdir(3).

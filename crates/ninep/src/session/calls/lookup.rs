@@ -35,7 +35,18 @@ pub(super) async fn note_found(
     fid: Arc<Fid>,
     node: NodeId,
 ) -> Result<(NodeId, Attr), Errno> {
-    let (told, attr) = cx.attributes(&fid).await?;
+    let told = cx.attributes(&fid).await?;
+    Ok(note_attributes(cx, uid, (dir, name), (fid, node), told))
+}
+
+/// As [`note_found`], once the attributes have been told.
+pub(super) fn note_attributes(
+    cx: &CallContext,
+    uid: u32,
+    (dir, name): (NodeId, &Name),
+    (fid, node): (Arc<Fid>, NodeId),
+    (told, attr): (NodeId, Attr),
+) -> (NodeId, Attr) {
     if told != node {
         // Another node replaced it between the two messages: the later reply counts.
         cx.shared().nodes.forget(uid, node);
@@ -49,7 +60,7 @@ pub(super) async fn note_found(
     if shared.nodes.known(uid, told).is_none_or(|known| !known.open || known.parent_entry != home) {
         shared.nodes.note_known(uid, told, fid, home, false);
     }
-    Ok((told, attr))
+    (told, attr)
 }
 
 pub(super) async fn read_link(cx: &CallContext, uid: u32, node: &NodeRef) -> Outcome {

@@ -7,6 +7,7 @@ mod posix;
 mod raw;
 mod restart;
 mod server;
+mod walks;
 mod wire;
 
 use crate::report::TestReport;
@@ -21,6 +22,7 @@ pub fn run(world: &World, tally: &mut TestReport) {
         ("what is made over a missing name is there at once", wire::made_over_missing),
         ("a symlink is read once", wire::symlinks),
         ("50,000 names are read in as few messages as can be", wire::large_directory),
+        ("walks of trees wait seldom at 10 ms", walks::walks),
         ("a deep path is walked 16 names at a time", wire::deep_paths),
         ("pjdfstest", posix::pjdfstest),
         ("a server that lies once is left, and another session begun", bad::in_the_midst),
