@@ -20,6 +20,8 @@ pub(crate) struct ContentsTag {
     pub held: LiveGrant,
     /// Attributes that came with them.
     pub attr: Attr,
+    /// The uid with whose rights they were read; `None`: with the mount's own.
+    pub read_as: Option<u32>,
 }
 
 impl ContentsTag {

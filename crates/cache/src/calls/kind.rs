@@ -51,6 +51,8 @@ pub(crate) enum CallKind {
         size: u32,
         /// Version of the file in the cache when the call was sent.
         known: Option<DataVersion>,
+        /// The uid with whose rights the file is read; `None`: with the mount's own.
+        read_as: Option<u32>,
     },
     Seek,
     Open {

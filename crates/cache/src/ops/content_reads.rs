@@ -25,7 +25,8 @@ pub(crate) fn answer(
     // A CREATE that truncates an existing file names it by another name.
     let may_change =
         state.calls.is_data_changing(ino) || tag.attr.nlink > 1 && state.calls.has_truncating_create();
-    if may_change || !state.session.serves_callers_alike() {
+    let opener = state.open.files.get(fh)?.caller;
+    if may_change || !state.session.may_serve(tag.read_as, opener) {
         return None;
     }
     if !is_current(state, now, &tag) {
@@ -88,11 +89,12 @@ pub(crate) fn queue_behind_read_ahead(
     true
 }
 
-/// Sends a read ahead. Returns whether it was sent.
+/// Sends a read ahead with the rights of a caller, or the mount's own. Returns whether it was sent.
 pub(crate) fn send_read_ahead(
     state: &mut State,
     now: Time,
     (node, handle): (NodeRef, Option<Handle>),
+    read_as: Option<Caller>,
     offset: u64,
     length: u64,
 ) -> bool {
@@ -102,8 +104,9 @@ pub(crate) fn send_read_ahead(
     }
     let size = u32::try_from(length).unwrap_or(u32::MAX);
     let known = view::cached_attr(state, now, node.node).map(|(attr, _)| DataVersion::of(&attr));
-    let purpose = CallKind::ReadAhead { node: node.node, offset, size, known };
-    let call = sending::send(state, now, None, purpose, Call::Read { node, handle, offset, length: size });
+    let uid = read_as.map(|caller| caller.uid);
+    let purpose = CallKind::ReadAhead { node: node.node, offset, size, known, read_as: uid };
+    let call = sending::send(state, now, read_as, purpose, Call::Read { node, handle, offset, length: size });
     if state.calls.contains(call) {
         state.contents.note_sent(now, ino, offset, length);
     }
@@ -130,7 +133,7 @@ pub(crate) fn on_read_ahead_reply(
 
 /// Keeps the bytes if a grant covers them and nothing overtook the reply. Returns whether it does.
 fn keep(state: &mut State, now: Time, flight: &InflightCall, response: Response) -> bool {
-    let CallKind::ReadAhead { node, offset, size, known } = flight.purpose else { return false };
+    let CallKind::ReadAhead { node, offset, size, known, read_as } = flight.purpose else { return false };
     let Response { result, after, grants, .. } = response;
     let Ok(Reply::Data(data)) = result else {
         state.contents.note_reply(now, node.ino, offset, 0);
@@ -154,7 +157,8 @@ fn keep(state: &mut State, now: Time, flight: &InflightCall, response: Response)
     }
     // The attributes may be older than the data: only a short read shows where the file ends.
     let is_end = (data.len() as u64) < u64::from(size) && (offset == 0 || !data.is_empty());
-    for evicted in state.contents.keep(now, ContentsTag { id: node, held, attr }, offset, data, is_end) {
+    let tag = ContentsTag { id: node, held, attr, read_as };
+    for evicted in state.contents.keep(now, tag, offset, data, is_end) {
         state.prefetch.files.note_gone(evicted);
     }
     true

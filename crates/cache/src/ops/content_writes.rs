@@ -66,7 +66,8 @@ fn version_after(
         state.contents.tag(ino).is_none_or(|tag| tag.id == id && tag.held.recalled_before_any_change());
     let race = &flight.race_log;
     let others = race.local_inodes.contains(&ino) || race.remote_inodes.contains(&ino);
-    (is_continuous && !others && !state.calls.is_data_changing(ino)).then_some(ContentsTag { id, held, attr })
+    let tag = ContentsTag { id, held, attr, read_as: None };
+    (is_continuous && !others && !state.calls.is_data_changing(ino)).then_some(tag)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! (docs/decisions/0043-contents.md).
 
 use crate::config::Prefetch;
-use crate::op::Fh;
+use crate::op::{Caller, Fh};
 use crate::ops::{content_reads, reading_order};
 use crate::prefetch::{
     DirsOrder, FileWalk, FinishedFile, ReadingOrder, WalkAt, WalkEntry, WalkLevel, WalkNumber,
@@ -41,10 +41,11 @@ pub(crate) struct FileRead {
 /// Records a read that was begun, and reads ahead.
 pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
     let is_on = state.config.prefetch != Prefetch::Off && state.contents.has_budget();
-    if !is_on || !state.session.serves_callers_alike() || !state.session.is_active() {
+    let Some(file) = state.open.files.get(read.fh).filter(|file| is_on && !file.access.direct) else {
         return;
-    }
-    if state.open.files.get(read.fh).is_none_or(|file| file.access.direct) {
+    };
+    let Some(read_as) = state.session.reads_ahead_for(file.caller) else { return };
+    if !state.session.is_active() {
         return;
     }
     let Some(id) = state.store.id_of(read.ino) else { return };
@@ -54,18 +55,18 @@ pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
         state.contents.note_not_fetched(read.fh, read.offset.saturating_add(u64::from(read.size)));
         state.contents.note_demanded(u64::from(read.size).min(attr.size));
     }
-    read_on(state, now, read, attr.size);
+    read_on(state, now, read, read_as, attr.size);
     let reached = read.offset.saturating_add(u64::from(read.size));
     if let Some(number) = state.prefetch.files.note_used(now, read.ino) {
         note_finished(state, read.ino);
         fill(state, now, number);
     } else if reached >= attr.size {
-        begin_walk(state, now, read.ino);
+        begin_walk(state, now, read.ino, read_as);
     }
 }
 
 /// Reads ahead of a reader that goes through one file.
-fn read_on(state: &mut State, now: Time, read: FileRead, size: u64) {
+fn read_on(state: &mut State, now: Time, read: FileRead, read_as: Option<Caller>, size: u64) {
     let part = (read.offset, u64::from(read.size));
     let Some(ahead) = state.contents.note_read(read.fh, part, size, read.is_hit) else { return };
     let mut at = ahead.start;
@@ -74,7 +75,9 @@ fn read_on(state: &mut State, now: Time, read: FileRead, size: u64) {
         let place = paths::handle_for(state, read.ino, Some(read.fh));
         let is_sent = state.contents.expects(read.ino, at..end).0
             || !state.contents.is_wasteful()
-                && place.is_some_and(|place| content_reads::send_read_ahead(state, now, place, at, CHUNK));
+                && place.is_some_and(|place| {
+                    content_reads::send_read_ahead(state, now, place, read_as, at, CHUNK)
+                });
         if !is_sent {
             return state.contents.note_not_fetched(read.fh, at);
         }
@@ -91,7 +94,7 @@ fn note_finished(state: &mut State, ino: u64) -> Vec<FinishedFile> {
 }
 
 /// Begins a walk behind a file that was read to its end, if it comes next after another one in some order.
-fn begin_walk(state: &mut State, now: Time, ino: u64) {
+fn begin_walk(state: &mut State, now: Time, ino: u64, read_as: Option<Caller>) {
     let before = note_finished(state, ino);
     let may_send = state.contents.has_room() && !state.contents.is_wasteful();
     if !may_send || !state.prefetch.files.may_look() {
@@ -111,7 +114,7 @@ fn begin_walk(state: &mut State, now: Time, ino: u64) {
     let Some(mut level) = level_of(state, now, this.dir, order) else { return };
     let Some(at) = level.left.iter().position(|entry| entry.id.ino == ino) else { return };
     level.left.drain(..=at);
-    let number = state.prefetch.files.begin(FileWalk::new(order, vec![level], now));
+    let number = state.prefetch.files.begin(FileWalk::new(order, read_as, vec![level], now));
     fill(state, now, number);
 }
 
@@ -155,7 +158,7 @@ fn fill(state: &mut State, now: Time, number: WalkNumber) {
         let ino = place.node.ino;
         // One byte more than the file has: a short reply shows where it ends.
         let length = attr.size.saturating_add(1).min(CHUNK);
-        if content_reads::send_read_ahead(state, now, (place, None), 0, length) {
+        if content_reads::send_read_ahead(state, now, (place, None), walk.read_as, 0, length) {
             state.prefetch.files.note_asked(number, &mut walk, ino, length);
         }
     }

@@ -153,8 +153,16 @@ pub(crate) fn read(
     if content_reads::queue_behind_read_ahead(state, op, caller, (ino, fh), (offset, size)) {
         return None;
     }
-    let id = sending::send(state, now, None, CallKind::Read { ino, fh, offset, size }, call);
+    let read_as = opener(state, fh, caller);
+    let id = sending::send(state, now, read_as, CallKind::Read { ino, fh, offset, size }, call);
     replies::wait(state, op, caller, id, crate::calls::ReplyKind::Reply, false)
+}
+
+/// Returns the caller with whose rights a file is read, where the remote's reply depends on that: the reader, whose groups can
+/// be seen, if it has the opener's uid. Another process may have the opener's number by now.
+fn opener(state: &State, fh: Fh, reader: Caller) -> Option<Caller> {
+    let opener = state.open.files.get(fh).filter(|_| !state.session.serves_callers_alike())?.caller;
+    Some(if reader.uid == opener.uid { reader } else { Caller { pid: 0, ..opener } })
 }
 
 pub(crate) fn write(

@@ -3,6 +3,7 @@
 //! A walk goes depth first, in one order of the entries of each directory. It goes on into directories that are listed, and
 //! waits at one that a prefetch job will bring.
 
+use crate::op::Caller;
 use nigh_types::{Name, NodeId, PrefetchOrder, Span, Time};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
@@ -58,6 +59,8 @@ pub(crate) struct WalkLevel {
 #[derive(Clone, Debug)]
 pub(crate) struct FileWalk {
     pub order: ReadingOrder,
+    /// The caller with whose rights files are read; `None`: with the mount's own.
+    pub read_as: Option<Caller>,
     /// From the outermost directory to the one in which the walk stands.
     pub levels: Vec<WalkLevel>,
     /// Cost of the files that were used, and of those that were asked for and not used.
@@ -69,8 +72,8 @@ pub(crate) struct FileWalk {
 }
 
 impl FileWalk {
-    pub fn new(order: ReadingOrder, levels: Vec<WalkLevel>, now: Time) -> FileWalk {
-        FileWalk { order, levels, used: 0, unused: 0, last_used: now, failed: None }
+    pub fn new(order: ReadingOrder, read_as: Option<Caller>, levels: Vec<WalkLevel>, now: Time) -> FileWalk {
+        FileWalk { order, read_as, levels, used: 0, unused: 0, last_used: now, failed: None }
     }
 
     /// Returns the number of entries ahead.
@@ -254,7 +257,7 @@ mod tests {
 
     fn walk() -> FileWalk {
         let level = WalkLevel { dir: NodeId { ino: 1, generation: 1 }, left: VecDeque::new() };
-        FileWalk::new(ReadingOrder::default(), vec![level], Time(0))
+        FileWalk::new(ReadingOrder::default(), None, vec![level], Time(0))
     }
 
     #[test]

@@ -131,6 +131,16 @@ impl Files {
         self.open.get(handle).map(|file| Arc::clone(&file.fid))
     }
 
+    /// As [`Files::fid_moved`], with the user that has opened it.
+    pub fn opened_by(
+        &mut self,
+        handle: Option<Handle>,
+        node: NodeId,
+    ) -> Result<Option<(Arc<Fid>, u32)>, Errno> {
+        let Some(handle) = handle else { return Ok(None) };
+        Ok(self.get(handle, node)?.map(|file| (Arc::clone(&file.fid), file.uid)))
+    }
+
     /// The fid of a handle, as [`Files::any_moved`]; `None`: there is none, as [`Files::get`] says.
     pub fn fid_moved(&mut self, handle: Option<Handle>, node: NodeId) -> Result<Option<Arc<Fid>>, Errno> {
         let Some(handle) = handle else { return Ok(None) };

@@ -25,6 +25,7 @@ fn grant(node: NodeId, covers: LeaseScope, id: u64) -> Grant {
 struct Rig {
     cache: Cache,
     op: u64,
+    caller: Caller,
     calls: Vec<(CallId, Option<Caller>, Call)>,
     answers: Vec<(OpId, OpReply)>,
 }
@@ -32,10 +33,13 @@ struct Rig {
 impl Rig {
     /// A session whose root directory is listed.
     fn new(uniform_rights: bool) -> Rig {
+        Rig::with(Features { uniform_rights, ..Features::default() })
+    }
+
+    fn with(supports: Features) -> Rig {
         let mut cache = Cache::new(Config::default());
-        let supports = Features { uniform_rights, ..Features::default() };
         cache.handle_event(T0, Event::Attached(SessionParams { supports, ..session() }));
-        let mut rig = Rig { cache, op: 0, calls: Vec::new(), answers: Vec::new() };
+        let mut rig = Rig { cache, op: 0, caller: Caller::default(), calls: Vec::new(), answers: Vec::new() };
         rig.ask(Op::OpenDir { ino: 1 });
         let (call, ..) = rig.calls.pop().unwrap();
         let entry = |nth: u64| {
@@ -69,7 +73,7 @@ impl Rig {
 
     fn ask(&mut self, op: Op) -> Option<OpReply> {
         self.op += 1;
-        let answer = self.cache.handle_op(T0, OpId(self.op), Caller::default(), op);
+        let answer = self.cache.handle_op(T0, OpId(self.op), self.caller, op);
         self.drain();
         answer
     }
@@ -143,6 +147,41 @@ fn contents_that_came_are_served_without_a_call_and_joined_reads_wait_for_them()
     assert!(rig.answers.contains(&(waiting, OpReply::Data(TEXT.to_vec()))));
     let counters = rig.cache.counters();
     assert_eq!((counters.joins, counters.contents_used), (1, TEXT.len() as u64));
+    assert_eq!(rig.read(next, fh), Some(OpReply::Data(TEXT.to_vec())));
+}
+
+#[test]
+fn file_without_a_handle_is_read_with_the_rights_of_its_opener() {
+    for (uniform_rights, expected) in [(false, Some(1000)), (true, None)] {
+        let mut rig = Rig::new(uniform_rights);
+        rig.caller = Caller { uid: 1000, ..Caller::default() };
+        let fh = rig.open(0);
+        for uid in [1000, 1001] {
+            rig.caller.uid = uid;
+            assert_eq!(rig.read(0, fh), None);
+            let (_, caller, _) = rig.calls.pop().unwrap();
+            assert_eq!(caller.map(|caller| caller.uid), expected);
+        }
+    }
+}
+
+/// As over 9P, where the server knows each user.
+#[test]
+fn contents_read_for_one_uid_are_not_served_to_another() {
+    let mut rig = Rig::with(Features { rights_by_uid: true, ..Features::default() });
+    rig.read_two();
+    assert!(!rig.calls.is_empty() && rig.calls.iter().all(|(_, caller, _)| *caller == Some(rig.caller)));
+    let Call::Read { node, .. } = &rig.calls[0].2 else { panic!("{:?}", rig.calls) };
+    let next = node.node.ino - file(0).ino;
+    rig.bring(0);
+    let other = Caller { uid: 1000, gid: 1000, ..Caller::default() };
+    let own = std::mem::replace(&mut rig.caller, other);
+    let fh = rig.open(next);
+    assert_eq!(rig.read(next, fh), None);
+    let (_, caller, Call::Read { node, .. }) = rig.calls.last().unwrap() else { panic!("{:?}", rig.calls) };
+    assert_eq!((*caller, node.node), (Some(other), file(next)));
+    rig.caller = own;
+    let fh = rig.open(next);
     assert_eq!(rig.read(next, fh), Some(OpReply::Data(TEXT.to_vec())));
 }
 

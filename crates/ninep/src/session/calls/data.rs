@@ -10,17 +10,26 @@ use crate::{Data, Rmessage, Tmessage, flags};
 use nigh_types::{Attr, DataVersion, Errno, Handle, LeaseScope, NodeId, NodeRef, Reply, SetAttr, WriteFlags};
 use std::sync::Arc;
 
-/// A fid to read from: that of the handle, else one that is kept open and shared by all readers.
+/// A fid to read from: that of the handle, if the user has opened it, else one that is kept open and shared by all readers of
+/// that user. The fid of another user is for a file that is gone otherwise.
 async fn readable(
     cx: &CallContext,
     uid: u32,
     place: &NodeRef,
     handle: Option<Handle>,
 ) -> Result<Arc<Fid>, Errno> {
-    let open = cx.shared().files.fid_moved(handle, place.node)?;
-    if let Some(fid) = open {
-        return Ok(fid);
+    let open = cx.shared().files.opened_by(handle, place.node)?;
+    match open {
+        Some((fid, opener)) if opener == uid => Ok(fid),
+        None => shared_readable(cx, uid, place).await,
+        Some((fid, _)) => match shared_readable(cx, uid, place).await {
+            Err(Errno::STALE | Errno::NOENT) => Ok(fid),
+            own => own,
+        },
     }
+}
+
+async fn shared_readable(cx: &CallContext, uid: u32, place: &NodeRef) -> Result<Arc<Fid>, Errno> {
     let known = cx.shared().nodes.known(uid, place.node).filter(|known| known.open);
     if let Some(known) = known {
         return Ok(known.fid);
