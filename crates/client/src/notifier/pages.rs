@@ -153,12 +153,9 @@ impl NotifierThread<'_> {
         // without having run: it counts only while it sleeps.
         if let Some(at) = self.locked.iter().position(|(locked, _)| *locked == part) {
             let (_, earlier) = self.locked.swap_remove(at);
-            match self.try_partial_page(progress, part, &earlier) {
-                PageTry::Done => self.pages = Some(earlier),
-                tried => {
-                    self.locked.push((part, earlier));
-                    return tried == PageTry::Locked;
-                }
+            match self.try_partial_page(progress, part, earlier) {
+                PageTry::Done => {}
+                tried => return tried == PageTry::Locked,
             }
         }
         let idle = self.pages.take();
@@ -169,27 +166,23 @@ impl NotifierThread<'_> {
             return true;
         };
         worker.give(vec![(self.node(part.0), vec![part.1])]);
-        match self.try_partial_page(progress, part, &worker) {
-            PageTry::Done => self.pages = Some(worker),
-            tried => {
-                self.locked.push((part, worker));
-                return tried == PageTry::Locked;
-            }
-        }
-        true
+        self.try_partial_page(progress, part, worker) != PageTry::Preempted
     }
 
-    fn try_partial_page(&self, progress: &Progress, part: File, worker: &Worker<Vec<Ranges>>) -> PageTry {
+    /// Waits until a worker has invalidated a page or is seen to wait for its lock. A worker that is not done is kept in
+    /// `locked`.
+    fn try_partial_page(&mut self, progress: &Progress, part: File, worker: Worker<Vec<Ranges>>) -> PageTry {
         let (mut watch, mut is_left) = (SleepWatch::new(), false);
         let is_done = worker.wait(LOOK_AT_PART, || {
             is_left = self.must_yield(progress.is_urgent);
             is_left || self.is_locked(&mut watch, worker.thread(), progress.id, part)
         });
-        match (is_done, is_left) {
-            (true, _) => PageTry::Done,
-            (false, true) => PageTry::Preempted,
-            (false, false) => PageTry::Locked,
+        if is_done {
+            self.pages = Some(worker);
+            return PageTry::Done;
         }
+        self.locked.push((part, worker));
+        if is_left { PageTry::Preempted } else { PageTry::Locked }
     }
 
     /// Whether a worker waits for a local write that has the page locked. A recall's invalidation of a dirty mapped
