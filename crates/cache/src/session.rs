@@ -138,18 +138,19 @@ impl Session {
         self.supports.uniform_rights
     }
 
-    /// Returns for whom contents are read ahead that this caller will read: `Some(None)` for all callers, `None` if nothing
-    /// may be kept.
-    pub fn reads_ahead_for(&self, caller: Caller) -> Option<Option<Caller>> {
-        match (self.supports.uniform_rights, self.supports.rights_by_uid) {
-            (true, _) => Some(None),
-            (false, true) => Some(Some(caller)),
-            (false, false) => None,
-        }
+    /// Returns whether contents can be kept: for all callers, or for those of one uid.
+    pub fn keeps_contents(&self) -> bool {
+        self.supports.uniform_rights || self.supports.rights_by_uid
     }
 
-    /// Returns whether contents that were read with the rights of this uid (`None`: for all callers) may be served to a
-    /// caller.
+    /// Returns the caller with whose rights a file that this one has opened is read; `None`: with the mount's own, since
+    /// the remote reads it alike for all callers.
+    pub fn read_as(&self, opener: Caller) -> Option<Caller> {
+        (!self.supports.uniform_rights).then_some(opener)
+    }
+
+    /// Returns whether contents that were read with the rights of this uid (`None`: with the mount's own) may be served to
+    /// a caller.
     pub fn may_serve(&self, read_as: Option<u32>, caller: Caller) -> bool {
         self.supports.uniform_rights || self.supports.rights_by_uid && read_as == Some(caller.uid)
     }

@@ -25,18 +25,15 @@ pub(crate) fn answer(
     // A CREATE that truncates an existing file names it by another name.
     let may_change =
         state.calls.is_data_changing(ino) || tag.attr.nlink > 1 && state.calls.has_truncating_create();
-    let opener = state.open.files.get(fh)?.caller;
-    if may_change || !state.session.may_serve(tag.read_as, opener) {
+    let file = state.open.files.get(fh)?;
+    // A direct read went to the remote before there were contents.
+    let may_be_old = file.access.direct && !tag.held.recalled_before_any_change();
+    let is_other = file.generation != tag.id.generation;
+    if may_change || may_be_old || is_other || !state.session.may_serve(tag.read_as, file.caller) {
         return None;
     }
     if !is_current(state, now, &tag) {
         state.drop_contents(ino);
-        return None;
-    }
-    let file = state.open.files.get(fh)?;
-    // Such a read went to the remote before there were contents.
-    let may_be_old = file.access.direct && !tag.held.recalled_before_any_change();
-    if may_be_old || file.generation != tag.id.generation {
         return None;
     }
     let data = state.contents.read(ino, offset, u64::from(size))?;

@@ -44,10 +44,10 @@ pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
     let Some(file) = state.open.files.get(read.fh).filter(|file| is_on && !file.access.direct) else {
         return;
     };
-    let Some(read_as) = state.session.reads_ahead_for(file.caller) else { return };
-    if !state.session.is_active() {
+    if !state.session.keeps_contents() || !state.session.is_active() {
         return;
     }
+    let read_as = state.session.read_as(file.caller);
     let Some(id) = state.store.id_of(read.ino) else { return };
     let Some(attr) = view::last_attr(state, id) else { return };
     if !read.is_hit && !read.is_queued {
@@ -106,7 +106,7 @@ fn begin_walk(state: &mut State, now: Time, ino: u64, read_as: Option<Caller>) {
     else {
         return state.prefetch.files.note_no_order();
     };
-    match state.prefetch.files.go_on_at(now, order, this) {
+    match state.prefetch.files.go_on_at(now, order, read_as, this) {
         WalkAt::Here(number) => return fill(state, now, number),
         WalkAt::Refused => return,
         WalkAt::Nowhere => {}

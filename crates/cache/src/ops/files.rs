@@ -158,10 +158,10 @@ pub(crate) fn read(
     replies::wait(state, op, caller, id, crate::calls::ReplyKind::Reply, false)
 }
 
-/// Returns the caller with whose rights a file is read, where the remote's reply depends on that: the reader, whose groups can
-/// be seen, if it has the opener's uid. Another process may have the opener's number by now.
+/// Returns the caller with whose rights an open file is read: the reader, whose groups can be seen, if it has the opener's
+/// uid. Another process may have the opener's number by now.
 fn opener(state: &State, fh: Fh, reader: Caller) -> Option<Caller> {
-    let opener = state.open.files.get(fh).filter(|_| !state.session.serves_callers_alike())?.caller;
+    let opener = state.session.read_as(state.open.files.get(fh)?.caller)?;
     Some(if reader.uid == opener.uid { reader } else { Caller { pid: 0, ..opener } })
 }
 

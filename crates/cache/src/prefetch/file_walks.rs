@@ -151,10 +151,18 @@ impl FileWalks {
         self.skipped = (1 << self.without_order.saturating_sub(LOOKED_AT_FIRST)) - 1;
     }
 
-    /// Goes on with the walk in whose directory a file was read, behind that file.
-    pub fn go_on_at(&mut self, now: Time, order: ReadingOrder, file: FinishedFile) -> WalkAt {
+    /// Goes on with the walk in whose directory a file was read with these rights, behind that file.
+    pub fn go_on_at(
+        &mut self,
+        now: Time,
+        order: ReadingOrder,
+        read_as: Option<Caller>,
+        file: FinishedFile,
+    ) -> WalkAt {
+        let uid = |caller: Option<Caller>| caller.map(|caller| caller.uid);
         let stands = |walk: &FileWalk| {
-            walk.order == order && walk.levels.last().is_some_and(|level| level.dir.ino == file.dir)
+            let is_alike = walk.order == order && uid(walk.read_as) == uid(read_as);
+            is_alike && walk.levels.last().is_some_and(|level| level.dir.ino == file.dir)
         };
         let Some((&number, walk)) = self.walks.iter_mut().find(|(_, walk)| stands(walk)) else {
             return WalkAt::Nowhere;
@@ -317,15 +325,15 @@ mod tests {
         let number = walks.begin(one);
         let order = ReadingOrder::default();
         let file = |ino| FinishedFile { ino, dir: 1 };
-        assert_eq!(walks.go_on_at(Time(1), order, FinishedFile { ino: 6, dir: 2 }), WalkAt::Nowhere);
-        assert_eq!(walks.go_on_at(Time(1), order, file(6)), WalkAt::Here(number));
+        assert_eq!(walks.go_on_at(Time(1), order, None, FinishedFile { ino: 6, dir: 2 }), WalkAt::Nowhere);
+        assert_eq!(walks.go_on_at(Time(1), order, None, file(6)), WalkAt::Here(number));
         let mut one = walks.take(number).unwrap();
         assert_eq!(one.levels[0].left.iter().map(|entry| entry.id.ino).collect::<Vec<_>>(), [7, 8]);
         walks.note_asked(number, &mut one, 7, 100);
         walks.put_back(number, one);
         walks.note_failed(Time(2), 7);
-        assert_eq!(walks.go_on_at(Time(3), order, file(8)), WalkAt::Refused);
-        assert_eq!(walks.go_on_at(Time(2).after(REFUSED_FOR), order, file(8)), WalkAt::Nowhere);
+        assert_eq!(walks.go_on_at(Time(3), order, None, file(8)), WalkAt::Refused);
+        assert_eq!(walks.go_on_at(Time(2).after(REFUSED_FOR), order, None, file(8)), WalkAt::Nowhere);
         assert_eq!(walks.numbers(), []);
     }
 
