@@ -29,12 +29,10 @@ pub(super) async fn execute(cx: CallContext, id: CallId, request: Arc<Request>) 
             return prefetch::prefetch(&cx, id, uid, job).await;
         }
         Call::PrefetchCredit { walk, credit, want } => {
-            let mut shared = cx.shared();
-            return shared
-                .prefetches
-                .get_mut(walk)
-                .into_iter()
-                .for_each(|job| job.steer(*credit, want.as_ref()));
+            if let Some(job) = cx.shared().prefetches.get_mut(walk) {
+                job.steer(*credit, want.as_ref());
+            }
+            return;
         }
         _ => {}
     }

@@ -42,7 +42,6 @@ struct Waiting {
 pub(crate) struct Target {
     pub place: NodeRef,
     pub parent: Option<Arc<Fid>>,
-    is_wanted: bool,
     /// Credit that was taken for it.
     paid: i64,
 }
@@ -107,21 +106,20 @@ impl PrefetchJob {
         {
             self.waiting.remove(&place.node);
             self.current.insert(place.node);
-            let is_wanted = self.wanted.remove(&place.node);
-            left -= usize::from(!is_wanted);
-            targets.push(Target { place, parent, is_wanted, paid: 0 });
+            left -= usize::from(!self.wanted.contains(&place.node));
+            targets.push(Target { place, parent, paid: 0 });
         }
         targets
     }
 
-    /// Whether a directory that is being read was requested.
-    pub fn is_wanted(&self, target: &Target) -> bool {
-        target.is_wanted || self.wanted.contains(&target.place.node)
+    /// Whether the client has requested a directory that is not sent yet.
+    pub fn is_wanted(&self, dir: NodeId) -> bool {
+        self.wanted.contains(&dir)
     }
 
     /// Takes the credit for a directory with that many names. Returns false if there is none: it comes later.
     pub fn pay(&mut self, target: &mut Target, names: usize) -> bool {
-        if self.is_wanted(target) {
+        if self.is_wanted(target.place.node) {
             return true;
         }
         if self.credit <= 0 {

@@ -5,6 +5,7 @@ use crate::Attributes;
 use nigh_types::{
     Attr, Entry, Errno, Grant, Kind, LeaseScope, Mode, NodeId, Reply, Response, Span, Term, Timestamp,
 };
+use std::collections::BTreeSet;
 
 /// The reply of a call, with attributes and grants.
 pub(super) struct CallReply {
@@ -44,18 +45,23 @@ impl CallContext {
         };
         let mut shared = self.shared();
         let times = shared.config.times;
-        let gone = |node: &NodeId| after.iter().any(|(n, attr)| n == node && attr.nlink == 0);
-        grants.retain(|(node, covers)| *covers == LeaseScope::Data || !gone(node));
-        let mut given: Vec<Grant> = Vec::new();
+        // A prefetched listing covers attributes too.
+        let listing = match reply {
+            Reply::Prefetched(_) => times.prefetched(),
+            _ => times.listing(),
+        };
+        let gone: BTreeSet<NodeId> =
+            after.iter().filter(|(_, attr)| attr.nlink == 0).map(|(node, _)| *node).collect();
+        grants.retain(|(node, covers)| *covers == LeaseScope::Data || !gone.contains(node));
+        let (mut given, mut scopes): (Vec<Grant>, BTreeSet<(NodeId, LeaseScope)>) = Default::default();
         for (node, covers) in grants {
             let term = match covers {
-                LeaseScope::Directory => times.listing(),
+                LeaseScope::Directory => listing,
                 LeaseScope::Dentry => times.names,
                 LeaseScope::NegativeDentry => times.absent,
                 LeaseScope::Attributes | LeaseScope::Data => times.attributes,
             };
-            let twice = given.iter().any(|grant| (grant.node, grant.covers) == (node, covers));
-            if term != Term::Limited(Span::ZERO) && !twice {
+            if term != Term::Limited(Span::ZERO) && scopes.insert((node, covers)) {
                 let id = shared.new_grant();
                 let mode = Mode::Read;
                 given.push(Grant { id, node, covers, mode, term, recallable: false, shared: false });

@@ -243,7 +243,7 @@ impl CallContext {
     }
 
     /// Attributes from a reply, which the session does not remember.
-    pub fn told(&self, answer: Rmessage) -> Result<(NodeId, Attr), Errno> {
+    pub fn attributes_in(&self, answer: Rmessage) -> Result<(NodeId, Attr), Errno> {
         let Rmessage::Getattr { attributes } = answer else { return Err(Errno::PROTO) };
         self.converted(&attributes)
     }

@@ -9,7 +9,7 @@ use super::super::context::{CallContext, PendingReply};
 use super::super::fids::Fid;
 use super::super::node_ids::is_directory;
 use super::super::prefetch_jobs::{PrefetchJob, Target};
-use super::super::reply::entry;
+use super::super::reply::{CallReply, entry};
 use super::super::requests::getattr;
 use super::super::resolve::PendingWalk;
 use super::list::NameReader;
@@ -17,8 +17,8 @@ use super::lookup::note_attributes;
 use crate::{Qid, Rmessage, Tmessage, flags};
 use nigh_remote::Event;
 use nigh_types::{
-    Attr, Call, CallId, Cookie, Entries, Entry, Errno, Grant, LeaseScope, Mode, Name, NodeId, PrefetchedDir,
-    Reply, Response,
+    Attr, Call, CallId, Cookie, Entries, Entry, Errno, LeaseScope, Name, NodeId, PrefetchedDir, Reply,
+    Response,
 };
 use std::sync::Arc;
 
@@ -196,7 +196,7 @@ fn keep_paid(cx: &CallContext, id: CallId, dirs: &mut Vec<DirRead>) {
     let (mut kept, mut left) = (Vec::new(), Vec::new());
     for mut dir in std::mem::take(dirs) {
         let names = dir.names.as_ref().map(|names| names.found.len());
-        let may = names.is_none() || entries < MOST_IN_FLIGHT || job.is_wanted(&dir.target);
+        let may = names.is_none() || entries < MOST_IN_FLIGHT || job.is_wanted(dir.target.place.node);
         if may && names.is_none_or(|names| job.pay(&mut dir.target, names)) {
             entries += names.unwrap_or(0);
             kept.push(dir);
@@ -253,9 +253,9 @@ fn request_own(
 
 async fn take_own(cx: &CallContext, dirs: &mut [DirRead], replies: Vec<(usize, PendingReply)>) {
     for (at, reply) in replies {
-        let told = reply.await.and_then(|answer| cx.told(answer));
+        let attributes = reply.await.and_then(|answer| cx.attributes_in(answer));
         let Some(dir) = dirs.get_mut(at).filter(|dir| !dir.is_left_out) else { continue };
-        match told {
+        match attributes {
             Ok((node, attr)) if node == dir.target.place.node => dir.own = Some(attr),
             _ => dir.leave_out(),
         }
@@ -269,15 +269,15 @@ async fn read_some(cx: &CallContext, uid: u32, dirs: &mut [DirRead], names: &[(u
     let replies: Vec<PendingReply> =
         walked.iter().map(|walked| cx.request(getattr(walked.fid.number()))).collect();
     for (Walked { at, name, fid, node }, reply) in walked.into_iter().zip(replies) {
-        let told = reply.await.and_then(|answer| cx.told(answer));
+        let attributes = reply.await.and_then(|answer| cx.attributes_in(answer));
         let Some(dir) = dirs.get_mut(at).filter(|dir| !dir.is_left_out) else { continue };
-        let (node, attr) = match told {
+        let (node, attr) = match attributes {
             // An own change since may be newer: then the session remembers nothing of this.
-            Ok(told) if cx.shared().changes == changes => {
-                cx.shared().nodes.note_attr(told.0, told.1);
-                note_attributes(cx, uid, (dir.target.place.node, &name), (fid, node), told)
+            Ok((found, attr)) if cx.shared().changes == changes => {
+                cx.shared().nodes.note_attr(found, attr);
+                note_attributes(cx, uid, (dir.target.place.node, &name), (fid, node), (found, attr))
             }
-            Ok(told) => told,
+            Ok(attributes) => attributes,
             Err(Errno::NOENT | Errno::STALE) => {
                 dir.has_gap = true;
                 continue;
@@ -317,40 +317,30 @@ async fn walk_all(cx: &CallContext, dirs: &mut [DirRead], names: &[(usize, Name)
 
 /// Emits the directories as one reply, and adds those found in them to the job.
 fn send(cx: &CallContext, id: CallId, dirs: Vec<DirRead>) {
+    let (mut steps, mut own_attrs, mut grants) = (Vec::new(), Vec::new(), Vec::new());
     let mut shared = cx.shared();
-    let (times, key) = (shared.config.times, shared.config.cookie_key);
-    let (mut steps, mut after, mut grants, mut found) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for DirRead { target, fid, own, entries, .. } in dirs {
+    let key = shared.config.cookie_key;
+    let Some(job) = shared.prefetches.get_mut(&id) else { return };
+    // What was found in the first one comes next.
+    for DirRead { target, fid, own, entries, .. } in dirs.into_iter().rev() {
         let dir = target.place.node;
-        if let Some(job) = shared.prefetches.get_mut(&id) {
-            job.refund(&target, own.map(|_| entries.len()));
-        }
-        let Some(own) = own else {
-            steps.push(PrefetchedDir { dir, listed: None, last: true });
-            continue;
-        };
-        let mut grant = |node, covers, term| {
-            let id = shared.new_grant();
-            grants.push(Grant { id, node, covers, mode: Mode::Read, term, recallable: false, shared: false });
-        };
-        after.push((dir, own));
-        grant(dir, LeaseScope::Attributes, times.attributes);
-        if own.nlink > 0 {
-            grant(dir, LeaseScope::Directory, times.prefetched());
-        }
-        let separate = entries.iter().filter(|(_, entry)| !entry.attr.covered_by_parent());
-        separate.for_each(|(_, entry)| grant(entry.id, LeaseScope::Attributes, times.attributes));
-        let below = entries.iter().filter(|(_, entry)| entry.attr.is_dir());
-        let below: Vec<(Name, NodeId)> = below.map(|(name, entry)| (name.clone(), entry.id)).collect();
-        found.push((dir, fid, below));
-        steps.push(PrefetchedDir { dir, listed: Some(Entries { entries }), last: true });
+        job.refund(&target, own.map(|_| entries.len()));
+        let listed = own.map(|attr| {
+            own_attrs.push(Some((dir, attr)));
+            grants.push((dir, LeaseScope::Directory));
+            let separate = entries.iter().filter(|(_, entry)| !entry.attr.covered_by_parent());
+            grants.extend(separate.map(|(_, entry)| (entry.id, LeaseScope::Attributes)));
+            let below = entries.iter().filter(|(_, entry)| entry.attr.is_dir());
+            let below = below.map(|(name, entry)| (name.clone(), entry.id)).collect();
+            job.add_found((dir, fid.as_ref()), below, key);
+            Entries { entries }
+        });
+        steps.push(PrefetchedDir { dir, listed, last: true });
     }
-    if let Some(job) = shared.prefetches.get_mut(&id) {
-        // The first one's are the next ones.
-        found.into_iter().rev().for_each(|(dir, fid, found)| job.add_found((dir, fid.as_ref()), found, key));
-        job.note_sent();
-    }
-    let response = Response { result: Ok(Reply::Prefetched(steps)), after, grants, last: false };
+    job.note_sent();
     drop(shared);
+    steps.reverse();
+    let reply = CallReply::plain(Reply::Prefetched(steps)).granting(grants).after(own_attrs);
+    let response = cx.respond(Ok(reply), false);
     cx.emit(Event::Response { call: id, response });
 }
