@@ -138,16 +138,25 @@ pub(crate) fn end_directory_lease(state: &mut State, dir: u64) {
     detach_listings(state, dir);
     let mut listed = Vec::new();
     if let Some(directory) = state.store.dir_mut(dir) {
+        // Leases of this kind end by time, and would leave records behind again and again.
         if directory.held.is_some_and(|held| !held.recallable) {
-            let children = directory.rows.iter().filter_map(|row| row.child);
-            listed
-                .extend(children.filter(|child| !child.attr().covered_by_parent()).map(|child| child.id.ino));
+            listed = own_records(directory);
         }
         directory.forget();
     }
     state.store.recount(dir);
-    // Nothing else would lead to their records, if the kernel never looked them up.
-    listed.into_iter().for_each(|ino| forgetting::drop_if_idle(state, ino));
+    for ino in listed {
+        // A job that brings a directory needs its record.
+        if state.prefetch.expected_by(ino).is_none() {
+            forgetting::drop_if_idle(state, ino);
+        }
+    }
+}
+
+/// Returns the entries that have records of their own: if the kernel never looked one up, only the listing leads to it.
+fn own_records(directory: &Directory) -> Vec<u64> {
+    let children = directory.rows.iter().filter_map(|row| row.child);
+    children.filter(|child| !child.attr().covered_by_parent()).map(|child| child.id.ino).collect()
 }
 
 /// Detaches the directory's listings at the end of its lease: the kernel's cached listing is invalidated. Entries
