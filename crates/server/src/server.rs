@@ -393,12 +393,8 @@ impl Server {
         self.end_grace();
         let unrecorded = std::mem::take(&mut *self.unrecorded.lock());
         unrecorded.into_iter().for_each(|session| self.release_locks(session));
+        self.expire_unneeded_sessions();
         for session in self.all_sessions() {
-            if let Some(why) = session.expiry_reason()
-                && session.phase.expire_courtesy()
-            {
-                session.log.set_end_reason(|| why.to_owned());
-            }
             if session.phase.is_expiring() {
                 self.discard(&session, End::Discarded);
             }

@@ -13,7 +13,7 @@ use crate::export::Export;
 use crate::lease::holder::LeaseSession;
 use crate::lease::leases::Leases;
 use crate::lease::session_files::SessionFiles;
-use crate::limits::reaper::{COURTESY_TIME, Charge, MemoryAccount, SessionPhase, SessionReaper};
+use crate::limits::reaper::{Charge, MemoryAccount, SessionPhase, SessionReaper};
 use crate::ops::execute::Progress;
 use crate::ops::prefetch_control::PrefetchJobs;
 use crate::ops::{self};
@@ -293,25 +293,19 @@ impl Session {
         self.wire.lock().disconnected_since
     }
 
-    /// Returns why a courtesy session is to be discarded, if it is.
-    pub(crate) fn expiry_reason(&self) -> Option<&'static str> {
-        if !self.phase.is_courtesy() {
-            return None;
-        }
-        let attached = self.attached()?;
+    /// Since when the client of a courtesy session is disconnected, and whether calls or replies are kept for it.
+    /// `None` for any other session.
+    pub(crate) fn courtesy(&self) -> Option<(Instant, bool)> {
         let wire = self.wire.lock();
-        let long = wire.disconnected_since.is_none_or(|since| since.elapsed() > COURTESY_TIME);
-        let kept = wire.connection.kept_bytes();
-        let busy = wire.connection.outstanding() > 0;
-        drop(wire);
-        let holds = busy || kept > 0 || attached.files.count() > 0 || attached.locks.are_held_by(self.id);
-        if attached.locks.are_waited_for(self.id) {
-            Some("another client waits for its locks")
-        } else if long {
-            Some("its client was away for too long")
-        } else {
-            (!holds).then_some("nothing is kept for it")
-        }
+        let since = wire.disconnected_since.filter(|_| self.phase.is_courtesy())?;
+        Some((since, wire.connection.outstanding() > 0 || wire.connection.kept_bytes() > 0))
+    }
+
+    /// Marks a courtesy session for removal, unless its client has returned since. Returns whether it did.
+    pub(crate) fn expire_courtesy(&self, since: Instant) -> bool {
+        // With the lock, because the client may return and be away again.
+        let wire = self.wire.lock();
+        wire.disconnected_since == Some(since) && self.phase.expire_courtesy()
     }
 
     /// Marks the session for removal by the reaper.

@@ -4,6 +4,7 @@
 //! invents many clients takes the resource from its own origin.
 
 use crate::limits::fair_share::{Client, largest_user};
+use crate::limits::reaper::COURTESY_TIME;
 use crate::pool::QueueKey;
 use crate::server::Server;
 use crate::session::{End, Session};
@@ -113,23 +114,30 @@ impl Server {
         if is_full(&exports, most) { full(exports, false) } else { None }
     }
 
-    /// Discards excess courtesy sessions of each client, longest disconnected first.
-    pub(crate) fn limit_courtesy_sessions(&self) {
-        let mut dormant: Vec<(Instant, Arc<Session>)> = Vec::new();
+    /// Marks courtesy sessions for removal that need not be kept any longer.
+    pub(crate) fn expire_unneeded_sessions(&self) {
         for session in self.all_sessions() {
-            if session.phase.is_courtesy()
-                && let Some(since) = session.disconnected_since()
+            if let Some((since, why)) = expiry_reason(&session)
+                && session.expire_courtesy(since)
             {
-                dormant.push((since, session));
+                session.log.set_end_reason(|| why.to_owned());
             }
         }
+    }
+
+    /// Discards excess courtesy sessions of each client, longest disconnected first.
+    pub(crate) fn limit_courtesy_sessions(&self) {
+        let all = self.all_sessions().into_iter();
+        let mut dormant: Vec<(Instant, Arc<Session>)> =
+            all.filter_map(|session| Some((session.courtesy()?.0, session))).collect();
         dormant.sort_by_key(|(since, _)| std::cmp::Reverse(*since));
         let mut counts = BTreeMap::<Client, u64>::new();
-        for (_, session) in dormant {
+        for (since, session) in dormant {
             let count = counts.entry(session.client()).or_default();
             *count += 1;
-            if *count > self.options.bounds.courtesy_per_client {
-                self.expire_for_others(&session, "too many sessions of its client are dormant");
+            if *count > self.options.bounds.courtesy_per_client && session.expire_courtesy(since) {
+                session.log.set_end_reason(|| "too many sessions of its client are dormant".to_owned());
+                self.discard(&session, End::Discarded);
             }
         }
     }
@@ -209,6 +217,23 @@ fn export_of(session: &Session) -> Option<usize> {
 
 fn exports<'a>(sessions: impl Iterator<Item = &'a Arc<Session>>) -> BTreeSet<usize> {
     sessions.filter_map(|session| export_of(session)).collect()
+}
+
+/// Returns why a courtesy session need not be kept, if it need not, and since when its client is disconnected.
+fn expiry_reason(session: &Session) -> Option<(Instant, &'static str)> {
+    let (since, has_calls) = session.courtesy()?;
+    let attached = session.attached()?;
+    let is_needed = has_calls || attached.files.count() > 0 || attached.locks.are_held_by(session.id);
+    let why = if attached.locks.are_waited_for(session.id) {
+        "another client waits for its locks"
+    } else if since.elapsed() > COURTESY_TIME {
+        "its client was away for too long"
+    } else if !is_needed {
+        "nothing is kept for it"
+    } else {
+        return None;
+    };
+    Some((since, why))
 }
 
 /// Selects the session to discard; `shares` holds each session's use.

@@ -305,6 +305,28 @@ fn lease_expiry_does_not_close_the_link_of_a_concurrent_resumption() {
         }
     });
     assert_eq!(closed, 0);
+    assert!(!session.phase.is_expiring(), "the reaper discards it, although its recall is unconfirmed");
+}
+
+#[test]
+fn courtesy_session_whose_client_returned_meanwhile_does_not_expire() {
+    let (server, _state, dir) = world();
+    let (session, _theirs) = attached(&server, dir.path());
+    let Attached { export, files, .. } = session.attached().unwrap();
+    let (id, node, covers, names) = (RecallId(1), export.resolver().root(), LeaseScope::Directory, vec![]);
+    session.queue(LeaseMessage::Recall(Recall { id, node, covers, names }));
+    assert_eq!(session.courtesy(), None, "its client is there");
+    session.lapse(session.lease());
+    let (since, has_calls) = session.courtesy().unwrap();
+    assert!(has_calls, "a recall is unconfirmed");
+    let (ours, _again) = UnixStream::pair().unwrap();
+    let resumed = session.resume(ours.into(), (u64::MAX, 0), export.session(files).unwrap());
+    assert!(matches!(resumed, Ok(Resumption::Link(_))));
+    assert_eq!(session.courtesy(), None);
+    assert!(!session.expire_courtesy(since), "its client is there");
+    session.lapse(session.lease());
+    assert!(!session.expire_courtesy(since), "its client was there since");
+    assert!(session.expire_courtesy(session.courtesy().unwrap().0));
 }
 
 #[test]
