@@ -95,6 +95,11 @@ fn waits(status: &Value) -> Result<(u64, u64)> {
     Ok((waits - joins, waits))
 }
 
+/// What explains the number of a mount's requests.
+fn counters(status: &Value) -> String {
+    format!("{}, cache {}, kernel {}", status["remote"], status["cache"], status["kernel"])
+}
+
 fn shell(world: &World, mount: &Mount<'_>, dir: &str, script: &str) -> Result<()> {
     let mut command = world.command("sh", As::Us);
     command.args(["-euc", &format!("{{ {script}; }} > /dev/null")]);
@@ -104,14 +109,19 @@ fn shell(world: &World, mount: &Mount<'_>, dir: &str, script: &str) -> Result<()
     Ok(())
 }
 
-/// Walks a tree through new mounts until one waits as seldom as it must: other work on this machine can only add waits,
-/// for example when it makes the kernel drop its caches.
+/// Walks a tree through new mounts until one waits as seldom as it must.
 fn cold(world: &World, distant: &Distant<'_>, tree: &str, walk: &str, most: u64) -> Result<()> {
     // The first contents are waited for, too.
     let most = if walk.starts_with("tar") { most + 2 } else { most };
+    undisturbed(|| cold_once(world, distant, tree, walk, most))
+}
+
+/// Repeats a measurement of requests until it is within its bound: other work on this machine can only add waits, for
+/// example when it makes the kernel drop its caches.
+fn undisturbed(measure: impl Fn() -> Result<()>) -> Result<()> {
     let mut ended = Ok(());
     for _ in 0..ATTEMPTS {
-        ended = cold_once(world, distant, tree, walk, most);
+        ended = measure();
         if ended.is_ok() {
             break;
         }
@@ -165,11 +175,16 @@ fn readers(world: &World, distant: &Distant<'_>) -> Result<()> {
 
 /// docs/decisions/0023-names-before-attributes.md.
 fn names_first(world: &World, distant: &Distant<'_>) -> Result<()> {
+    undisturbed(|| names_first_once(world, distant))
+}
+
+fn names_first_once(world: &World, distant: &Distant<'_>) -> Result<()> {
     let mount = distant.mount(world)?;
     let all = 2 * (1 + 12 + 120) + LARGE;
     shell(world, &mount, ".", &format!("test $(find deep/dir-1 large -type f | sort -u | wc -l) = {all}"))?;
-    let dirents = mount.status()?["remote"]["by_type"]["dirents"].as_u64();
-    ensure!(dirents == Some(1), "names alone were asked for {dirents:?} times");
+    let status = mount.status()?;
+    let dirents = status["remote"]["by_type"]["dirents"].as_u64();
+    ensure!(dirents == Some(1), "names alone were asked for {dirents:?} times: {}", counters(&status));
     mount.unmount()
 }
 
@@ -185,8 +200,9 @@ fn changed(world: &World, distant: &Distant<'_>) -> Result<()> {
         2 * CHANGES
     );
     shell(world, &mount, "large", &script)?;
-    let lists = mount.status()?["remote"]["by_type"]["list"].as_u64();
-    ensure!(lists == Some(1), "it was listed {lists:?} times");
+    let status = mount.status()?;
+    let lists = status["remote"]["by_type"]["list"].as_u64();
+    ensure!(lists == Some(1), "it was listed {lists:?} times: {}", counters(&status));
     mount.unmount()
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{LIMIT, shell, waits};
+use super::{LIMIT, shell, undisturbed, waits};
 use crate::bench::places::Distant;
 use crate::report::TestReport;
 use crate::test::mount::Mount;
@@ -27,7 +27,7 @@ const LARGE: u64 = 64 << 20;
 
 pub fn run(world: &World, tally: &mut TestReport, distant: &Distant<'_>) {
     for reader in READERS {
-        tally.test(&format!("cold: contents, {reader}"), || read_all(world, distant, reader));
+        tally.test(&format!("cold: contents, {reader}"), || undisturbed(|| read_all(world, distant, reader)));
     }
     type Test = fn(&World, &Distant<'_>) -> Result<()>;
     let tests: [(&str, Test); 6] = [
@@ -53,15 +53,14 @@ fn reads(mount: &Mount<'_>) -> Result<u64> {
 
 /// The tree has 3,192 files in 1,597 directories.
 fn read_all(world: &World, distant: &Distant<'_>, reader: &str) -> Result<()> {
+    let copied = world.root.join("copied");
+    if copied.exists() {
+        fs::remove_dir_all(&copied)?;
+    }
     let mount = distant.mount(world)?;
     shell(world, &mount, "deep", "true")?;
     let before = waits(&mount.status()?)?.0;
-    shell(
-        world,
-        &mount,
-        "deep",
-        &reader.replace("../../../copied", &world.root.join("copied").display().to_string()),
-    )?;
+    shell(world, &mount, "deep", &reader.replace("../../../copied", &copied.display().to_string()))?;
     let status = mount.status()?;
     let (alone, all) = waits(&status)?;
     let of = |key| contents(&status, key);
@@ -75,10 +74,9 @@ fn read_all(world: &World, distant: &Distant<'_>, reader: &str) -> Result<()> {
     ensure!(of("wasted")? == 0, "{}", status["cache"]["contents"]);
     if reader.starts_with("cp") {
         let mut command = world.command("diff", As::Us);
-        command.arg("-r").arg(world.root.join("copied")).arg(distant.source.join("deep"));
+        command.arg("-r").arg(&copied).arg(distant.source.join("deep"));
         let ended = world.run(command, LIMIT)?;
         ensure!(ended.ok(), "the copy differs: {}", ended.tail(5));
-        fs::remove_dir_all(world.root.join("copied"))?;
     }
     mount.unmount()
 }
