@@ -84,7 +84,9 @@ impl Server {
             let Some(first) = first_to_go(dormant) else {
                 return Err((Errno::AGAIN, full.why(session.origin)));
             };
-            self.expire_for_others(&first, "others need the room");
+            if let Some((since, _)) = first.courtesy() {
+                self.expire_dormant(&first, since, "others need the room");
+            }
         }
     }
 
@@ -114,13 +116,11 @@ impl Server {
         if is_full(&exports, most) { full(exports, false) } else { None }
     }
 
-    /// Marks courtesy sessions for removal that need not be kept any longer.
+    /// Discards courtesy sessions that need not be kept any longer.
     pub(crate) fn expire_unneeded_sessions(&self) {
         for session in self.all_sessions() {
-            if let Some((since, why)) = expiry_reason(&session)
-                && session.expire_courtesy(since)
-            {
-                session.log.set_end_reason(|| why.to_owned());
+            if let Some((since, why)) = expiry_reason(&session) {
+                self.expire_dormant(&session, since, why);
             }
         }
     }
@@ -135,9 +135,8 @@ impl Server {
         for (since, session) in dormant {
             let count = counts.entry(session.client()).or_default();
             *count += 1;
-            if *count > self.options.bounds.courtesy_per_client && session.expire_courtesy(since) {
-                session.log.set_end_reason(|| "too many sessions of its client are dormant".to_owned());
-                self.discard(&session, End::Discarded);
+            if *count > self.options.bounds.courtesy_per_client {
+                self.expire_dormant(&session, since, "too many sessions of its client are dormant");
             }
         }
     }
@@ -171,15 +170,17 @@ impl Server {
                 false => self.descriptors.files_of(session.origin) > theirs,
             };
             let shares = dormant.into_iter().filter(|(_, session)| may_go(session));
-            if let Some(first) = first_to_go(shares.map(|(files, session)| (session, files)).collect()) {
-                self.expire_for_others(&first, "others need the files that it has open");
+            if let Some(first) = first_to_go(shares.map(|(files, session)| (session, files)).collect())
+                && let Some((since, _)) = first.courtesy()
+            {
+                self.expire_dormant(&first, since, "others need the files that it has open");
             }
         }
     }
 
-    fn expire_for_others(&self, session: &Arc<Session>, why: &str) {
-        // The client may have returned.
-        if session.phase.expire_courtesy() {
+    /// Discards a courtesy session, unless its client has returned since.
+    fn expire_dormant(&self, session: &Arc<Session>, since: Instant, why: &str) {
+        if session.expire_courtesy(since) {
             session.log.set_end_reason(|| why.to_owned());
             self.discard(session, End::Discarded);
         }
