@@ -16,8 +16,8 @@ use crate::root;
 use crate::test::mount::{Mount, MountParams};
 use crate::test::world::{As, World};
 
-/// Limit of the 99th percentile of the time until a change is visible, at 1,000 changes a second, and of a release build
-/// at any rate.
+/// Limit of the 99th percentile of the time until a change is visible, which `bench --host` checks: other work on the machine
+/// adds to it.
 pub const P99_MS: f64 = 50.0;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Mounts that begin while their root changes.
@@ -88,13 +88,6 @@ fn changes(world: &World, who: As, rate: u64) -> Result<()> {
     };
     let figures = change_and_look(world, who, Changes { count, dirs, rate })?;
     println!("  {figures}");
-    let p99 = figures["p99_ms"].as_f64().context("it took no times")?;
-    // The short form runs beside other load, and without a rate the changes alone fill the CPUs (`bench --host`): there
-    // this only asserts that each change becomes visible.
-    ensure!(
-        world.short || rate == 0 || p99 <= P99_MS,
-        "99 of 100 show after {p99} ms, at most {P99_MS} ms are promised"
-    );
     Ok(())
 }
 
