@@ -4,6 +4,7 @@
 
 mod fake;
 mod files;
+mod small_files;
 
 pub use fake::{Plan, run};
 
@@ -65,6 +66,8 @@ pub(crate) struct Workload {
     pub(crate) partial_writes: bool,
     /// Several clients store into parts of one mapped page at the same time.
     pub(crate) shared_maps: bool,
+    /// Clients read small files of one directory in order, and write them.
+    pub(crate) small_files: bool,
     /// Changes are pushed, and attributes are requested by inode number and checked.
     pub(crate) pushes: bool,
 }
@@ -89,6 +92,8 @@ pub(crate) struct RandomHistory<B: Backend = FakeServer> {
     away: BTreeSet<usize>,
     /// Number of stores so far; each stores a unique byte.
     stored: u8,
+    /// Position of each client among the small files.
+    next_small: BTreeMap<usize, usize>,
 }
 
 impl<B: Backend> RandomHistory<B> {
@@ -118,8 +123,7 @@ impl<B: Backend> RandomHistory<B> {
             world.facts.attributes_of = DIRS.iter().map(ToString::to_string).chain(files).collect();
         }
         world.limited = workload.limited;
-        world.observe();
-        RandomHistory {
+        let mut history = RandomHistory {
             workload,
             lost: BTreeSet::new(),
             world,
@@ -131,7 +135,13 @@ impl<B: Backend> RandomHistory<B> {
             abandoned: BTreeMap::new(),
             away: BTreeSet::new(),
             stored: 0,
+            next_small: BTreeMap::new(),
+        };
+        if workload.small_files {
+            history.plant_small_files(now);
         }
+        history.world.observe();
+        history
     }
 
     /// All kernels look up the directories.
@@ -164,7 +174,7 @@ impl<B: Backend> RandomHistory<B> {
             }
             return;
         }
-        if self.uses_page(at) {
+        if self.uses_page(at) || self.uses_small_files(at) {
             return;
         }
         if self.workload.pushes && self.dice.below(5) == 0 {
@@ -223,6 +233,17 @@ impl<B: Backend> RandomHistory<B> {
             _ => return false,
         };
         if let Some(op) = op {
+            self.ask(at, op);
+        }
+        true
+    }
+
+    /// Sends a request on the small files, if the history has some; returns whether it did.
+    fn uses_small_files(&mut self, at: usize) -> bool {
+        if !self.workload.small_files || self.dice.below(4) == 0 {
+            return false;
+        }
+        if let Some(op) = self.use_small_file(at) {
             self.ask(at, op);
         }
         true

@@ -153,6 +153,7 @@ fn begin(plan: Plan) -> (RandomHistory<Native>, Faults) {
         pushes: bit(),
         ..Workload::default()
     };
+    kinds.small_files = kinds.files && plan.seed % 3 == 1;
     let mut faults = Faults { cuts: bit(), pauses: bit(), restarts: bit(), drift: bit(), slow_kernels: true };
     if plan.calm {
         kinds = Workload { files: true, maps: true, ..kinds };

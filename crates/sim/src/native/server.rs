@@ -7,7 +7,7 @@ mod scheduling;
 
 use super::calls::PendingCall;
 use super::counts::Counts;
-use super::session::{ClientKey, Hello, PendingReply, Session, Work};
+use super::session::{ClientKey, Hello, PendingReply, Session, Work, params};
 use crate::random::Dice;
 use nigh_lease::{
     ClientOrigin, DiscardedLeases, Grace, Holder, LeaseConfig, LeaseSequencer, LeaseTerms, Replies,
@@ -159,7 +159,7 @@ impl Server {
         if whole {
             self.returned(now, who);
         }
-        let agreed = self.tree.session(term);
+        let agreed = params(&self.tree, term);
         let session = self.sessions.get_mut(&id).expect("it was just begun");
         session.connection.accept(agreed);
         self.flush(id);
@@ -180,7 +180,7 @@ impl Server {
             self.begin_lease(now, id);
             self.settle(now);
         }
-        let agreed = self.tree.session(term);
+        let agreed = params(&self.tree, term);
         let session = self.sessions.get_mut(&id).expect("it stands");
         if session.connection.is_ended() {
             return false;

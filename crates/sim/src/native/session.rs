@@ -2,7 +2,8 @@
 
 use super::calls::PendingCall;
 use nigh_native::{Resume, ServerEvent, ServerSession};
-use nigh_types::{GrantId, Handle, Response, Term, Time};
+use nigh_remote::model_fs::ModelFs;
+use nigh_types::{Features, GrantId, Handle, Response, SessionParams, Term, Time};
 use std::collections::BTreeSet;
 
 /// A client id and its incarnation.
@@ -21,6 +22,13 @@ pub(super) struct Session {
     /// When its lease expired, if it has.
     pub(super) expired_at: Option<Time>,
     pub(super) handles: BTreeSet<Handle>,
+}
+
+/// Returns the parameters of a session. The server reads each file with the same rights for all callers.
+pub(super) fn params(tree: &ModelFs, term: Term) -> SessionParams {
+    let params = tree.session(term);
+    let supports = Features { uniform_rights: true, ..params.supports };
+    SessionParams { supports, ..params }
 }
 
 /// The contents of a client's hello.

@@ -41,7 +41,8 @@ impl RandomHistory {
         let bit = |n: u64| plan.seed >> n & 1 == 1;
         let pushes = plan.pushes;
         let (files, limited, tiny, losses) = (bit(0), bit(1), bit(2), bit(3));
-        let kinds = Workload { files, limited, tiny, losses, pushes, ..Workload::default() };
+        let small_files = files && plan.seed % 3 == 1;
+        let kinds = Workload { files, limited, tiny, losses, small_files, pushes, ..Workload::default() };
         let parts = 1 + u32::try_from(dice.below(4)).unwrap_or(0);
         let config = ModelFsConfig {
             term: if kinds.limited { Term::Limited(Span::from_millis(40)) } else { Term::Session },
