@@ -4,13 +4,24 @@
 //! when they are sent, and nothing that comes while such a change is in flight is kept.
 
 use crate::grants::LiveGrant;
-use crate::op::Fh;
+use crate::op::{CredentialsId, Fh};
 use crate::pages::ChangeToken;
 use nigh_contents::{CHUNK, LinkRate, Origin, SendMark, SequentialReader, Store, StoreUse};
 use nigh_types::{Attr, DataVersion, NodeId, Span, Time};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+/// With whose rights contents were read, and whom they may be served to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ReadAs {
+    /// The mount's own: the remote reads each file alike for all callers.
+    Mount,
+    /// Those of a caller with this uid.
+    Uid(u32),
+    /// Those of a caller with these credentials.
+    Credentials(CredentialsId),
+}
 
 /// What is kept beside the contents of a file.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +31,7 @@ pub(crate) struct ContentsTag {
     pub held: LiveGrant,
     /// Attributes that came with them.
     pub attr: Attr,
-    /// The uid with whose rights they were read; `None`: with the mount's own.
-    pub read_as: Option<u32>,
+    pub read_as: ReadAs,
 }
 
 impl ContentsTag {
@@ -122,7 +132,7 @@ impl Contents {
         self.store.read(ino, offset, length)
     }
 
-    /// Keeps contents; drops others of the file that came under another node id or in another version.
+    /// Keeps contents; drops others of the file that came under another node id, in another version or with other rights.
     /// Returns the files that gave way.
     pub fn keep(
         &mut self,
@@ -134,7 +144,9 @@ impl Contents {
     ) -> Vec<u64> {
         let ino = tag.id.ino;
         let fits = |kept: &ContentsTag| {
-            kept.id == tag.id && kept.version() == tag.version() && kept.held.is_live(now)
+            let is_alike =
+                kept.id == tag.id && kept.version() == tag.version() && kept.read_as == tag.read_as;
+            is_alike && kept.held.is_live(now)
         };
         match self.tag(ino).copied() {
             // What came earlier ends no later than its own grant, unless a recall would have ended that before any change.

@@ -59,7 +59,7 @@ pub use inotify::{RemoteChange, WatchStatus};
 pub use kernel::NotifyLevel;
 pub use notifier_queue::{NotifierJob, NotifierQueue};
 pub use op::{
-    Caller, Fh, InvalidationId, KernelInvalidation, LockSpan, Node, Op, OpReply, Opened, Output, Page,
-    PageEntry, Reason, Urgency,
+    Caller, CredentialsId, Fh, InvalidationId, KernelInvalidation, LockSpan, Node, Op, OpReply, Opened,
+    Output, Page, PageEntry, Reason, Urgency,
 };
 pub use ops::xattr::{is_privileged, sized_xattr};

@@ -14,7 +14,13 @@ pub struct Caller {
     /// A supplementary group that came with the request (`FUSE_CREATE_SUPP_GROUP`: the parent directory's, if the
     /// caller is in it).
     pub group: Option<u32>,
+    /// Of a caller that opens or creates a file: its credentials. `None`: unknown, or the remote does not need them.
+    pub credentials: Option<CredentialsId>,
 }
+
+/// Number that stands for credentials of callers. Equal numbers stand for equal credentials, as long as the mount lives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CredentialsId(pub u32);
 
 /// Handle of a file or directory that the kernel holds open, as given in [`Opened`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

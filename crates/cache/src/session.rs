@@ -12,6 +12,7 @@
 //! fail. Until the next `Active` no request is begun and no reply is delivered except for reclaims: the kernel may still
 //! hold facts of ended grants.
 
+use crate::contents::ReadAs;
 use crate::op::{Caller, InvalidationId};
 use nigh_types::{CallId, Features, Handle, Response, SessionParams, Span, Term, Time};
 
@@ -138,21 +139,20 @@ impl Session {
         self.supports.uniform_rights
     }
 
-    /// Returns whether contents can be kept: for all callers, or for those of one uid.
-    pub fn keeps_contents(&self) -> bool {
-        self.supports.uniform_rights || self.supports.rights_by_uid
-    }
-
     /// Returns the caller with whose rights a file that this one has opened is read; `None`: with the mount's own, since
     /// the remote reads it alike for all callers.
     pub fn read_as(&self, opener: Caller) -> Option<Caller> {
         (!self.supports.uniform_rights).then_some(opener)
     }
 
-    /// Returns whether contents that were read with the rights of this uid (`None`: with the mount's own) may be served to
-    /// a caller.
-    pub fn may_serve(&self, read_as: Option<u32>, caller: Caller) -> bool {
-        self.supports.uniform_rights || self.supports.rights_by_uid && read_as == Some(caller.uid)
+    /// Returns the rights with which a file that this caller has opened is read ahead, and which contents it is served.
+    /// `None`: nothing is read ahead of it and no contents are served, since its credentials are unknown.
+    pub fn reads_ahead_as(&self, opener: Caller) -> Option<ReadAs> {
+        match self.supports {
+            Features { uniform_rights: true, .. } => Some(ReadAs::Mount),
+            Features { rights_by_uid: true, .. } => Some(ReadAs::Uid(opener.uid)),
+            _ => opener.credentials.map(ReadAs::Credentials),
+        }
     }
 
     /// Returns whether the remote lists names without attributes.

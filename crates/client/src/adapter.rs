@@ -49,7 +49,8 @@ pub(crate) fn receive(driver: &Driver, interrupts: &Interrupts, agreed: &Negotia
         {
             Ok((shape, op)) => {
                 let group = operation.extensions().groups().next();
-                let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid, group };
+                let caller =
+                    Caller { uid: header.uid, gid: header.gid, pid: header.pid, group, credentials: None };
                 driver.operate(header.unique, OpId(header.id()), caller, shape, op);
             }
             Err(errno) => refuse(driver, header.unique, errno),

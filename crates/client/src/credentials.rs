@@ -3,7 +3,12 @@
 use crate::host::{Host, LocalHost, ThreadCredentials, UserNamespace};
 use nigh_cache::Caller;
 use nigh_types::{Call, Credentials, Privileges};
+use parking_lot::Mutex;
 use std::sync::Arc;
+
+mod table;
+
+use table::CredentialsTable;
 
 /// Capabilities (linux/capability.h).
 const FSETID: u64 = 1 << 4;
@@ -25,6 +30,8 @@ pub(crate) struct Callers {
     /// Whether the mount may be idmapped: then the kernel sends ids only with creations, those of the new inode's
     /// owner.
     idmapped: bool,
+    /// Credentials of the callers that opened files, where the server reads each file with the rights of the caller.
+    openers: Option<Mutex<CredentialsTable>>,
 }
 
 /// The id that the kernel sends when it sends none (`FUSE_INVALID_UIDGID`).
@@ -40,7 +47,27 @@ impl Callers {
     pub(crate) fn new(host: Arc<dyn Host>, told: bool) -> Callers {
         let own = if told { host.own_user_namespace() } else { None };
         let namespace = own.filter(|own| own.is_initial());
-        Callers { host, namespace, idmapped: false }
+        Callers { host, namespace, idmapped: false, openers: None }
+    }
+
+    /// Sets whether callers that open files are identified ([`Callers::identified`]).
+    #[must_use]
+    pub(crate) fn identifying(self, identifies: bool) -> Callers {
+        Callers { openers: identifies.then(Mutex::default), ..self }
+    }
+
+    /// Adds the number of its credentials to a caller that waits for a request. None is added if its thread is not visible
+    /// or acts with other ids than its own.
+    pub(crate) fn identified(&self, caller: Caller) -> Caller {
+        let Some(openers) = self.openers.as_ref().filter(|_| !self.idmapped) else { return caller };
+        let status = self.host.credentials(caller.pid);
+        if status.filesystem_ids() != Some((caller.uid, caller.gid)) {
+            return caller;
+        }
+        let mut groups = status.groups();
+        groups.sort_unstable();
+        let credentials = Credentials { uid: caller.uid, gid: caller.gid, groups, privileges: None };
+        Caller { credentials: openers.lock().number_of(credentials), ..caller }
     }
 
     /// Whether the server trusts the checks of this machine's kernel.
@@ -55,8 +82,13 @@ impl Callers {
     }
 
     /// The caller's ids, with its thread's supplementary groups and capabilities over files. If the thread is not
-    /// visible (any more), only with the group sent with the request.
+    /// visible (any more), the credentials of its number, or else only the group sent with the request.
     pub(crate) fn credentials(&self, caller: Caller, call: &Call) -> Credentials {
+        if let (0, Some(number), Some(openers)) = (caller.pid, caller.credentials, &self.openers)
+            && let Some(known) = openers.lock().credentials(number)
+        {
+            return known.clone();
+        }
         let status = self.host.credentials(caller.pid);
         if self.idmapped {
             return self.checked_by_kernel(caller, call, &status);
@@ -131,9 +163,12 @@ mod tests {
 
     #[test]
     fn idmapped_mount_sends_owner_ids_for_creations_and_the_overflow_id_otherwise() {
-        let callers = Callers { host: local(), namespace: Some(UserNamespace::UNUSED), idmapped: true };
+        let callers =
+            Callers { host: local(), namespace: Some(UserNamespace::UNUSED), idmapped: true, openers: None };
         let pid = std::process::id();
-        let ask = |uid, gid, call: &Call| callers.credentials(Caller { uid, gid, pid, group: Some(7) }, call);
+        let ask = |uid, gid, call: &Call| {
+            callers.credentials(Caller { uid, gid, pid, group: Some(7), credentials: None }, call)
+        };
         let made = ask(1001, 1002, &LOOK);
         assert_eq!((made.uid, made.gid, made.groups), (1001, 1002, vec![7]));
         let other = ask(UNKNOWN_ID, UNKNOWN_ID, &LOOK);
@@ -147,10 +182,16 @@ mod tests {
 
     #[test]
     fn caller_with_other_filesystem_ids_than_its_thread_has_no_capabilities() {
-        let callers = Callers { host: local(), namespace: LocalHost.own_user_namespace(), idmapped: false };
+        let callers = Callers {
+            host: local(),
+            namespace: LocalHost.own_user_namespace(),
+            idmapped: false,
+            openers: None,
+        };
         let (pid, own) = (std::process::id(), own());
         let capable = LocalHost.credentials(pid).capabilities() & (OVER_INODES | OF_MACHINE) != 0;
-        let ask = |uid, gid| callers.credentials(Caller { uid, gid, pid, group: None }, &LOOK).privileges;
+        let ask =
+            |uid, gid| callers.credentials(Caller { uid, gid, pid, ..Caller::default() }, &LOOK).privileges;
         assert_eq!(ask(own.uid, own.gid).is_some(), capable && own.uid != 0);
         assert_eq!(ask(own.uid + 1, own.gid), None);
         assert_eq!(ask(own.uid, own.gid + 1), None);
@@ -182,7 +223,7 @@ mod tests {
         let callers = Callers::new(absent(), true);
         assert!(!callers.are_trusted());
         let pid = std::process::id();
-        let caller = Caller { uid: own().uid, gid: own().gid, pid, group: Some(33) };
+        let caller = Caller { uid: own().uid, gid: own().gid, pid, group: Some(33), credentials: None };
         let wanted = Credentials { uid: caller.uid, gid: caller.gid, groups: vec![33], privileges: None };
         assert_eq!(callers.credentials(caller, &LOOK), wanted);
         assert!(!sees_privileged_xattrs(&NoHost, pid));

@@ -390,7 +390,9 @@ impl Mount {
 
 /// How to determine the credentials of callers.
 fn callers_of(choice: &IdMapChoice, session: &nigh_remote::SessionParams, host: &Arc<dyn Host>) -> Callers {
-    Callers::new(Arc::clone(host), session.supports.privileges && choice.map(session).is_empty())
+    let nigh_types::Features { privileges, uniform_rights, rights_by_uid, .. } = session.supports;
+    let callers = Callers::new(Arc::clone(host), privileges && choice.map(session).is_empty());
+    callers.identifying(!uniform_rights && !rights_by_uid)
 }
 
 /// Starts the watchdog. Without one, a killed daemon may leave unkillable programs behind; `nigh umount` frees them.

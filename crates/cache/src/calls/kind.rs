@@ -1,5 +1,6 @@
 //! Kinds of calls, and forms of replies.
 
+use crate::contents::ReadAs;
 use crate::op::{Caller, Fh};
 use crate::open::LockOwner;
 use nigh_types::{Access, CallId, DataVersion, Handle, LockInfo, Name, NodeId};
@@ -51,8 +52,7 @@ pub(crate) enum CallKind {
         size: u32,
         /// Version of the file in the cache when the call was sent.
         known: Option<DataVersion>,
-        /// The uid with whose rights the file is read; `None`: with the mount's own.
-        read_as: Option<u32>,
+        read_as: ReadAs,
     },
     Seek,
     Open {

@@ -4,12 +4,13 @@
 //! begins again after the reply. So a reply that may not be kept only costs that request its own READ.
 
 use crate::calls::{CallKind, InflightCall};
-use crate::contents::ContentsTag;
+use crate::contents::{ContentsTag, ReadAs};
 use crate::facts::{inodes, learn};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, Op, OpReply};
 use crate::out::{invalidate, sending};
 use crate::page_cache::writeback;
+use crate::prefetch::Reader;
 use crate::state::State;
 use crate::view;
 use nigh_types::{Call, DataVersion, Handle, LeaseScope, NodeId, NodeRef, OpId, Reply, Response, Time};
@@ -29,7 +30,8 @@ pub(crate) fn answer(
     // A direct read went to the remote before there were contents.
     let may_be_old = file.access.direct && !tag.held.recalled_before_any_change();
     let is_other = file.generation != tag.id.generation;
-    if may_change || may_be_old || is_other || !state.session.may_serve(tag.read_as, file.caller) {
+    let may_read = state.session.reads_ahead_as(file.caller) == Some(tag.read_as);
+    if may_change || may_be_old || is_other || !may_read {
         return None;
     }
     if !is_current(state, now, &tag) {
@@ -42,14 +44,16 @@ pub(crate) fn answer(
 }
 
 /// Returns whether the grant on contents lives, the inode number is that file's, and its attributes and the kernel's pages
-/// are of no other version.
+/// are of no other version. Where rights depend on the caller, they may have changed unless its cached ctime is the same.
 fn is_current(state: &State, now: Time, tag: &ContentsTag) -> bool {
     let pages_differ =
         state.store.inode_of(tag.id).is_some_and(|i| i.pages().is_of_another_version(tag.token()));
     let attr = view::cached_attr(state, now, tag.id);
     let attr_differs = attr.is_some_and(|(attr, _)| DataVersion::of(&attr) != tag.version());
     let is_reused = state.store.id_of(tag.id.ino).is_some_and(|id| id != tag.id);
-    tag.held.is_live(now) && !is_reused && !pages_differ && !attr_differs
+    let has_same_rights = !matches!(tag.read_as, ReadAs::Credentials(_))
+        || attr.is_some_and(|(attr, _)| attr.ctime == tag.attr.ctime);
+    tag.held.is_live(now) && !is_reused && !pages_differ && !attr_differs && has_same_rights
 }
 
 /// Records that the kernel gets pages from contents, as for the reply to a READ.
@@ -86,12 +90,12 @@ pub(crate) fn queue_behind_read_ahead(
     true
 }
 
-/// Sends a read ahead with the rights of a caller, or the mount's own. Returns whether it was sent.
+/// Sends a read ahead. Returns whether it was sent.
 pub(crate) fn send_read_ahead(
     state: &mut State,
     now: Time,
     (node, handle): (NodeRef, Option<Handle>),
-    read_as: Option<Caller>,
+    Reader { read_as, caller }: Reader,
     offset: u64,
     length: u64,
 ) -> bool {
@@ -101,9 +105,8 @@ pub(crate) fn send_read_ahead(
     }
     let size = u32::try_from(length).unwrap_or(u32::MAX);
     let known = view::cached_attr(state, now, node.node).map(|(attr, _)| DataVersion::of(&attr));
-    let uid = read_as.map(|caller| caller.uid);
-    let purpose = CallKind::ReadAhead { node: node.node, offset, size, known, read_as: uid };
-    let call = sending::send(state, now, read_as, purpose, Call::Read { node, handle, offset, length: size });
+    let purpose = CallKind::ReadAhead { node: node.node, offset, size, known, read_as };
+    let call = sending::send(state, now, caller, purpose, Call::Read { node, handle, offset, length: size });
     if state.calls.contains(call) {
         state.contents.note_sent(now, ino, offset, length);
     }

@@ -5,7 +5,7 @@
 
 use crate::byte_ranges::PAGE;
 use crate::calls::{CallKind, InflightCall, attr_after};
-use crate::contents::ContentsTag;
+use crate::contents::{ContentsTag, ReadAs};
 use crate::grants::LiveGrant;
 use crate::state::State;
 use nigh_types::{LeaseScope, Reply, Response, Time};
@@ -66,7 +66,7 @@ fn version_after(
         state.contents.tag(ino).is_none_or(|tag| tag.id == id && tag.held.recalled_before_any_change());
     let race = &flight.race_log;
     let others = race.local_inodes.contains(&ino) || race.remote_inodes.contains(&ino);
-    let tag = ContentsTag { id, held, attr, read_as: None };
+    let tag = ContentsTag { id, held, attr, read_as: ReadAs::Mount };
     (is_continuous && !others && !state.calls.is_data_changing(ino)).then_some(tag)
 }
 

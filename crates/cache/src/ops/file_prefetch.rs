@@ -2,10 +2,11 @@
 //! (docs/decisions/0043-contents.md).
 
 use crate::config::Prefetch;
+use crate::contents::ReadAs;
 use crate::op::{Caller, Fh};
 use crate::ops::{content_reads, reading_order};
 use crate::prefetch::{
-    DirsOrder, FileWalk, FinishedFile, ReadingOrder, WalkAt, WalkEntry, WalkLevel, WalkNumber,
+    DirsOrder, FileWalk, FinishedFile, Reader, ReadingOrder, WalkAt, WalkEntry, WalkLevel, WalkNumber,
 };
 use crate::state::State;
 use crate::store::Directory;
@@ -44,10 +45,11 @@ pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
     let Some(file) = state.open.files.get(read.fh).filter(|file| is_on && !file.access.direct) else {
         return;
     };
-    if !state.session.keeps_contents() || !state.session.is_active() {
+    let opener = file.caller;
+    let Some(read_as) = state.session.reads_ahead_as(opener).filter(|_| state.session.is_active()) else {
         return;
-    }
-    let read_as = state.session.read_as(file.caller);
+    };
+    let reader = Reader { read_as, caller: caller_of(read_as, opener) };
     let Some(id) = state.store.id_of(read.ino) else { return };
     let Some(attr) = view::last_attr(state, id) else { return };
     if !read.is_hit && !read.is_queued {
@@ -55,18 +57,28 @@ pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
         state.contents.note_not_fetched(read.fh, read.offset.saturating_add(u64::from(read.size)));
         state.contents.note_demanded(u64::from(read.size).min(attr.size));
     }
-    read_on(state, now, read, read_as, attr.size);
+    read_on(state, now, read, reader, attr.size);
     let reached = read.offset.saturating_add(u64::from(read.size));
     if let Some(number) = state.prefetch.files.note_used(now, read.ino) {
         note_finished(state, read.ino);
         fill(state, now, number);
     } else if reached >= attr.size {
-        begin_walk(state, now, read.ino, read_as);
+        begin_walk(state, now, read.ino, reader);
+    }
+}
+
+/// Returns the caller whose credentials a read ahead has; `None`: the mount's own. Another process may have the opener's
+/// number by the time at which it is sent.
+fn caller_of(read_as: ReadAs, opener: Caller) -> Option<Caller> {
+    match read_as {
+        ReadAs::Mount => None,
+        ReadAs::Uid(_) => Some(opener),
+        ReadAs::Credentials(_) => Some(Caller { pid: 0, ..opener }),
     }
 }
 
 /// Reads ahead of a reader that goes through one file.
-fn read_on(state: &mut State, now: Time, read: FileRead, read_as: Option<Caller>, size: u64) {
+fn read_on(state: &mut State, now: Time, read: FileRead, reader: Reader, size: u64) {
     let part = (read.offset, u64::from(read.size));
     let Some(ahead) = state.contents.note_read(read.fh, part, size, read.is_hit) else { return };
     let mut at = ahead.start;
@@ -76,7 +88,7 @@ fn read_on(state: &mut State, now: Time, read: FileRead, read_as: Option<Caller>
         let is_sent = state.contents.expects(read.ino, at..end).0
             || !state.contents.is_wasteful()
                 && place.is_some_and(|place| {
-                    content_reads::send_read_ahead(state, now, place, read_as, at, CHUNK)
+                    content_reads::send_read_ahead(state, now, place, reader, at, CHUNK)
                 });
         if !is_sent {
             return state.contents.note_not_fetched(read.fh, at);
@@ -94,7 +106,7 @@ fn note_finished(state: &mut State, ino: u64) -> Vec<FinishedFile> {
 }
 
 /// Begins a walk behind a file that was read to its end, if it comes next after another one in some order.
-fn begin_walk(state: &mut State, now: Time, ino: u64, read_as: Option<Caller>) {
+fn begin_walk(state: &mut State, now: Time, ino: u64, reader: Reader) {
     let before = note_finished(state, ino);
     let may_send = state.contents.has_room() && !state.contents.is_wasteful();
     if !may_send || !state.prefetch.files.may_look() {
@@ -106,7 +118,7 @@ fn begin_walk(state: &mut State, now: Time, ino: u64, read_as: Option<Caller>) {
     else {
         return state.prefetch.files.note_no_order();
     };
-    match state.prefetch.files.go_on_at(now, order, read_as, this) {
+    match state.prefetch.files.go_on_at(now, order, reader.read_as, this) {
         WalkAt::Here(number) => return fill(state, now, number),
         WalkAt::Refused => return,
         WalkAt::Nowhere => {}
@@ -114,7 +126,7 @@ fn begin_walk(state: &mut State, now: Time, ino: u64, read_as: Option<Caller>) {
     let Some(mut level) = level_of(state, now, this.dir, order) else { return };
     let Some(at) = level.left.iter().position(|entry| entry.id.ino == ino) else { return };
     level.left.drain(..=at);
-    let number = state.prefetch.files.begin(FileWalk::new(order, read_as, vec![level], now));
+    let number = state.prefetch.files.begin(FileWalk::new(order, reader, vec![level], now));
     fill(state, now, number);
 }
 
@@ -158,7 +170,7 @@ fn fill(state: &mut State, now: Time, number: WalkNumber) {
         let ino = place.node.ino;
         // One byte more than the file has: a short reply shows where it ends.
         let length = attr.size.saturating_add(1).min(CHUNK);
-        if content_reads::send_read_ahead(state, now, (place, None), walk.read_as, 0, length) {
+        if content_reads::send_read_ahead(state, now, (place, None), walk.reader, 0, length) {
             state.prefetch.files.note_asked(number, &mut walk, ino, length);
         }
     }

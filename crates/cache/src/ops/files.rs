@@ -158,11 +158,12 @@ pub(crate) fn read(
     replies::wait(state, op, caller, id, crate::calls::ReplyKind::Reply, false)
 }
 
-/// Returns the caller with whose rights an open file is read: the reader, whose groups can be seen, if it has the opener's
-/// uid. Another process may have the opener's number by now.
+/// Returns the caller with whose rights an open file is read. Another process may have the opener's number by now; so where
+/// the opener's credentials are unknown it is the reader, whose groups can be seen, if it has the opener's uid.
 fn opener(state: &State, fh: Fh, reader: Caller) -> Option<Caller> {
     let opener = state.session.read_as(state.open.files.get(fh)?.caller)?;
-    Some(if reader.uid == opener.uid { reader } else { Caller { pid: 0, ..opener } })
+    let is_alike = opener.credentials.is_none() && reader.uid == opener.uid;
+    Some(if is_alike { reader } else { Caller { pid: 0, ..opener } })
 }
 
 pub(crate) fn write(

@@ -3,6 +3,7 @@
 //! A walk goes depth first, in one order of the entries of each directory. It goes on into directories that are listed, and
 //! waits at one that a prefetch job will bring.
 
+use crate::contents::ReadAs;
 use crate::op::Caller;
 use nigh_types::{Name, NodeId, PrefetchOrder, Span, Time};
 use rustc_hash::FxHashMap;
@@ -55,12 +56,19 @@ pub(crate) struct WalkLevel {
     pub left: VecDeque<WalkEntry>,
 }
 
+/// With whose rights a walk reads files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reader {
+    pub read_as: ReadAs,
+    /// A caller with these rights; `None`: the mount itself.
+    pub caller: Option<Caller>,
+}
+
 /// Walk of a reader, or of several that share it.
 #[derive(Clone, Debug)]
 pub(crate) struct FileWalk {
     pub order: ReadingOrder,
-    /// The caller with whose rights files are read; `None`: with the mount's own.
-    pub read_as: Option<Caller>,
+    pub reader: Reader,
     /// From the outermost directory to the one in which the walk stands.
     pub levels: Vec<WalkLevel>,
     /// Cost of the files that were used, and of those that were asked for and not used.
@@ -72,8 +80,8 @@ pub(crate) struct FileWalk {
 }
 
 impl FileWalk {
-    pub fn new(order: ReadingOrder, read_as: Option<Caller>, levels: Vec<WalkLevel>, now: Time) -> FileWalk {
-        FileWalk { order, read_as, levels, used: 0, unused: 0, last_used: now, failed: None }
+    pub fn new(order: ReadingOrder, reader: Reader, levels: Vec<WalkLevel>, now: Time) -> FileWalk {
+        FileWalk { order, reader, levels, used: 0, unused: 0, last_used: now, failed: None }
     }
 
     /// Returns the number of entries ahead.
@@ -156,12 +164,11 @@ impl FileWalks {
         &mut self,
         now: Time,
         order: ReadingOrder,
-        read_as: Option<Caller>,
+        read_as: ReadAs,
         file: FinishedFile,
     ) -> WalkAt {
-        let uid = |caller: Option<Caller>| caller.map(|caller| caller.uid);
         let stands = |walk: &FileWalk| {
-            let is_alike = walk.order == order && uid(walk.read_as) == uid(read_as);
+            let is_alike = walk.order == order && walk.reader.read_as == read_as;
             is_alike && walk.levels.last().is_some_and(|level| level.dir.ino == file.dir)
         };
         let Some((&number, walk)) = self.walks.iter_mut().find(|(_, walk)| stands(walk)) else {
@@ -265,7 +272,12 @@ mod tests {
 
     fn walk() -> FileWalk {
         let level = WalkLevel { dir: NodeId { ino: 1, generation: 1 }, left: VecDeque::new() };
-        FileWalk::new(ReadingOrder::default(), None, vec![level], Time(0))
+        FileWalk::new(
+            ReadingOrder::default(),
+            Reader { read_as: ReadAs::Mount, caller: None },
+            vec![level],
+            Time(0),
+        )
     }
 
     #[test]
@@ -325,15 +337,21 @@ mod tests {
         let number = walks.begin(one);
         let order = ReadingOrder::default();
         let file = |ino| FinishedFile { ino, dir: 1 };
-        assert_eq!(walks.go_on_at(Time(1), order, None, FinishedFile { ino: 6, dir: 2 }), WalkAt::Nowhere);
-        assert_eq!(walks.go_on_at(Time(1), order, None, file(6)), WalkAt::Here(number));
+        assert_eq!(
+            walks.go_on_at(Time(1), order, ReadAs::Mount, FinishedFile { ino: 6, dir: 2 }),
+            WalkAt::Nowhere
+        );
+        assert_eq!(walks.go_on_at(Time(1), order, ReadAs::Mount, file(6)), WalkAt::Here(number));
         let mut one = walks.take(number).unwrap();
         assert_eq!(one.levels[0].left.iter().map(|entry| entry.id.ino).collect::<Vec<_>>(), [7, 8]);
         walks.note_asked(number, &mut one, 7, 100);
         walks.put_back(number, one);
         walks.note_failed(Time(2), 7);
-        assert_eq!(walks.go_on_at(Time(3), order, None, file(8)), WalkAt::Refused);
-        assert_eq!(walks.go_on_at(Time(2).after(REFUSED_FOR), order, None, file(8)), WalkAt::Nowhere);
+        assert_eq!(walks.go_on_at(Time(3), order, ReadAs::Mount, file(8)), WalkAt::Refused);
+        assert_eq!(
+            walks.go_on_at(Time(2).after(REFUSED_FOR), order, ReadAs::Mount, file(8)),
+            WalkAt::Nowhere
+        );
         assert_eq!(walks.numbers(), []);
     }
 

@@ -1,7 +1,7 @@
 //! Rights and races of contents that were read ahead.
 
 use super::*;
-use crate::op::Opened;
+use crate::op::{CredentialsId, Opened};
 use crate::test_fixtures::{T0, answers, name, session};
 use crate::{Cache, Config, Op, Output};
 use nigh_types::*;
@@ -123,13 +123,62 @@ impl Rig {
 
 /// A server that reads as each caller may refuse another caller what it gave to this one.
 #[test]
-fn nothing_is_read_ahead_where_rights_depend_on_the_caller() {
+fn nothing_is_read_ahead_for_a_caller_with_unknown_credentials_where_rights_depend_on_them() {
     let mut rig = Rig::new(false);
     rig.read_two();
     assert!(rig.calls.is_empty(), "{:?}", rig.calls);
     let mut rig = Rig::new(true);
     rig.read_two();
     assert!(!rig.calls.is_empty());
+}
+
+fn known(uid: u32, credentials: u32) -> Caller {
+    Caller { uid, pid: 77, credentials: Some(CredentialsId(credentials)), ..Caller::default() }
+}
+
+/// The pid of a caller may be that of another process by the time at which a read ahead is sent.
+#[test]
+fn contents_read_with_some_credentials_are_not_served_to_others() {
+    let mut rig = Rig::new(false);
+    rig.caller = known(1000, 3);
+    rig.read_two();
+    let own = Some(Caller { pid: 0, ..rig.caller });
+    assert!(
+        !rig.calls.is_empty() && rig.calls.iter().all(|(_, caller, _)| *caller == own),
+        "{:?}",
+        rig.calls
+    );
+    let Call::Read { node, .. } = &rig.calls[0].2 else { panic!("{:?}", rig.calls) };
+    let next = node.node.ino - file(0).ino;
+    rig.bring(0);
+    let same_user_with_other_groups = known(1000, 4);
+    let unknown = Caller { credentials: None, ..rig.caller };
+    for other in [same_user_with_other_groups, unknown, known(1001, 5)] {
+        rig.caller = other;
+        let fh = rig.open(next);
+        let count = rig.calls.len();
+        assert_eq!(rig.read(next, fh), None, "{other:?}");
+        assert_eq!(rig.calls.len(), count + 1, "{other:?}");
+    }
+    rig.caller = known(1000, 3);
+    let fh = rig.open(next);
+    assert_eq!(rig.read(next, fh), Some(OpReply::Data(TEXT.to_vec())));
+}
+
+/// The server may have taken the right to read a file from its callers, without a change of its data.
+#[test]
+fn contents_read_with_some_credentials_are_not_served_without_attributes() {
+    for (uniform_rights, is_served) in [(false, false), (true, true)] {
+        let mut rig = Rig::new(uniform_rights);
+        rig.caller = known(1000, 3);
+        rig.read_two();
+        let fh = rig.open(5);
+        rig.bring(rig.place_of_read(5));
+        let (node, covers) = (session().root, LeaseScope::Directory);
+        let recall = Recall { id: RecallId(1), node, covers, names: Vec::new() };
+        rig.event(Event::Recall(recall));
+        assert_eq!(rig.read(5, fh).is_some(), is_served);
+    }
 }
 
 #[test]
