@@ -78,7 +78,7 @@ impl Fault {
 
     /// Checks that the run has tested what it is for. Without a killed server the outcome of every change is known, and
     /// every open file stays usable.
-    fn floors(self, counts: &Counts, faults: u64, recalls: u64) -> Result<()> {
+    fn floors(self, counts: &Counts, faults: u64, mounts: MountCounters) -> Result<()> {
         counts.check_decided()?;
         if self == Fault::KilledServer {
             ensure!(faults > 0, "no mount held a grant when the server was killed");
@@ -93,7 +93,9 @@ impl Fault {
             looks_from_memory * 100 >= looks * FROM_MEMORY,
             "only {looks_from_memory} of {looks} looks came from memory, less than {FROM_MEMORY} %"
         );
+        let MountCounters { recalls, contents_used, .. } = mounts;
         ensure!(recalls * CHANGES_A_RECALL >= changes, "only {recalls} recalls at {changes} changes");
+        ensure!(contents_used > 0, "no contents came ahead and were read");
         Ok(())
     }
 }
@@ -118,12 +120,20 @@ pub fn check(world: &World, time: Duration, seed: u64, fault: Fault) -> Result<(
             break;
         }
     }
-    let seats = stage.mounts.iter();
-    let recalls = seats.map(|seat| Ok(MountCounters::of(seat)?.recalls)).sum::<Result<u64>>()?;
+    let mut mounts = MountCounters::default();
+    for seat in &stage.mounts {
+        mounts.add(MountCounters::of(seat)?);
+    }
     stage.close()?;
     println!(
         "{}",
-        serde_json::json!({ "seed": seed, "faults": counted, "recalls": recalls, "counts": counts.json() })
+        serde_json::json!({
+            "seed": seed,
+            "faults": counted,
+            "recalls": mounts.recalls,
+            "contents_used": mounts.contents_used,
+            "counts": counts.json(),
+        })
     );
-    fault.floors(&counts, counted, recalls)
+    fault.floors(&counts, counted, mounts)
 }

@@ -108,6 +108,8 @@ pub struct MountCounters {
     pub recalls: u64,
     epochs: u64,
     lapses: u64,
+    /// Bytes of files that were read ahead, and then read.
+    pub contents_used: u64,
 }
 
 impl MountCounters {
@@ -118,13 +120,15 @@ impl MountCounters {
             recalls: number("leases", "recalled") + number("leases", "updated_in_place"),
             epochs: number("kernel", "epoch_planned") + number("kernel", "epoch_fallbacks"),
             lapses: number("remote", "lapses"),
+            contents_used: status["cache"]["contents"]["used"].as_u64().unwrap_or(0),
         })
     }
 
-    fn add(&mut self, other: MountCounters) {
+    pub fn add(&mut self, other: MountCounters) {
         self.recalls += other.recalls;
         self.epochs += other.epochs;
         self.lapses += other.lapses;
+        self.contents_used += other.contents_used;
     }
 }
 
@@ -276,6 +280,7 @@ impl<'w> Soak<'w> {
             "recalls": kernel.recalls,
             "epochs": kernel.epochs,
             "lapses": kernel.lapses,
+            "contents_used": kernel.contents_used,
             "fences": self.stage.server.fences(),
             "longest_ms": { "without_faults": self.longest_ms[0], "with_faults": self.longest_ms[1] },
             "killed_us": self.killed_us[0],

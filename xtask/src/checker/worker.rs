@@ -225,6 +225,31 @@ impl<'d> Work<'d> {
                 }
             };
             self.make(call)?;
+            match call {
+                // Contents of empty files do not come ahead.
+                Call::Create { .. } => self.fill()?,
+                Call::List { dir } => self.scan(dir)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the file that was opened last.
+    fn fill(&mut self) -> Result<()> {
+        let value = self.value();
+        let Some(file) = self.inner.files.last().map(|opened| opened.file) else { return Ok(()) };
+        self.make(Call::Write { file, word: value })
+    }
+
+    /// Opens and reads each file of a directory in the order of names, so that the contents of later ones come ahead.
+    fn scan(&mut self, dir: u8) -> Result<()> {
+        for name in 0..NAMES {
+            let known = self.inner.files.len();
+            self.make(Call::Open { slot: Slot::new(dir, name) })?;
+            if let Some(file) = self.inner.files.get(known).map(|opened| opened.file) {
+                self.make(Call::Read { file })?;
+            }
         }
         Ok(())
     }
