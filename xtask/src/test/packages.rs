@@ -26,7 +26,7 @@ const NEEDS: &[Need] = &[
     Need { program: "make", package: "make", groups: &["tools"] },
     Need { program: "gcc", package: "gcc", groups: &["tools", "narrow"] },
     Need { program: "/usr/lib32/crt1.o", package: "gcc-multilib", groups: &["narrow"] },
-    Need { program: "/usr/bin/python3", package: "python3", groups: &["tools", "two"] },
+    Need { program: "/usr/bin/python3", package: "python3", groups: &["tools", "two", "cold"] },
     Need { program: "mkfs.ext4", package: "e2fsprogs", groups: &["tools", "filesystems", "faults"] },
     Need { program: "mkfs.xfs", package: "xfsprogs", groups: &["filesystems", "faults"] },
     Need { program: "mkfs.btrfs", package: "btrfs-progs", groups: &["filesystems", "faults"] },
@@ -91,6 +91,16 @@ pub fn build_exercisers(groups: &[&Group], no_install: bool) -> Option<JoinHandl
             exercisers(SERVERS, no_install);
         })
     })
+}
+
+/// Installs what a benchmark runs and this machine lacks; each program with its package. What cannot be installed is
+/// not measured.
+pub fn for_benchmark(needs: &[(&str, &str)]) {
+    let missing: Vec<&str> =
+        needs.iter().filter(|(program, _)| !present(program)).map(|(_, package)| *package).collect();
+    if !missing.is_empty() {
+        install(&missing);
+    }
 }
 
 fn present(program: &str) -> bool {

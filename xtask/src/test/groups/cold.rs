@@ -25,13 +25,27 @@ const LARGE: u64 = 100_000;
 /// Number of listing processes.
 const AT_ONCE: u64 = 8;
 
-const WALKS: &[&str] = &["ls -R", "ls -lR", "find . -type f -size +0c", "du -s .", "tar cf - ."];
+/// Each walk, and the script that makes it.
+const WALKS: &[(&str, &str)] = &[
+    ("ls -R", "ls -R"),
+    ("ls -lR", "ls -lR"),
+    ("find . -type f -size +0c", "find . -type f -size +0c"),
+    ("du -s .", "du -s ."),
+    ("breadth first", BREADTH_FIRST),
+    ("tar cf - .", "tar cf - ."),
+];
+const BREADTH_FIRST: &str = "/usr/bin/python3 -c 'import os
+dirs = [\".\"]
+for dir in dirs:
+  for entry in os.scandir(dir):
+    entry.stat(follow_symlinks=False)
+    if entry.is_dir(follow_symlinks=False): dirs.append(entry.path)'";
 
 pub fn run(world: &World, tally: &mut TestReport) {
     let Some(distant) = tally.prepare("cold: the trees", || prepared(world)) else { return };
     for (tree, most) in [("deep", MOST_WALKING), ("chain", MOST_WALKING), ("flat", MOST_FLAT)] {
-        for walk in WALKS.iter().filter(|walk| !walk.starts_with("tar") || tree == "deep") {
-            tally.test(&format!("cold: {walk}, {tree}"), || cold(world, &distant, tree, walk, most));
+        for walk in WALKS.iter().filter(|(name, _)| !name.starts_with("tar") || tree == "deep") {
+            tally.test(&format!("cold: {}, {tree}", walk.0), || cold(world, &distant, tree, *walk, most));
         }
     }
     type Test = fn(&World, &Distant<'_>) -> Result<()>;
@@ -110,9 +124,9 @@ fn shell(world: &World, mount: &Mount<'_>, dir: &str, script: &str) -> Result<()
 }
 
 /// Walks a tree through new mounts until one waits as seldom as it must.
-fn cold(world: &World, distant: &Distant<'_>, tree: &str, walk: &str, most: u64) -> Result<()> {
+fn cold(world: &World, distant: &Distant<'_>, tree: &str, walk: (&str, &str), most: u64) -> Result<()> {
     // The first contents are waited for, too.
-    let most = if walk.starts_with("tar") { most + 2 } else { most };
+    let most = if walk.0.starts_with("tar") { most + 2 } else { most };
     undisturbed(|| cold_once(world, distant, tree, walk, most))
 }
 
@@ -129,12 +143,18 @@ fn undisturbed(measure: impl Fn() -> Result<()>) -> Result<()> {
     ended
 }
 
-fn cold_once(world: &World, distant: &Distant<'_>, tree: &str, walk: &str, most: u64) -> Result<()> {
+fn cold_once(
+    world: &World,
+    distant: &Distant<'_>,
+    tree: &str,
+    (walk, script): (&str, &str),
+    most: u64,
+) -> Result<()> {
     let mount = distant.mount(world)?;
     // `cd` looks up the tree's name.
     let before = waits(&mount.status()?)?.0;
     let start = Instant::now();
-    shell(world, &mount, tree, walk)?;
+    shell(world, &mount, tree, script)?;
     let took = start.elapsed();
     let status = mount.status()?;
     let (alone, all) = waits(&status)?;

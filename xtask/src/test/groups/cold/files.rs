@@ -7,8 +7,10 @@ use serde_json::Value;
 
 use super::{LIMIT, shell, undisturbed, waits};
 use crate::bench::places::Distant;
+use crate::link::client::Emulator;
 use crate::report::TestReport;
-use crate::test::mount::Mount;
+use crate::test::mount::{Mount, MountParams};
+use crate::test::over::{self, LinkKind};
 use crate::test::world::{As, World};
 
 /// Most waits for contents that are not on their way. They depend on how busy the machine is: `xtask bench --contents` has
@@ -30,13 +32,15 @@ pub fn run(world: &World, tally: &mut TestReport, distant: &Distant<'_>) {
         tally.test(&format!("cold: contents, {reader}"), || undisturbed(|| read_all(world, distant, reader)));
     }
     type Test = fn(&World, &Distant<'_>) -> Result<()>;
-    let tests: [(&str, Test); 6] = [
+    let tests: [(&str, Test); 7] = [
         ("cold: listers fetch no contents", listed),
         ("cold: a large file is read ahead, and contents are those of the server", large),
         ("cold: random reads of a large file fetch little else", random),
         ("cold: what a mount has written is not fetched back", written),
         ("cold: `nigh prefetch --contents` has a tree's contents in memory", prefetched),
         ("cold: no contents come ahead where that is not wanted", off),
+        // It ends the server of the other mounts.
+        ("cold: contents come ahead with the rights of each caller", for_each_caller),
     ];
     for (name, test) in tests {
         tally.test(name, || test(world, distant));
@@ -58,9 +62,22 @@ fn read_all(world: &World, distant: &Distant<'_>, reader: &str) -> Result<()> {
         fs::remove_dir_all(&copied)?;
     }
     let mount = distant.mount(world)?;
-    shell(world, &mount, "deep", "true")?;
+    let reader = reader.replace("../../../copied", &copied.display().to_string());
+    few_waits(world, &mount, &reader)?;
+    if reader.starts_with("cp") {
+        let mut command = world.command("diff", As::Us);
+        command.arg("-r").arg(&copied).arg(distant.source.join("deep"));
+        let ended = world.run(command, LIMIT)?;
+        ensure!(ended.ok(), "the copy differs: {}", ended.tail(5));
+    }
+    mount.unmount()
+}
+
+/// Reads every file through a fresh mount: contents come ahead, so that few reads wait.
+fn few_waits(world: &World, mount: &Mount<'_>, reader: &str) -> Result<()> {
+    shell(world, mount, "deep", "true")?;
     let before = waits(&mount.status()?)?.0;
-    shell(world, &mount, "deep", &reader.replace("../../../copied", &copied.display().to_string()))?;
+    shell(world, mount, "deep", reader)?;
     let status = mount.status()?;
     let (alone, all) = waits(&status)?;
     let of = |key| contents(&status, key);
@@ -72,13 +89,21 @@ fn read_all(world: &World, distant: &Distant<'_>, reader: &str) -> Result<()> {
     );
     ensure!(alone - before <= MOST, "{} waits, at most {MOST}: {}", alone - before, status["remote"]);
     ensure!(of("wasted")? == 0, "{}", status["cache"]["contents"]);
-    if reader.starts_with("cp") {
-        let mut command = world.command("diff", As::Us);
-        command.arg("-r").arg(&copied).arg(distant.source.join("deep"));
-        let ended = world.run(command, LIMIT)?;
-        ensure!(ended.ok(), "the copy differs: {}", ended.tail(5));
-    }
-    mount.unmount()
+    Ok(())
+}
+
+/// A server that trusts a client's ids, not its kernel, reads each file with the rights of the caller.
+fn for_each_caller(world: &World, distant: &Distant<'_>) -> Result<()> {
+    let server = over::serve(world, As::Us)?;
+    let near = over::free_port()?;
+    let _link = Emulator::on_ports(&world.xtask(), &world.root, [near, server], "10ms", "1Gbit")?;
+    let how = MountParams { over: Some((LinkKind::Nigh, Some(near))), ..MountParams::new(As::Us) };
+    let point = world.dir("for-each-caller", As::Us)?;
+    undisturbed(|| {
+        let mount = Mount::new(world, &distant.source, &point, &how)?;
+        few_waits(world, &mount, "tar cf - . | wc -c")?;
+        mount.unmount()
+    })
 }
 
 fn listed(world: &World, distant: &Distant<'_>) -> Result<()> {
