@@ -176,14 +176,12 @@ impl Tree {
     /// Writes data; returns the number of bytes written.
     pub fn write(&mut self, nodeid: u64, offset: u64, data: &[u8]) -> u32 {
         let Some(node) = self.nodes.get_mut(&nodeid) else { return 0 };
-        let skip = node.contents.len().min(position(offset));
-        let mut contents = node.contents[..skip].to_vec();
-        contents.resize(position(offset), 0);
-        contents.extend_from_slice(data);
-        if node.contents.len() > contents.len() {
-            contents.extend_from_slice(&node.contents[contents.len()..]);
+        let at = position(offset);
+        let Some(end) = at.checked_add(data.len()) else { return 0 };
+        if node.contents.len() < end {
+            node.contents.resize(end, 0);
         }
-        node.contents = contents;
+        node.contents[at..end].copy_from_slice(data);
         node.resized();
         u32::try_from(data.len()).unwrap_or(0)
     }

@@ -114,7 +114,12 @@ impl<'w> Distant<'w> {
 
     /// Makes a fresh mount with more arguments.
     pub fn mount_with(&self, world: &'w World, arguments: &[&str]) -> Result<Mount<'w>> {
-        let point = world.root.join("distant-mnt");
+        self.mount_at(world, "distant-mnt", arguments)
+    }
+
+    /// Makes a fresh mount on a directory of this name.
+    pub fn mount_at(&self, world: &'w World, name: &str, arguments: &[&str]) -> Result<Mount<'w>> {
+        let point = world.root.join(name);
         fs::create_dir_all(&point)?;
         let mut how = MountParams::new(As::Us);
         if self.over.0 == LinkKind::Local {
