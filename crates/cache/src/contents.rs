@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// With whose rights contents were read, and whom they may be served to.
+/// The rights with which contents were read. They are served to callers with the same rights only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadAs {
     /// The mount's own: the remote reads each file alike for all callers.

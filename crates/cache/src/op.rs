@@ -14,7 +14,7 @@ pub struct Caller {
     /// A supplementary group that came with the request (`FUSE_CREATE_SUPP_GROUP`: the parent directory's, if the
     /// caller is in it).
     pub group: Option<u32>,
-    /// Of a caller that opens or creates a file: its credentials. `None`: unknown, or the remote does not need them.
+    /// Of a caller that opens or creates a file to read it: its credentials. `None`: unknown, or the remote does not need them.
     pub credentials: Option<CredentialsId>,
 }
 

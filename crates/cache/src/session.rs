@@ -140,9 +140,12 @@ impl Session {
     }
 
     /// Returns the caller with whose rights a file that this one has opened is read; `None`: with the mount's own, since
-    /// the remote reads it alike for all callers.
+    /// the remote reads it alike for all callers. Another process may have the opener's number by the time of the read, so a
+    /// caller with known credentials has none.
     pub fn read_as(&self, opener: Caller) -> Option<Caller> {
-        (!self.supports.uniform_rights).then_some(opener)
+        let by_credentials = Caller { pid: 0, ..opener };
+        let caller = if opener.credentials.is_some() { by_credentials } else { opener };
+        (!self.supports.uniform_rights).then_some(caller)
     }
 
     /// Returns the rights with which a file that this caller has opened is read ahead, and which contents it is served.

@@ -207,8 +207,8 @@ impl Driver {
 
     /// Handles one request of the kernel. If the reply comes from memory, this thread sends it.
     pub fn operate(&self, unique: u64, op_id: OpId, caller: Caller, shape: ReplyFormat, op: Op) {
-        let opens = matches!(op, Op::Open { .. } | Op::Create { .. });
-        let caller = if opens { self.callers.identified(caller) } else { caller };
+        let reads = matches!(op, Op::Open { access, .. } | Op::Create { access, .. } if access.read);
+        let caller = if reads { self.callers.identified(caller) } else { caller };
         let gate = self.gate.read();
         let mut core = self.core.lock();
         let (now, mut batch) = self.catch_up(&mut core);

@@ -2,8 +2,7 @@
 //! (docs/decisions/0043-contents.md).
 
 use crate::config::Prefetch;
-use crate::contents::ReadAs;
-use crate::op::{Caller, Fh};
+use crate::op::Fh;
 use crate::ops::{content_reads, reading_order};
 use crate::prefetch::{
     DirsOrder, FileWalk, FinishedFile, Reader, ReadingOrder, WalkAt, WalkEntry, WalkLevel, WalkNumber,
@@ -49,7 +48,7 @@ pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
     let Some(read_as) = state.session.reads_ahead_as(opener).filter(|_| state.session.is_active()) else {
         return;
     };
-    let reader = Reader { read_as, caller: caller_of(read_as, opener) };
+    let reader = Reader { read_as, caller: state.session.read_as(opener) };
     let Some(id) = state.store.id_of(read.ino) else { return };
     let Some(attr) = view::last_attr(state, id) else { return };
     if !read.is_hit && !read.is_queued {
@@ -64,16 +63,6 @@ pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
         fill(state, now, number);
     } else if reached >= attr.size {
         begin_walk(state, now, read.ino, reader);
-    }
-}
-
-/// Returns the caller whose credentials a read ahead has; `None`: the mount's own. Another process may have the opener's
-/// number by the time at which it is sent.
-fn caller_of(read_as: ReadAs, opener: Caller) -> Option<Caller> {
-    match read_as {
-        ReadAs::Mount => None,
-        ReadAs::Uid(_) => Some(opener),
-        ReadAs::Credentials(_) => Some(Caller { pid: 0, ..opener }),
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct WalkLevel {
     pub left: VecDeque<WalkEntry>,
 }
 
-/// With whose rights a walk reads files.
+/// The rights with which a walk reads files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader {
     pub read_as: ReadAs,
