@@ -62,8 +62,13 @@ fn main() -> ExitCode {
     let mut missed = false;
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let only = std::env::args().nth(1);
-    let is_wanted = |bugs: &[Bug]| only.as_ref().is_none_or(|only| bugs.iter().any(|bug| bug.name() == only));
+    let only = std::env::args().nth(1).map(|name| Bug::of_name(&name).ok_or(name));
+    if let Some(Err(unknown)) = only {
+        eprintln!("no fault {unknown}");
+        return ExitCode::FAILURE;
+    }
+    let only = only.and_then(Result::ok);
+    let is_wanted = |bugs: &[Bug]| only.is_none_or(|only| bugs.contains(&only));
     for (bugs, world) in HUNTS.iter().filter(|(bugs, _)| is_wanted(bugs)) {
         if !plant(bugs) {
             eprintln!("this build can have no bugs planted: cargo xtask sim --planted");
