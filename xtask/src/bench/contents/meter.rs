@@ -10,7 +10,7 @@ use crate::bench::places::Distant;
 use crate::test::mount::Mount;
 use crate::test::world::{As, World};
 
-const LIMIT: Duration = Duration::from_secs(1_200);
+pub const LIMIT: Duration = Duration::from_secs(1_200);
 /// Options of mounts that are compared: with reads ahead, and without.
 pub const COMPARED: [&[&str]; 2] = [&[], &["--prefetch=off"]];
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::meter::COMPARED;
+use super::meter::{COMPARED, LIMIT};
 use crate::bench::places::Distant;
 use crate::process;
 use crate::test::mount::Mount;
@@ -56,22 +56,24 @@ fn script<'a>(
 pub fn writer_and_reader(world: &World, distant: &Distant<'_>, rounds: u32) -> Result<Value> {
     let dir = distant.source.join("shared");
     std::fs::create_dir_all(&dir)?;
-    for n in 0..FILES {
-        std::fs::write(dir.join(n.to_string()), b"000000000")?;
-    }
     let mut seconds = [0.0; 2];
     let (mut read, mut old) = ([0; 2], 0);
     for (at, arguments) in COMPARED.into_iter().enumerate() {
         std::fs::write(world.root.join("notes"), vec![0; 4 * FILES as usize])?;
+        for n in 0..FILES {
+            std::fs::write(dir.join(n.to_string()), b"000000000")?;
+        }
         let writes = distant.mount(world)?;
         let reads = distant.mount_at(world, "distant-mnt-2", arguments)?;
         let (files, rounds) = (FILES.to_string(), rounds.to_string());
         let mut reader = script(world, &reads, READER, [files.as_str()]).spawn()?;
-        seconds[at] = process::output(&mut script(world, &writes, WRITER, [files.as_str(), &rounds]))?
-            .trim()
-            .parse()
-            .context("the writer's seconds")?;
+        let written = writes.run(script(world, &writes, WRITER, [files.as_str(), &rounds]), LIMIT)?;
+        ensure!(written.ok(), "the writer: {}", written.tail(5));
+        seconds[at] = written.said.trim().parse().context("the writer's seconds")?;
         drop(reader.stdin.take());
+        if process::wait(&mut reader, LIMIT)?.is_none() {
+            reads.abort();
+        }
         let said = String::from_utf8(reader.wait_with_output()?.stdout)?;
         let (count, stale) = said.trim().split_once(' ').context("the reader's counts")?;
         read[at] = count.parse::<u64>()?;

@@ -8,7 +8,7 @@ use crate::bench::places::Distant;
 use crate::test::world::World;
 
 /// Each reads every file of a tree once.
-pub const READERS: &[(&str, &str)] = &[
+const READERS: &[(&str, &str)] = &[
     ("cp -r", "cp -r . \"$OUT\""),
     ("tar c", "tar cf - . | cat"),
     ("grep -r", "grep -r nothing . || true"),
@@ -30,7 +30,7 @@ const SELDOM: &[(&str, &str)] = &[
 ];
 
 /// Returns a program that a script needs and this machine lacks.
-pub fn missing(script: &str) -> Option<&str> {
+fn missing(script: &str) -> Option<&str> {
     let program = script.split_whitespace().next()?;
     crate::process::which(program).is_none().then_some(program)
 }
