@@ -28,7 +28,7 @@ pub(crate) fn read(
 ) -> Result<Outcome> {
     let file = for_reading(cx, place, handle)?;
     // Read before the data: after a concurrent change the attributes are recognisably older.
-    let after = vec![now(cx, place.node, &file)?];
+    let (node, attr) = now(cx, place.node, &file)?;
     let grants =
         Vec::from_iter(cx.stake.request_grant(place.node, file.object(), LeaseScope::Data, Mode::Read));
     let wanted = usize::try_from(length.min(MAX_READ)).unwrap_or(0);
@@ -47,8 +47,12 @@ pub(crate) fn read(
         }
         // SAFETY: pread initialised that many bytes after the present end.
         unsafe { data.set_len(data.len() + count) };
+        // A short read that ends there needs no other one to show the end of the file.
+        if at + count as u64 == attr.size {
+            break;
+        }
     }
-    Ok(Outcome { reply: Reply::Data(data), after, grants })
+    Ok(Outcome { reply: Reply::Data(data), after: vec![(node, attr)], grants })
 }
 
 pub(crate) fn seek(
