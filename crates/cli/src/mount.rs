@@ -14,7 +14,7 @@ use nigh_client::fuse::mount::{
     Liveness, MountOptions, Unmounted, liveness, unmount as unmount_at, unmount_by_force, unmount_unless_used,
 };
 use nigh_client::fuse::{Level, RequestedFeatures};
-use nigh_client::pressure::{Pressure, SHORT, Trigger, share_a_heap};
+use nigh_client::pressure::{Heaps, Pressure, SHORT, Trigger, configure_allocator};
 use nigh_client::{
     AttachedSession, CacheConfig, EventsConfig, IdMapChoice, Mount, MountConfig, OnDisconnect, Prefetch,
 };
@@ -28,7 +28,7 @@ pub fn run(args: &MountArgs, words: &[OsString]) -> Result<()> {
     let places = ServerDirs::of_user()?;
     places.make_runtime()?;
     if args.foreground || args.ready_fd.is_some() {
-        share_a_heap();
+        configure_allocator(Heaps::One);
         log_to_stderr(if args.foreground { "info" } else { "warn" });
         let mut ready = Ready::new(args.ready_fd);
         return match start(args, &places, &ready) {

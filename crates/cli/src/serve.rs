@@ -12,6 +12,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     if args.listen.iter().any(|listen| listen == "stdio") {
         return relay(&args);
     }
+    nigh_client::pressure::configure_allocator(nigh_client::pressure::Heaps::Few);
     let others = args.listen.iter().filter(|listen| *listen != "user");
     let listens = others.map(|text| {
         Listen::parse(text).ok_or_else(|| {
