@@ -13,6 +13,9 @@ const RATE_LIFE: Span = Span::from_millis(4_000);
 const SHORTEST_LIFE: Span = Span::from_secs(60);
 /// Least window, in bytes: four chunks keep a link without latency busy. On a slow link it is what takes half a second.
 const LEAST: u64 = 4 * crate::CHUNK;
+/// A reply that took this many quarters of the shortest round-trip time has waited in a queue; the window alone accounts for
+/// six.
+const LONG_IN_QUARTERS: u64 = 7;
 const NANOS: u128 = 1_000_000_000;
 
 /// What is recorded of a read when it is sent.
@@ -54,7 +57,18 @@ impl LinkRate {
         let rate = u64::try_from(rate).unwrap_or(u64::MAX);
         if self.rate.is_none_or(|(best, at)| rate >= best || now >= at.after(RATE_LIFE)) {
             self.rate = Some((rate, now));
+        } else if self.shortest.is_some_and(|(shortest, _)| took.0 > shortest.0 / 4 * LONG_IN_QUARTERS) {
+            self.lower_rate(rate, bytes);
         }
+    }
+
+    /// Lowers the estimate towards a sample by half for each window of replies: a reply that took so long has waited behind
+    /// more than the link holds. A sample is too large where replies that had come before were handled late, all at once.
+    fn lower_rate(&mut self, sample: u64, bytes: u64) {
+        let window = self.window();
+        let Some((best, _)) = &mut self.rate else { return };
+        let share = u128::from(*best / 2) * u128::from(bytes.min(window)) / u128::from(window);
+        *best = best.saturating_sub(u64::try_from(share).unwrap_or(u64::MAX)).max(sample);
     }
 
     /// Returns how many bytes to have in flight: one and a half times what the link holds, so that the estimate of its rate
@@ -108,6 +122,31 @@ mod tests {
             assert!((holds * 3 / 2..holds * 5 / 2).contains(&window), "{millis} ms: {window} of {holds}");
             assert!(waited.as_millis() <= millis + 4, "{millis} ms: {} ms", waited.as_millis());
         }
+    }
+
+    /// A client that handles replies every 9 ms only, all at once, as a busy machine makes it do, and was idle before.
+    #[test]
+    fn replies_that_are_handled_late_leave_the_window_near_what_the_link_holds() {
+        let (rate, round_trip, pause) = (125_000_000, Span::from_millis(10), Span::from_millis(9));
+        let (mut link, mut now, mut free) = (LinkRate::default(), Time(1), Time(0));
+        let mut in_flight: VecDeque<(Time, SendMark)> = VecDeque::new();
+        let mut windows = Vec::new();
+        for turn in 0..2_000 {
+            while in_flight.front().is_some_and(|(at, _)| *at <= now) {
+                let (_, mark) = in_flight.pop_front().unwrap();
+                link.note_reply(now, mark, CHUNK);
+            }
+            while (in_flight.len() as u64 + 1) * CHUNK <= link.window() {
+                free = now.after(round_trip).max(free).after(Span(CHUNK * 1_000_000_000 / rate));
+                in_flight.push_back((free, link.mark(now)));
+            }
+            windows.push(link.window());
+            let is_idle = turn < 100 || turn % 50 == 0;
+            now = now.after(if is_idle { Span::from_millis(1) } else { pause });
+        }
+        let mean = windows[500..].iter().sum::<u64>() / (windows.len() as u64 - 500);
+        let holds = rate / 100;
+        assert!((holds..holds * 3 / 2).contains(&mean), "{mean} of {holds}");
     }
 
     #[test]
