@@ -219,6 +219,10 @@ impl<T> Store<T> {
         let file = self.files.get(&key)?;
         let end = offset.checked_add(length)?.min(file.end.unwrap_or(u64::MAX));
         let available = end.saturating_sub(offset);
+        if self.leaves_when_read(key, offset, available) {
+            return self.take_extent(key, offset);
+        }
+        let file = self.files.get(&key)?;
         let mut data = Vec::with_capacity(usize::try_from(available).ok()?);
         let mut at = offset;
         while at < end {
@@ -229,6 +233,23 @@ impl<T> Store<T> {
         }
         self.note_read(key, offset..end.max(offset));
         Some(data)
+    }
+
+    /// Returns whether a read takes a whole extent of a larger file.
+    fn leaves_when_read(&self, key: FileKey, offset: u64, length: u64) -> bool {
+        let Some(file) = self.files.get(&key) else { return false };
+        let is_whole = |extent: &Extent| extent.length() == length && length > 0;
+        file.known_size() > SMALL && file.extents.get(&offset).is_some_and(is_whole)
+    }
+
+    /// Takes an extent out, as read.
+    fn take_extent(&mut self, key: FileKey, offset: u64) -> Option<Vec<u8>> {
+        let extent = self.files.get_mut(&key)?.extents.get_mut(&offset)?;
+        self.totals.used += extent.unread();
+        extent.read_to = extent.length();
+        let bytes = Arc::clone(&extent.bytes);
+        self.remove_extent(key, offset);
+        Some(Arc::unwrap_or_clone(bytes))
     }
 
     /// Returns the end of the bytes that are there from `offset` on, as far as `until` or beyond; `offset` itself if there are
@@ -243,6 +264,12 @@ impl<T> Store<T> {
             at = begin + extent.length();
         }
         at
+    }
+
+    /// Returns the offset of the first bytes that are there behind `offset`.
+    #[must_use]
+    pub fn next_after(&self, key: FileKey, offset: u64) -> Option<u64> {
+        self.files.get(&key)?.extents.range(offset.checked_add(1)?..).next().map(|(at, _)| *at)
     }
 
     /// Counts bytes that came and could not be put in.
@@ -408,6 +435,18 @@ mod tests {
         store.insert(8, (), 0, of(3, SMALL), (true, Origin::Ahead));
         assert!(store.read(8, 0, SMALL).is_some());
         assert!(store.read(8, 0, SMALL).is_some());
+    }
+
+    #[test]
+    fn extent_of_a_large_file_that_is_read_as_a_whole_is_given_away() {
+        let mut store = Store::new(LARGE);
+        store.insert(7, (), 0, of(1, SMALL), (false, Origin::Ahead));
+        store.insert(7, (), SMALL, of(2, SMALL), (true, Origin::Ahead));
+        assert_eq!(store.read(7, 0, SMALL).unwrap(), of(1, SMALL));
+        assert_eq!((store.covered_to(7, 0, 1), store.next_after(7, 0)), (0, Some(SMALL)));
+        assert_eq!(store.read(7, SMALL, LARGE).unwrap(), of(2, SMALL), "up to the end");
+        let totals = StoreUse { fetched: 2 * SMALL, used: 2 * SMALL, wasted: 0 };
+        assert_eq!((store.totals(), store.bytes(), store.files()), (totals, 0, 0));
     }
 
     #[test]
