@@ -30,6 +30,7 @@ pub(crate) mod removed;
 pub(crate) mod rename;
 pub(crate) mod restart;
 pub(crate) mod revalidate;
+pub(crate) mod seek;
 pub(crate) mod set_attr;
 pub(crate) mod statfs;
 pub(crate) mod targets;

@@ -2,7 +2,9 @@
 
 use crate::calls::{CallKind, OpenParams};
 use crate::op::{Caller, Op, OpReply};
-use crate::ops::{create, files, locks, lookup, readdir, remove, rename, set_attr, statfs, targets, xattr};
+use crate::ops::{
+    create, files, locks, lookup, readdir, remove, rename, seek, set_attr, statfs, targets, xattr,
+};
 use crate::out::{pins, sending};
 use crate::state::State;
 use crate::view::{self, paths};
@@ -43,6 +45,7 @@ fn begin_op(state: &mut State, now: Time, id: OpId, caller: Caller, op: Op) -> O
         }
         Op::Unlock { ino, span } => locks::unlock(state, now, id, caller, ino, span),
         Op::TestLock { ino, span, kind } => locks::test_lock(state, now, id, caller, ino, span, kind),
+        Op::Seek { ino, fh, offset, data } => seek::seek(state, now, id, caller, (ino, fh), (offset, data)),
         Op::SetAttr { ino, fh, set } => set_attr::set_attr(state, now, id, caller, (ino, fh), set),
         op @ Op::Rename { .. } => rename::rename(state, now, id, caller, op),
         Op::Unlink { dir, name } => remove::unlink(state, now, id, caller, dir, name),
@@ -115,7 +118,7 @@ fn start_on_inode(state: &mut State, now: Time, id: OpId, caller: Caller, op: Op
         Op::SetXattr { ino, .. } | Op::RemoveXattr { ino, .. } => (*ino, None),
         Op::GetFlags { ino } => (*ino, None),
         Op::Fsync { ino, fh, .. } => (*ino, *fh),
-        Op::Fallocate { ino, fh, .. } | Op::Seek { ino, fh, .. } => (*ino, Some(*fh)),
+        Op::Fallocate { ino, fh, .. } => (*ino, Some(*fh)),
         Op::CopyRange { to_ino, to_fh, .. } => (*to_ino, Some(*to_fh)),
         _ => return Some(OpReply::Failed(Errno::NOSYS)),
     };
@@ -139,7 +142,6 @@ fn start_on_inode(state: &mut State, now: Time, id: OpId, caller: Caller, op: Op
         Op::Fallocate { mode, offset, length, .. } => {
             (CallKind::Change { ino, xattrs: false }, Call::Fallocate { node, handle, mode, offset, length })
         }
-        Op::Seek { offset, data, .. } => (CallKind::Seek, Call::Seek { node, handle, offset, data }),
         Op::CopyRange { ino: from_ino, fh: from_fh, offset: from_offset, to_offset, length, .. } => {
             let Some((from, from_handle)) = paths::handle_for(state, from_ino, Some(from_fh)) else {
                 return Some(OpReply::Failed(Errno::STALE));
