@@ -32,6 +32,8 @@ pub(crate) struct Calls {
     waiters: BTreeMap<OpId, Waiter>,
     /// Requests that begin later: there is no session, or they follow a write in flight.
     queued: BTreeMap<OpId, (Caller, Op)>,
+    /// Of these, reads for which reads ahead were sent.
+    asking: BTreeSet<OpId>,
     joins: Joins,
     deadlines: RequestDeadlines,
     mutations: PendingMutations,
@@ -44,6 +46,7 @@ impl Calls {
             inflight: BTreeMap::new(),
             waiters: BTreeMap::new(),
             queued: BTreeMap::new(),
+            asking: BTreeSet::new(),
             joins: Joins::default(),
             deadlines: RequestDeadlines::default(),
             mutations: PendingMutations::new(client, incarnation),
@@ -197,6 +200,26 @@ impl Calls {
         self.queued.insert(op, (caller, what));
     }
 
+    /// Queues a read behind reads ahead; `asks`: some of them were sent for it.
+    pub fn queue_read(&mut self, op: OpId, caller: Caller, what: Op, asks: bool) {
+        self.queue(op, caller, what);
+        if asks {
+            self.asking.insert(op);
+        }
+    }
+
+    /// Records that reads ahead were sent for a request, if it is queued.
+    pub fn note_asking(&mut self, op: OpId) {
+        if self.queued.contains_key(&op) {
+            self.asking.insert(op);
+        }
+    }
+
+    /// Returns whether reads ahead were sent for a request, and forgets that.
+    pub fn take_asking(&mut self, op: OpId) -> bool {
+        self.asking.remove(&op)
+    }
+
     pub fn queue_all(&mut self, mut ops: BTreeMap<OpId, (Caller, Op)>) {
         self.queued.append(&mut ops);
     }
@@ -210,10 +233,12 @@ impl Calls {
     }
 
     pub fn remove_queued(&mut self, op: OpId) -> Option<Op> {
+        self.asking.remove(&op);
         self.queued.remove(&op).map(|(_, what)| what)
     }
 
     pub fn take_queued(&mut self) -> BTreeMap<OpId, (Caller, Op)> {
+        self.asking.clear();
         std::mem::take(&mut self.queued)
     }
 

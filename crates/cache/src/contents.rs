@@ -74,6 +74,8 @@ pub(crate) struct Contents {
 
 /// Most reads ahead in flight.
 const MOST_CALLS: usize = 256;
+/// Bytes that readers of one file may have in flight beyond what walks may.
+const RESERVED: u64 = 4 * CHUNK;
 /// Bytes of a reply beside the contents.
 const MESSAGE_BYTES: u64 = 150;
 /// Bytes that may be read ahead in vain, or this multiple of those that were read.
@@ -227,14 +229,20 @@ impl Contents {
         (self.in_flight_calls, self.in_flight_bytes) = (0, 0);
     }
 
-    /// Returns whether the link has room for another read ahead.
+    /// Returns whether the link has room for another file of a walk.
     pub fn has_room(&self) -> bool {
-        self.in_flight_calls < MOST_CALLS && self.in_flight_bytes < self.link_window()
+        self.has_room_in(self.link_window())
     }
 
-    /// Returns whether a read ahead of this file may be sent.
+    /// Returns whether a read ahead of this file may be sent. Walks leave room for a reader's own next bytes, which it needs
+    /// first.
     pub fn may_send(&self, now: Time, ino: u64) -> bool {
-        self.has_room() && self.refused.get(&ino).is_none_or(|since| now >= since.after(REFUSED_FOR))
+        self.has_room_in(self.link_window() + RESERVED)
+            && self.refused.get(&ino).is_none_or(|since| now >= since.after(REFUSED_FOR))
+    }
+
+    fn has_room_in(&self, window: u64) -> bool {
+        self.in_flight_calls < MOST_CALLS && self.in_flight_bytes < window
     }
 
     /// Records a reply that is not kept. For a while nothing of the file is read ahead: its replies may have no grant.
@@ -263,6 +271,12 @@ impl Contents {
         self.link.window().min(self.store.budget() / 2)
     }
 
+    /// Returns the most bytes ahead of a reader of many files: enough for the link to go on while the reader is at many small
+    /// files, and for the reader while the link is at a few large ones.
+    pub fn walk_window(&self) -> u64 {
+        self.readahead.max(2 * self.link_window()).min(self.store.budget() / 2)
+    }
+
     /// Returns whether a read of a file is in flight, or contents of it are there.
     pub fn has_or_expects(&self, ino: u64) -> bool {
         self.in_flight.contains_key(&ino) || self.store.tag(ino).is_some()
@@ -284,6 +298,27 @@ impl Contents {
             }
             (at, waits) = (comes, true);
         }
+    }
+
+    /// Returns what of a part of a file is neither there nor in flight.
+    pub fn gaps(&self, ino: u64, part: Range<u64>) -> Vec<Range<u64>> {
+        let reads = self.in_flight.get(&ino);
+        let (mut at, mut gaps) = (part.start, Vec::new());
+        while at < part.end {
+            let before = reads.and_then(|reads| reads.range(..=at).next_back());
+            let comes = before.map_or(0, |(begin, read)| begin + read.length);
+            let covered = self.store.covered_to(ino, at, part.end).max(comes);
+            if covered > at {
+                at = covered;
+                continue;
+            }
+            let sent = reads.and_then(|reads| reads.range(at + 1..).next()).map(|(begin, _)| *begin);
+            let next = self.store.next_after(ino, at).into_iter().chain(sent).min();
+            let end = next.map_or(part.end, |next| next.min(part.end));
+            gaps.push(at..end);
+            at = end;
+        }
+        gaps
     }
 }
 

@@ -2,8 +2,11 @@
 //! rate, and what is not read is not fetched.
 
 mod far;
+#[path = "far/files.rs"]
+mod files;
 
 use far::{Listed, ROUND_TRIP, answer, list, name, slow, waits};
+use files::{PAGE, READ, open, read};
 use nigh_cache::{Config, Fh, NotifyLevel, Op, OpReply, Prefetch};
 use nigh_remote::model_fs::ModelFsConfig;
 use nigh_sim::world::World;
@@ -11,10 +14,6 @@ use nigh_types::{Access, OpId, Span, Time, WriteFlags};
 
 /// The order in which a reader takes the entries of a directory.
 type Sort = fn(&mut [Listed]);
-
-const PAGE: u32 = 4_096;
-const READ: Access =
-    Access { read: true, write: false, truncate: false, direct: false, sync: false, append: false };
 
 fn contents_of(path: &str) -> Vec<u8> {
     format!("contents of {path}").into_bytes()
@@ -30,24 +29,6 @@ fn world(paths: &[String], config: Config) -> World {
     world.connect_with(config);
     slow(&mut world);
     world
-}
-
-fn open(world: &mut World, dir: u64, text: &str) -> (u64, Fh) {
-    let OpReply::Node(node) = answer(world, Op::Lookup { dir, name: name(text) }) else { panic!("{text}") };
-    let ino = node.id.ino;
-    match answer(world, Op::Open { ino, access: READ, append: false }) {
-        OpReply::Opened(opened) => (ino, opened.fh),
-        other => panic!("{text}: {other:?}"),
-    }
-}
-
-/// Reads a file of at most a page.
-fn read(world: &mut World, dir: u64, text: &str) -> Vec<u8> {
-    let (ino, fh) = open(world, dir, text);
-    let answered = answer(world, Op::Read { ino, fh, offset: 0, size: PAGE });
-    let OpReply::Data(data) = answered else { panic!("{text}: {answered:?}") };
-    answer(world, Op::Release { fh, flock: None });
-    data
 }
 
 /// Reads each file of a tree, depth first. Returns their number.

@@ -12,8 +12,10 @@ use crate::out::{invalidate, sending};
 use crate::page_cache::writeback;
 use crate::prefetch::Reader;
 use crate::state::State;
-use crate::view;
+use crate::view::{self, paths};
+use nigh_contents::CHUNK;
 use nigh_types::{Call, DataVersion, Handle, LeaseScope, NodeId, NodeRef, OpId, Reply, Response, Time};
+use std::ops::Range;
 
 /// Answers a read from contents in memory, if they are there and their grant lives.
 pub(crate) fn answer(
@@ -74,20 +76,57 @@ fn note_pages(state: &mut State, now: Time, tag: &ContentsTag) {
 /// locked, but not for a direct one.
 pub(crate) fn queue_behind_read_ahead(
     state: &mut State,
+    now: Time,
     op: OpId,
     caller: Caller,
     (ino, fh): (u64, Fh),
     (offset, size): (u64, u32),
 ) -> bool {
     let known = state.store.id_of(ino).and_then(|id| view::last_attr(state, id));
-    let end = known.map_or(0, |attr| attr.size).min(offset.saturating_add(u64::from(size)));
+    let file_size = known.map_or(0, |attr| attr.size);
+    let part = offset..file_size.min(offset.saturating_add(u64::from(size)));
     let is_direct = state.open.files.get(fh).is_some_and(|file| file.access.direct);
-    let cannot_wait = is_direct || state.answers_stale() || end <= offset;
-    if cannot_wait || state.contents.expects(ino, offset..end) != (true, true) {
+    if is_direct || state.answers_stale() || part.is_empty() {
         return false;
     }
-    state.calls.queue(op, caller, Op::Read { ino, fh, offset, size });
+    let asks = match state.contents.expects(ino, part.clone()) {
+        (true, true) => false,
+        (true, false) => return false,
+        (false, _) if ask_for_gaps(state, now, (ino, fh), part, file_size) => true,
+        (false, _) => return false,
+    };
+    state.calls.queue_read(op, caller, Op::Read { ino, fh, offset, size }, asks);
     true
+}
+
+/// Asks for what of a read is neither there nor on its way, if the rest is: the kernel may read more at a time than came
+/// ahead. Returns whether all of it comes.
+fn ask_for_gaps(
+    state: &mut State,
+    now: Time,
+    (ino, fh): (u64, Fh),
+    part: Range<u64>,
+    file_size: u64,
+) -> bool {
+    let gaps = state.contents.gaps(ino, part.clone());
+    let is_whole = gaps.first() == Some(&part);
+    let opener = state.open.files.get(fh).map(|file| file.caller);
+    let read_as = opener.and_then(|opener| state.session.reads_ahead_as(opener));
+    let place = paths::handle_for(state, ino, Some(fh));
+    let (Some(opener), Some(read_as), Some(place), false) = (opener, read_as, place, is_whole) else {
+        return false;
+    };
+    if state.contents.tag(ino).is_some_and(|tag| tag.read_as != read_as) {
+        return false;
+    }
+    let reader = Reader { read_as, caller: state.session.read_as(opener) };
+    gaps.into_iter().all(|gap| {
+        // A short reply shows where the file ends.
+        let end = if gap.end == file_size { gap.end.saturating_add(1) } else { gap.end };
+        (gap.start..end)
+            .step_by(CHUNK as usize)
+            .all(|at| send_read_ahead(state, now, place.clone(), reader, at, (end - at).min(CHUNK)))
+    })
 }
 
 /// Sends a read ahead. Returns whether it was sent.

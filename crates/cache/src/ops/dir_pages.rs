@@ -172,7 +172,7 @@ pub(crate) fn note_page_content(state: &mut State, fh: Fh, chosen: &[Chosen], is
     }
     let (ino, reader, keeps) = (open.ino, open.reader, open.kernel_keeps);
     if let Some(directory) = state.store.dir_mut(ino) {
-        directory.last_reader = reader;
+        (directory.last_reader, directory.was_read) = (reader, true);
         directory.cached_without_attrs |= is_bare && keeps;
     }
 }

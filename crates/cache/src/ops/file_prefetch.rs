@@ -18,8 +18,9 @@ use std::collections::VecDeque;
 const LOOKED_AT: usize = 16_384;
 /// Most directories that a walk goes up and down.
 const DEEPEST: usize = 256;
-/// Bytes that a walk may have ahead of its reader on any link.
-const LARGEST_WINDOW: u64 = 2 << 20;
+/// Bytes of a larger file that come ahead at least: a process that says that it reads from front to back, as `cp` does, has the
+/// kernel ask for that many at once.
+const HEAD: u64 = 2 * CHUNK;
 /// Most entries that a walk passes at a time, but for the last directory.
 const MOST_PASSED: u32 = 4_096;
 /// Most entries ahead that a walk holds, but for the last directory.
@@ -58,11 +59,14 @@ pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
     }
     read_on(state, now, read, reader, attr.size);
     let reached = read.offset.saturating_add(u64::from(read.size));
-    if let Some(number) = state.prefetch.files.note_used(now, read.ino) {
-        note_finished(state, read.ino);
-        fill(state, now, number);
-    } else if reached >= attr.size {
-        begin_walk(state, now, read.ino, reader);
+    let is_end = reached >= attr.size;
+    match state.prefetch.files.note_used(now, read.ino, is_end) {
+        Some(number) => {
+            note_finished(state, read.ino);
+            fill(state, now, number);
+        }
+        None if is_end => begin_walk(state, now, read.ino, reader),
+        None => {}
     }
 }
 
@@ -136,10 +140,13 @@ fn level_of(state: &State, now: Time, dir: u64, order: ReadingOrder) -> Option<W
     }
     left.sort_unstable_by(|a, b| order.by.compare(place(a), place(b)));
     let mut left: VecDeque<WalkEntry> = left.into_iter().map(|(_, entry)| entry).collect();
-    if order.dirs == DirsOrder::LastFirst {
-        let (dirs, files): (VecDeque<WalkEntry>, VecDeque<WalkEntry>) =
+    if order.dirs != DirsOrder::AmongFiles {
+        let (mut dirs, files): (VecDeque<WalkEntry>, VecDeque<WalkEntry>) =
             left.into_iter().partition(|entry| entry.is_dir);
-        left = files.into_iter().chain(dirs.into_iter().rev()).collect();
+        if order.dirs == DirsOrder::LastFirst {
+            dirs.make_contiguous().reverse();
+        }
+        left = files.into_iter().chain(dirs).collect();
     }
     Some(WalkLevel { dir: directory.id, left })
 }
@@ -152,18 +159,35 @@ pub(crate) fn go_on(state: &mut State, now: Time) {
 /// Asks for the next files of a walk, as far as its window goes.
 fn fill(state: &mut State, now: Time, number: WalkNumber) {
     let Some(mut walk) = state.prefetch.files.take(number) else { return };
-    let largest = (2 * state.contents.link_window()).max(LARGEST_WINDOW);
+    let largest = state.contents.walk_window();
     let mut passed = 0;
-    while walk.has_room(largest) && state.contents.has_room() && !state.contents.is_wasteful() {
+    while walk.room(largest) > 0 && state.contents.has_room() && !state.contents.is_wasteful() {
         let Some((place, attr)) = next_file(state, now, &mut walk, &mut passed) else { break };
-        let ino = place.node.ino;
-        // One byte more than the file has: a short reply shows where it ends.
-        let length = attr.size.saturating_add(1).min(CHUNK);
-        if content_reads::send_read_ahead(state, now, (place, None), walk.reader, 0, length) {
+        let (ino, reader) = (place.node.ino, walk.reader);
+        let most = walk.room(largest).min(state.contents.link_window() / 2);
+        let length = send_head(state, now, (&place, reader), attr.size, most);
+        if length > 0 {
             state.prefetch.files.note_asked(number, &mut walk, ino, length);
         }
     }
     state.prefetch.files.put_back(number, walk);
+}
+
+/// Asks for a whole file, or for the head of one with more than `most` bytes: while a reader goes through the head, what it
+/// reads on is on its way. Returns how many bytes are asked for.
+fn send_head(state: &mut State, now: Time, (place, reader): (&NodeRef, Reader), size: u64, most: u64) -> u64 {
+    // One byte more than the file has: a short reply shows where it ends.
+    let whole = size.saturating_add(1);
+    let length = if whole <= most.max(HEAD) { whole } else { (most / CHUNK * CHUNK).max(HEAD) };
+    let mut at = 0;
+    while at < length && (at < HEAD || state.contents.has_room()) {
+        let part = (length - at).min(CHUNK);
+        if !content_reads::send_read_ahead(state, now, (place.clone(), None), reader, at, part) {
+            break;
+        }
+        at += part;
+    }
+    at
 }
 
 /// Returns the next file of a walk whose contents are to come. `None`: the walk is at its end, or at a directory that is to
@@ -211,10 +235,12 @@ fn is_coming(state: &State, dir: u64) -> bool {
     state.prefetch.expected_by(dir).is_some() || state.store.dir(dir).is_some_and(|d| d.listing.is_some())
 }
 
-/// Returns the rest of the directory above one that is done, if the walk came down from there.
+/// Returns the rest of the directory above one that is done, if the walk came down from there. A directory that no caller has
+/// read is above the walk: names were looked up in it, as `rg` does for `.gitignore`.
 fn level_above(state: &State, now: Time, done: NodeId, order: ReadingOrder) -> Option<WalkLevel> {
     state.store.dir(done.ino).filter(|directory| directory.id == done && directory.opened_in_walk)?;
     let (above, _) = state.store.inode(done.ino)?.parent_entry()?;
+    state.store.dir(*above).filter(|directory| directory.was_read)?;
     let mut level = level_of(state, now, *above, order)?;
     let at = level.left.iter().position(|entry| entry.id == done)?;
     level.left.drain(..=at);

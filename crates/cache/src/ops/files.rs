@@ -150,7 +150,7 @@ pub(crate) fn read(
     if queue_behind_write(state, op, caller, (ino, fh), (offset, size)) {
         return None;
     }
-    if content_reads::queue_behind_read_ahead(state, op, caller, (ino, fh), (offset, size)) {
+    if content_reads::queue_behind_read_ahead(state, now, op, caller, (ino, fh), (offset, size)) {
         return None;
     }
     let read_as = opener(state, fh, caller);

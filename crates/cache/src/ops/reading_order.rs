@@ -2,8 +2,8 @@
 
 use crate::prefetch::{DirsOrder, FinishedFile, ReadingOrder};
 use crate::state::State;
-use crate::store::DirEntryRef;
-use nigh_types::{Attr, Cookie, Kind, PrefetchOrder};
+use crate::store::{DirEntryRef, Directory};
+use nigh_types::{Cookie, Kind, PrefetchOrder};
 use std::cmp::Ordering;
 
 /// Most entries of a directory that are looked at.
@@ -17,12 +17,15 @@ pub(crate) fn between(state: &State, before: FinishedFile, this: FinishedFile) -
     let mut all = std::iter::once(last.by).chain(others.filter(|by| *by != last.by));
     if before.dir == this.dir {
         let by = all.find(|by| is_next(state, this.dir, Of::Files, *by, Some(before.ino), this.ino))?;
-        return Some(ReadingOrder { by, ..last });
+        let passes = has_between(state, this.dir, Of::Unread, by, (before.ino, Some(this.ino)));
+        let dirs =
+            if passes && last.dirs == DirsOrder::AmongFiles { DirsOrder::AfterFiles } else { last.dirs };
+        return Some(ReadingOrder { by, dirs });
     }
-    match step_between(state, before.dir, this.dir)? {
+    match step_between(state, before, this.dir)? {
         Step::Up => Some(last),
         Step::To { within, from } => all.find_map(|by| {
-            let dirs = dirs_order(state, (within, from, this.dir), by)?;
+            let dirs = dirs_order(state, (within, from, this.dir), by, last.dirs)?;
             let is_first = is_next(state, this.dir, Of::Files, by, None, this.ino);
             is_first.then_some(ReadingOrder { by, dirs })
         }),
@@ -34,38 +37,62 @@ pub(crate) fn between(state: &State, before: FinishedFile, this: FinishedFile) -
 enum Step {
     /// To the directory above.
     Up,
-    /// To a directory in `within`: the first one there, or the one after `from`.
-    To { within: u64, from: Option<u64> },
+    /// To a directory in `within`, from a file or a directory there.
+    To { within: u64, from: From },
 }
 
-/// Returns the step from a directory to its parent, child or sibling.
-fn step_between(state: &State, before: u64, this: u64) -> Option<Step> {
+/// Inode number of the entry that was read before.
+#[derive(Clone, Copy)]
+enum From {
+    File(u64),
+    Directory(u64),
+}
+
+/// Returns the step from a file to the parent, a child or a sibling of its directory.
+fn step_between(state: &State, before: FinishedFile, this: u64) -> Option<Step> {
     let parent =
         |dir: u64| state.store.inode(dir).and_then(|inode| inode.parent_entry()).map(|(parent, _)| *parent);
-    let (above, within) = (parent(before), parent(this));
+    let (above, within) = (parent(before.dir), parent(this));
     if above == Some(this) {
         return Some(Step::Up);
     }
     let within = within?;
     match above {
-        _ if within == before => Some(Step::To { within, from: None }),
-        Some(above) if above == within => Some(Step::To { within, from: Some(before) }),
+        _ if within == before.dir => Some(Step::To { within, from: From::File(before.ino) }),
+        Some(above) if above == within => Some(Step::To { within, from: From::Directory(before.dir) }),
         _ => None,
     }
 }
 
-/// Returns when a walk that takes such a step goes into directories. `None`: it is no step of this order.
+/// Returns when a walk that takes such a step goes into directories. `None`: it is no step of this order. `last`: when the
+/// walk before did, for a step that does not tell.
 fn dirs_order(
     state: &State,
-    (within, from, this): (u64, Option<u64>, u64),
+    (within, from, this): (u64, From, u64),
     order: PrefetchOrder,
+    last: DirsOrder,
 ) -> Option<DirsOrder> {
-    if is_next(state, within, Of::Directories, order, from, this) {
-        Some(DirsOrder::AmongFiles)
-    } else if is_next(state, within, Of::Directories, order.reversed(), from, this) {
-        Some(DirsOrder::LastFirst)
-    } else {
-        None
+    let is_next_dir = |order, before| is_next(state, within, Of::Directories, order, before, this);
+    let either = if last == DirsOrder::LastFirst { DirsOrder::AmongFiles } else { last };
+    match from {
+        From::Directory(before) if is_next_dir(order, Some(before)) => {
+            let has_files = has_between(state, within, Of::Files, order, (before, Some(this)));
+            Some(if has_files { DirsOrder::AfterFiles } else { either })
+        }
+        From::Directory(before) => {
+            is_next_dir(order.reversed(), Some(before)).then_some(DirsOrder::LastFirst)
+        }
+        From::File(before) => {
+            let is_behind = precedes(state, within, order, (before, this));
+            let follows = is_behind && !has_between(state, within, Of::Any, order, (before, Some(this)));
+            let (is_first, is_last) = (is_next_dir(order, None), is_next_dir(order.reversed(), None));
+            match (follows, is_first) {
+                (true, true) if !has_between(state, within, Of::Files, order, (this, None)) => Some(either),
+                (true, _) => Some(DirsOrder::AmongFiles),
+                (false, true) => Some(DirsOrder::AfterFiles),
+                (false, false) => is_last.then_some(DirsOrder::LastFirst),
+            }
+        }
     }
 }
 
@@ -75,30 +102,73 @@ enum Of {
     /// Regular files with contents: the kernel asks for nothing of an empty one.
     Files,
     Directories,
+    /// Directories that a reader in order would have read files of, or would have listed.
+    Unread,
+    Any,
+}
+
+impl Of {
+    // Attributes are looked at last: they are stored in a compact form.
+    fn contains(self, state: &State, row: &DirEntryRef<'_>) -> bool {
+        let Some(child) = row.child else { return false };
+        let attr = child.attr();
+        let is_file = attr.kind() == Kind::File && attr.size > 0;
+        match self {
+            Of::Files => is_file,
+            Of::Directories => attr.is_dir(),
+            Of::Any => is_file || attr.is_dir(),
+            Of::Unread => {
+                let has_file = |dir: &Directory| {
+                    dir.rows.iter().take(LOOKED_AT).any(|row| Of::Files.contains(state, &row))
+                };
+                attr.is_dir()
+                    && state.store.dir(child.id.ino).is_none_or(|dir| !dir.was_read || has_file(dir))
+            }
+        }
+    }
+}
+
+fn rows(state: &State, dir: u64) -> impl Iterator<Item = DirEntryRef<'_>> {
+    state.store.dir(dir).into_iter().flat_map(|directory| directory.rows.iter().take(LOOKED_AT))
+}
+
+fn find(state: &State, dir: u64, ino: u64) -> Option<DirEntryRef<'_>> {
+    rows(state, dir).find(|row| row.child.is_some_and(|child| child.id.ino == ino))
 }
 
 /// Returns whether an entry comes next after another one, or first, among those of its kind.
 fn is_next(state: &State, dir: u64, of: Of, order: PrefetchOrder, before: Option<u64>, this: u64) -> bool {
-    let Some(directory) = state.store.dir(dir) else { return false };
-    let is_of = move |attr: Attr| match of {
-        Of::Files => attr.kind() == Kind::File && attr.size > 0,
-        Of::Directories => attr.is_dir(),
-    };
-    let rows = move || directory.rows.iter().take(LOOKED_AT);
-    // Attributes are looked at last: they are stored in a compact form.
-    let is_of_kind = move |row: &DirEntryRef<'_>| row.child.is_some_and(|child| is_of(child.attr()));
-    let find = move |ino: u64| {
-        let found = rows().find(|row| row.child.is_some_and(|child| child.id.ino == ino));
-        found.filter(is_of_kind)
-    };
-    let Some(this) = find(this) else { return false };
-    let before = match before.map(find) {
+    let found = |ino| find(state, dir, ino).filter(|row| of.contains(state, row));
+    let Some(this) = found(this) else { return false };
+    let before = match before.map(found) {
         Some(None) => return false,
         before => before.flatten(),
     };
     let is_after = |row: &DirEntryRef<'_>| before.is_none_or(|before| compare(&before, row, order).is_lt());
     let comes_before = |row: &DirEntryRef<'_>| is_after(row) && compare(row, &this, order).is_lt();
-    is_after(&this) && !rows().any(|row| comes_before(&row) && is_of_kind(&row))
+    is_after(&this) && !rows(state, dir).any(|row| comes_before(&row) && of.contains(state, &row))
+}
+
+/// Returns whether one entry of a directory comes before another one.
+fn precedes(state: &State, dir: u64, order: PrefetchOrder, (before, this): (u64, u64)) -> bool {
+    let found = (find(state, dir, before), find(state, dir, this));
+    matches!(found, (Some(before), Some(this)) if compare(&before, &this, order).is_lt())
+}
+
+/// Returns whether entries of a kind lie between two entries, or behind one (`to`: `None`).
+fn has_between(
+    state: &State,
+    dir: u64,
+    of: Of,
+    order: PrefetchOrder,
+    (from, to): (u64, Option<u64>),
+) -> bool {
+    let Some(from) = find(state, dir, from) else { return false };
+    let to = to.and_then(|to| find(state, dir, to));
+    let is_between = |row: &DirEntryRef<'_>| {
+        compare(&from, row, order).is_lt() && to.is_none_or(|to| compare(row, &to, order).is_lt())
+    };
+    rows(state, dir).any(|row| is_between(&row) && of.contains(state, &row))
 }
 
 fn compare(one: &DirEntryRef<'_>, other: &DirEntryRef<'_>, order: PrefetchOrder) -> Ordering {

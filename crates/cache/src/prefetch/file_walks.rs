@@ -13,6 +13,10 @@ use std::collections::{BTreeMap, VecDeque};
 const MOST_WALKS: usize = 4;
 /// Files that were read to their end last, by which a walk is recognised.
 const REMEMBERED: usize = 8;
+/// Files asked for by walks that gave way are forgotten beyond this number of files.
+const MOST_ASKED: usize = 16_384;
+/// Most files of which a part was read that are remembered.
+const MOST_BEGUN: usize = 64;
 /// A file costs this beside its bytes: a call, and records.
 const FILE_COST: u64 = 512;
 /// Files in a row without an order that are all looked at.
@@ -36,6 +40,8 @@ pub(crate) enum DirsOrder {
     /// In their places among the files: tar, cp, grep.
     #[default]
     AmongFiles,
+    /// After the files, in the same order: rsync, `os.walk`.
+    AfterFiles,
     /// After the files, the last one first: a walker with a stack of directories.
     LastFirst,
 }
@@ -89,9 +95,9 @@ impl FileWalk {
         self.levels.iter().map(|level| level.left.len()).sum()
     }
 
-    /// Returns whether another file may be asked for. `largest`: most bytes ahead of a reader.
-    pub fn has_room(&self, largest: u64) -> bool {
-        self.unused < (2 * self.used).clamp(FIRST_WINDOW, largest.max(FIRST_WINDOW))
+    /// Returns how many bytes may still be asked for. `largest`: most bytes ahead of a reader.
+    pub fn room(&self, largest: u64) -> u64 {
+        (2 * self.used).clamp(FIRST_WINDOW, largest.max(FIRST_WINDOW)).saturating_sub(self.unused)
     }
 }
 
@@ -124,6 +130,8 @@ pub(crate) struct FileWalks {
     last_number: u64,
     /// Files that were asked for and not used: the walk, and the cost.
     asked: FxHashMap<u64, (WalkNumber, u64)>,
+    /// Files that walks have asked for, of which a part was read. The latest last.
+    begun: VecDeque<(u64, WalkNumber)>,
     /// The latest last.
     finished: VecDeque<FinishedFile>,
     /// Order of the walk that began last.
@@ -205,7 +213,9 @@ impl FileWalks {
 
     fn end(&mut self, number: WalkNumber) {
         self.walks.remove(&number);
-        self.asked.retain(|_, (of, _)| *of != number);
+        if self.asked.len() > MOST_ASKED {
+            self.asked.retain(|_, (of, _)| self.walks.contains_key(of));
+        }
     }
 
     /// Takes a walk out, to go on with it; [`FileWalks::put_back`] follows.
@@ -227,14 +237,32 @@ impl FileWalks {
         self.asked.insert(ino, (number, cost));
     }
 
-    /// Records the first read of a file. Returns the walk that asked for it.
-    pub fn note_used(&mut self, now: Time, ino: u64) -> Option<WalkNumber> {
-        let (number, cost) = self.asked.remove(&ino)?;
+    /// Records a read of a file, which may go up to its end. Returns the walk that asked for it, at the first read and at the last
+    /// one.
+    pub fn note_used(&mut self, now: Time, ino: u64, is_end: bool) -> Option<WalkNumber> {
+        let Some((number, cost)) = self.asked.remove(&ino) else {
+            let at = self.begun.iter().position(|(file, _)| is_end && *file == ino)?;
+            let (_, number) = self.begun.remove(at)?;
+            return self.walks.contains_key(&number).then_some(number);
+        };
+        if !is_end {
+            self.begun.push_back((ino, number));
+            if self.begun.len() > MOST_BEGUN {
+                self.begun.pop_front();
+            }
+        }
+        // Another walk began beside the one that asked for the file, which gave way: the reader goes on with the latest.
+        let is_there = self.walks.contains_key(&number);
+        let number = if is_there { number } else { self.latest()? };
         let walk = self.walks.get_mut(&number)?;
-        walk.unused = walk.unused.saturating_sub(cost);
+        walk.unused = walk.unused.saturating_sub(if is_there { cost } else { 0 });
         walk.used += cost;
         walk.last_used = now;
         Some(number)
+    }
+
+    fn latest(&self) -> Option<WalkNumber> {
+        self.walks.iter().max_by_key(|(_, walk)| walk.last_used).map(|(number, _)| *number)
     }
 
     /// Records that a file that had come is not there any more.
@@ -287,7 +315,7 @@ mod tests {
         let mut one = walks.take(number).unwrap();
         let ask = |walks: &mut FileWalks, from: u64, one: &mut FileWalk| {
             let files = (from..).take_while(|ino| {
-                let room = one.has_room(largest);
+                let room = one.room(largest) > 0;
                 if room {
                     walks.note_asked(number, one, *ino, 1_024 - FILE_COST);
                 }
@@ -298,8 +326,8 @@ mod tests {
         let first = ask(&mut walks, 0, &mut one);
         assert_eq!(first, FIRST_WINDOW / 1_024);
         walks.put_back(number, one);
-        (0..first).for_each(|ino| assert_eq!(walks.note_used(Time(1), ino), Some(number)));
-        assert_eq!(walks.note_used(Time(1), 0), None, "it was used before");
+        (0..first).for_each(|ino| assert_eq!(walks.note_used(Time(1), ino, true), Some(number)));
+        assert_eq!(walks.note_used(Time(1), 0, true), None, "it was used before");
         let mut one = walks.take(number).unwrap();
         let second = ask(&mut walks, 10_000, &mut one);
         assert_eq!(second, 2 * first);
@@ -312,6 +340,33 @@ mod tests {
             "what is gone leaves room and counts as not used"
         );
         walks.put_back(number, one);
+    }
+
+    #[test]
+    fn large_file_counts_once_and_its_last_read_belongs_to_its_walk() {
+        let mut walks = FileWalks::default();
+        let number = walks.begin(walk());
+        let mut one = walks.take(number).unwrap();
+        walks.note_asked(number, &mut one, 7, 1_000);
+        walks.put_back(number, one);
+        let reads = [false, false, true, true].map(|is_end| walks.note_used(Time(1), 7, is_end));
+        assert_eq!(reads, [Some(number), None, Some(number), None]);
+        let one = walks.take(number);
+        assert!(one.is_none_or(|one| one.used == 1_000 + FILE_COST));
+    }
+
+    #[test]
+    fn file_of_a_walk_that_gave_way_belongs_to_the_latest_one() {
+        let mut walks = FileWalks::default();
+        let numbers: Vec<WalkNumber> = (0..MOST_WALKS as u64)
+            .map(|at| walks.begin(FileWalk { last_used: Time(at), ..walk() }))
+            .collect();
+        let mut one = walks.take(numbers[0]).unwrap();
+        walks.note_asked(numbers[0], &mut one, 7, 1_000);
+        walks.put_back(numbers[0], one);
+        let latest = walks.begin(FileWalk { last_used: Time(9), ..walk() });
+        assert!(!walks.numbers().contains(&numbers[0]));
+        assert_eq!(walks.note_used(Time(10), 7, true), Some(latest), "no other walk begins");
     }
 
     #[test]

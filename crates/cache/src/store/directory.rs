@@ -33,8 +33,9 @@ pub(crate) struct Directory {
     pub chunk_version: Option<u64>,
     /// The kernel's cached listing has no attributes, because its reader wants names only.
     pub cached_without_attrs: bool,
-    /// Thread that last read the directory.
+    /// Thread that last read the directory; `was_read`: there was one.
     pub last_reader: u32,
+    pub was_read: bool,
     /// How often the directory lease has ended.
     pub lease_generation: u64,
     /// Time of the latest remote change of a name, and whether such changes are frequent
@@ -74,6 +75,7 @@ impl Directory {
             chunk_version: None,
             cached_without_attrs: false,
             last_reader: 0,
+            was_read: false,
             lease_generation: 0,
             remote_name_changes: None,
             has_negative_dentries: false,
