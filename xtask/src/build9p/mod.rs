@@ -1,7 +1,7 @@
 //! Times and messages of a build on a 9P server: `cargo xtask build9p`, in the form of the published table of v9fs.
 
 mod build;
-mod source;
+pub mod source;
 mod stats;
 
 use anyhow::{Context, Result, ensure};

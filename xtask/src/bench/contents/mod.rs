@@ -1,6 +1,7 @@
 //! `cargo xtask bench --contents`: readers of small files, of large files, and interactive callers beside them, over links of
 //! 0, 10 and 50 ms and 1 Gbit/s. Rates are shares of what the emulator itself carries.
 
+mod builds;
 mod large;
 mod meter;
 mod shared;
@@ -26,8 +27,13 @@ use large::Large;
 
 const BANDWIDTH: &str = "1Gbit";
 /// Programs of the readers, and the packages that bring them.
-const NEEDS: &[(&str, &str)] =
-    &[("rsync", "rsync"), ("rg", "ripgrep"), ("file", "file"), ("/usr/bin/python3", "python3")];
+const NEEDS: &[(&str, &str)] = &[
+    ("rsync", "rsync"),
+    ("rg", "ripgrep"),
+    ("file", "file"),
+    ("/usr/bin/python3", "python3"),
+    ("strace", "strace"),
+];
 
 /// Returns whether all workloads were measured.
 pub fn run(nigh: Option<&Path>, short: bool, out: &Path) -> Result<bool> {
@@ -44,6 +50,9 @@ pub fn run(nigh: Option<&Path>, short: bool, out: &Path) -> Result<bool> {
     trees::large(&source.join("other"), bytes)?;
     trees::database(&source.join("database"))?;
     let has_linux = !short && trees::linux(&source.join("linux"))?;
+    if !short {
+        builds::lay_out(&source)?;
+    }
     let mut lines = Vec::new();
     let mut say = |line: Value| {
         println!("{}", table::line(&line));
@@ -65,6 +74,9 @@ pub fn run(nigh: Option<&Path>, short: bool, out: &Path) -> Result<bool> {
             small::seldom(&world, &distant, &mut say)?;
             say(large::database(&world, &distant)?);
             say(shared::writer_and_reader(&world, &distant, 1)?);
+        }
+        if rtt == "10ms" && !short {
+            builds::run(&world, &distant, &source, &mut say)?;
         }
         if rtt == "10ms" && has_linux {
             say(local_archive(&world, &source.join("linux"))?);
