@@ -208,16 +208,14 @@ impl Calls {
         }
     }
 
-    /// Records that reads ahead were sent for a request, if it is queued.
-    pub fn note_asking(&mut self, op: OpId) {
-        if self.queued.contains_key(&op) {
-            self.asking.insert(op);
-        }
+    /// Returns whether reads ahead were sent for a request. It sends none again: those that came may have given way.
+    pub fn is_asking(&self, op: OpId) -> bool {
+        self.asking.contains(&op)
     }
 
-    /// Returns whether reads ahead were sent for a request, and forgets that.
+    /// Forgets that reads ahead were sent for a request, unless it is queued. Returns whether they were.
     pub fn take_asking(&mut self, op: OpId) -> bool {
-        self.asking.remove(&op)
+        !self.queued.contains_key(&op) && self.asking.remove(&op)
     }
 
     pub fn queue_all(&mut self, mut ops: BTreeMap<OpId, (Caller, Op)>) {

@@ -170,6 +170,35 @@ fn read_that_came_in_part_asks_for_the_rest_alone() {
     assert!(counters.contents_fetched <= LARGE + 4 * 4_000, "nothing came twice: {counters:?}");
 }
 
+/// What comes for the rest takes the place of what had come.
+#[test]
+fn read_that_does_not_fit_into_the_memory_for_contents_is_answered() {
+    const PART: u32 = 256 << 10;
+    for budget in [140, 200, 270, 300, 400, 530] {
+        let mut world = World::new(ModelFsConfig::default());
+        world.server.edit(|tree| {
+            for at in 0..4 {
+                tree.plant_file(Time(0), &format!("f{at}"), &[7; 4_000]);
+            }
+            tree.plant_file(Time(0), "f4", &vec![7; 2 << 20]);
+        });
+        world.connect_with(Config { data_budget_bytes: budget << 10, ..Config::default() });
+        slow(&mut world);
+        list(&mut world, 1, false);
+        (0..4).for_each(|at| drop(read(&mut world, 1, &format!("f{at}"))));
+        world.advance(Span::from_millis(100));
+        let (ino, fh) = open(&mut world, 1, "f4");
+        for offset in (0..2 << 20).step_by(PART as usize) {
+            let began = world.now;
+            let OpReply::Data(data) = answer(&mut world, Op::Read { ino, fh, offset, size: PART }) else {
+                panic!()
+            };
+            assert_eq!(data.len(), PART as usize);
+            assert!(world.now.since(began) < Span::from_millis(45), "{budget} KiB: at {offset}");
+        }
+    }
+}
+
 /// As `rg`: it looks for `.gitignore` in the directories above its own.
 #[test]
 fn directories_above_that_were_not_read_bring_no_contents() {

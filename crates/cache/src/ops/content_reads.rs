@@ -92,6 +92,7 @@ pub(crate) fn queue_behind_read_ahead(
     let asks = match state.contents.expects(ino, part.clone()) {
         (true, true) => false,
         (true, false) => return false,
+        (false, _) if state.calls.is_asking(op) => return false,
         (false, _) if ask_for_gaps(state, now, (ino, fh), part, file_size) => true,
         (false, _) => return false,
     };

@@ -34,8 +34,8 @@ fn refused_while_stale(op: &Op) -> Option<Errno> {
 /// Starts the reads that waited for the reply to a write.
 pub(crate) fn start_queued_reads(state: &mut State, now: Time, ino: u64) {
     for (op, (caller, what)) in state.calls.take_queued_reads(ino) {
-        state.calls.take_asking(op);
         restart_request(state, now, op, caller, what, true);
+        state.calls.take_asking(op);
     }
 }
 
@@ -45,13 +45,12 @@ pub(crate) fn start_reads_behind_read_ahead(state: &mut State, now: Time, ino: u
         // The bytes are valid when the reply is composed. But stale pages end only after each request that had pages
         // locked while they were dropped (`page_cache/writeback.rs`).
         let has_stale = state.store.inode(ino).is_some_and(|inode| inode.pages().has_stale());
+        let is_answered = restart_request(state, now, op, caller, what, has_stale);
         let asked = state.calls.take_asking(op);
-        if restart_request(state, now, op, caller, what, has_stale) {
+        if is_answered {
             state.counters.misses += 1;
             state.counters.waits += 1;
             state.counters.joins += u64::from(!asked);
-        } else if asked {
-            state.calls.note_asking(op);
         }
     }
 }
