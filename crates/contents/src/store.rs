@@ -219,10 +219,10 @@ impl<T> Store<T> {
         let file = self.files.get(&key)?;
         let end = offset.checked_add(length)?.min(file.end.unwrap_or(u64::MAX));
         let available = end.saturating_sub(offset);
-        if self.leaves_when_read(key, offset, available) {
+        let is_whole = |extent: &Extent| extent.length() == available && available > 0;
+        if file.known_size() > SMALL && file.extents.get(&offset).is_some_and(is_whole) {
             return self.take_extent(key, offset);
         }
-        let file = self.files.get(&key)?;
         let mut data = Vec::with_capacity(usize::try_from(available).ok()?);
         let mut at = offset;
         while at < end {
@@ -235,15 +235,9 @@ impl<T> Store<T> {
         Some(data)
     }
 
-    /// Returns whether a read takes a whole extent of a larger file.
-    fn leaves_when_read(&self, key: FileKey, offset: u64, length: u64) -> bool {
-        let Some(file) = self.files.get(&key) else { return false };
-        let is_whole = |extent: &Extent| extent.length() == length && length > 0;
-        file.known_size() > SMALL && file.extents.get(&offset).is_some_and(is_whole)
-    }
-
-    /// Takes an extent out, as read.
+    /// Takes out an extent of a larger file that is read as a whole: the kernel keeps its pages.
     fn take_extent(&mut self, key: FileKey, offset: u64) -> Option<Vec<u8>> {
+        self.note_use(key);
         let extent = self.files.get_mut(&key)?.extents.get_mut(&offset)?;
         self.totals.used += extent.unread();
         extent.read_to = extent.length();
@@ -287,12 +281,17 @@ impl<T> Store<T> {
         behind.into_iter().for_each(|at| self.remove_extent(key, at));
     }
 
-    fn note_read(&mut self, key: FileKey, part: std::ops::Range<u64>) {
-        self.uses += 1;
+    fn note_use(&mut self, key: FileKey) {
         let Some(file) = self.files.get_mut(&key) else { return };
+        self.uses += 1;
         self.by_use.remove(&file.used_at);
         file.used_at = self.uses;
         self.by_use.insert(file.used_at, key);
+    }
+
+    fn note_read(&mut self, key: FileKey, part: std::ops::Range<u64>) {
+        self.note_use(key);
+        let Some(file) = self.files.get_mut(&key) else { return };
         let mut done = Vec::new();
         let first = file.extent_at(part.start).map_or(part.start, |(at, _)| at);
         for (at, extent) in file.extents.range_mut(first..part.end) {
