@@ -282,34 +282,19 @@ impl Contents {
         self.in_flight.contains_key(&ino) || self.store.tag(ino).is_some()
     }
 
-    /// Returns whether all bytes of a part of a file are there or in flight, and whether some are in flight.
-    pub fn expects(&self, ino: u64, part: Range<u64>) -> (bool, bool) {
+    /// Returns what of a part of a file is neither there nor in flight, and whether some of the rest is in flight.
+    pub fn gaps(&self, ino: u64, part: Range<u64>) -> (Vec<Range<u64>>, bool) {
         let reads = self.in_flight.get(&ino);
-        let (mut at, mut waits) = (part.start, false);
+        let (mut at, mut gaps, mut waits) = (part.start, Vec::new(), false);
         loop {
-            let there = self.store.covered_to(ino, at, part.end);
-            if there >= part.end {
-                return (true, waits);
+            at = self.store.covered_to(ino, at, part.end);
+            if at >= part.end {
+                return (gaps, waits);
             }
-            let before = reads.and_then(|reads| reads.range(..=there).next_back());
-            let comes = before.map_or(0, |(begin, read)| begin + read.length);
-            if comes <= there {
-                return (false, waits);
-            }
-            (at, waits) = (comes, true);
-        }
-    }
-
-    /// Returns what of a part of a file is neither there nor in flight.
-    pub fn gaps(&self, ino: u64, part: Range<u64>) -> Vec<Range<u64>> {
-        let reads = self.in_flight.get(&ino);
-        let (mut at, mut gaps) = (part.start, Vec::new());
-        while at < part.end {
             let before = reads.and_then(|reads| reads.range(..=at).next_back());
             let comes = before.map_or(0, |(begin, read)| begin + read.length);
-            let covered = self.store.covered_to(ino, at, part.end).max(comes);
-            if covered > at {
-                at = covered;
+            if comes > at {
+                (at, waits) = (comes, true);
                 continue;
             }
             let sent = reads.and_then(|reads| reads.range(at + 1..).next()).map(|(begin, _)| *begin);
@@ -318,7 +303,6 @@ impl Contents {
             gaps.push(at..end);
             at = end;
         }
-        gaps
     }
 }
 

@@ -4,6 +4,7 @@
 //! begins again after the reply. So a reply that may not be kept only costs that request its own READ.
 
 use crate::calls::{CallKind, InflightCall};
+use crate::config::Prefetch;
 use crate::contents::{ContentsTag, ReadAs};
 use crate::facts::{inodes, learn};
 use crate::grants::LiveGrant;
@@ -89,38 +90,32 @@ pub(crate) fn queue_behind_read_ahead(
     if is_direct || state.answers_stale() || part.is_empty() {
         return false;
     }
-    let asks = match state.contents.expects(ino, part.clone()) {
-        (true, true) => false,
-        (true, false) => return false,
-        (false, _) if state.calls.is_asking(op) => return false,
-        (false, _) if ask_for_gaps(state, now, (ino, fh), part, file_size) => true,
-        (false, _) => return false,
-    };
-    state.calls.queue_read(op, caller, Op::Read { ino, fh, offset, size }, asks);
-    true
+    let (gaps, waits) = state.contents.gaps(ino, part.clone());
+    let asks = !gaps.is_empty();
+    // What came for a request that has asked may have taken the place of what had come.
+    let may_ask = gaps.first() != Some(&part) && !state.calls.is_asking(op);
+    let will_come = if asks { may_ask && ask_for(state, now, (ino, fh), gaps, file_size) } else { waits };
+    if will_come {
+        state.calls.queue_read(op, caller, Op::Read { ino, fh, offset, size }, asks);
+    }
+    will_come
 }
 
-/// Asks for what of a read is neither there nor on its way, if the rest is: the kernel may read more at a time than came
-/// ahead. Returns whether all of it comes.
-fn ask_for_gaps(
+/// Asks for the gaps of a read, of which the rest is there or on its way: the kernel may read more at a time than came ahead.
+/// Returns whether all of them will come.
+fn ask_for(
     state: &mut State,
     now: Time,
     (ino, fh): (u64, Fh),
-    part: Range<u64>,
+    gaps: Vec<Range<u64>>,
     file_size: u64,
 ) -> bool {
-    let gaps = state.contents.gaps(ino, part.clone());
-    let is_whole = gaps.first() == Some(&part);
-    let opener = state.open.files.get(fh).map(|file| file.caller);
-    let read_as = opener.and_then(|opener| state.session.reads_ahead_as(opener));
-    let place = paths::handle_for(state, ino, Some(fh));
-    let (Some(opener), Some(read_as), Some(place), false) = (opener, read_as, place, is_whole) else {
+    let (Some(reader), Some(place)) = (reader_of(state, fh), paths::handle_for(state, ino, Some(fh))) else {
         return false;
     };
-    if state.contents.tag(ino).is_some_and(|tag| tag.read_as != read_as) {
+    if state.contents.tag(ino).is_some_and(|tag| tag.read_as != reader.read_as) {
         return false;
     }
-    let reader = Reader { read_as, caller: state.session.read_as(opener) };
     gaps.into_iter().all(|gap| {
         // A short reply shows where the file ends.
         let end = if gap.end == file_size { gap.end.saturating_add(1) } else { gap.end };
@@ -128,6 +123,15 @@ fn ask_for_gaps(
             .step_by(CHUNK as usize)
             .all(|at| send_read_ahead(state, now, place.clone(), reader, at, (end - at).min(CHUNK)))
     })
+}
+
+/// Returns the rights with which an open file is read ahead. `None`: nothing is read ahead of it.
+pub(crate) fn reader_of(state: &State, fh: Fh) -> Option<Reader> {
+    if state.config.prefetch == Prefetch::Off || !state.contents.has_budget() {
+        return None;
+    }
+    let opener = state.open.files.get(fh)?.caller;
+    Some(Reader { read_as: state.session.reads_ahead_as(opener)?, caller: state.session.read_as(opener) })
 }
 
 /// Sends a read ahead. Returns whether it was sent.

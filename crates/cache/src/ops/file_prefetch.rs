@@ -1,7 +1,6 @@
 //! Prefetch of file contents: when a reader's next files, or the next part of its file, are read ahead
 //! (docs/decisions/0043-contents.md).
 
-use crate::config::Prefetch;
 use crate::op::Fh;
 use crate::ops::{content_reads, reading_order};
 use crate::prefetch::{
@@ -41,15 +40,11 @@ pub(crate) struct FileRead {
 
 /// Records a read that was begun, and reads ahead.
 pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
-    let is_on = state.config.prefetch != Prefetch::Off && state.contents.has_budget();
-    let Some(file) = state.open.files.get(read.fh).filter(|file| is_on && !file.access.direct) else {
+    let is_direct = state.open.files.get(read.fh).is_none_or(|file| file.access.direct);
+    if is_direct || !state.session.is_active() {
         return;
-    };
-    let opener = file.caller;
-    let Some(read_as) = state.session.reads_ahead_as(opener).filter(|_| state.session.is_active()) else {
-        return;
-    };
-    let reader = Reader { read_as, caller: state.session.read_as(opener) };
+    }
+    let Some(reader) = content_reads::reader_of(state, read.fh) else { return };
     let Some(id) = state.store.id_of(read.ino) else { return };
     let Some(attr) = view::last_attr(state, id) else { return };
     if !read.is_hit && !read.is_queued {
@@ -78,7 +73,7 @@ fn read_on(state: &mut State, now: Time, read: FileRead, reader: Reader, size: u
     while at < ahead.end {
         let end = (at + CHUNK).min(size);
         let place = paths::handle_for(state, read.ino, Some(read.fh));
-        let is_sent = state.contents.expects(read.ino, at..end).0
+        let is_sent = state.contents.gaps(read.ino, at..end).0.is_empty()
             || !state.contents.is_wasteful()
                 && place.is_some_and(|place| {
                     content_reads::send_read_ahead(state, now, place, reader, at, CHUNK)

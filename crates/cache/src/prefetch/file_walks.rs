@@ -243,26 +243,28 @@ impl FileWalks {
         let Some((number, cost)) = self.asked.remove(&ino) else {
             let at = self.begun.iter().position(|(file, _)| is_end && *file == ino)?;
             let (_, number) = self.begun.remove(at)?;
-            return self.walks.contains_key(&number).then_some(number);
+            return self.heir_of(number);
         };
+        if let Some(walk) = self.walks.get_mut(&number) {
+            walk.unused = walk.unused.saturating_sub(cost);
+        }
+        let number = self.heir_of(number)?;
+        let walk = self.walks.get_mut(&number)?;
+        walk.used += cost;
+        walk.last_used = now;
         if !is_end {
             self.begun.push_back((ino, number));
             if self.begun.len() > MOST_BEGUN {
                 self.begun.pop_front();
             }
         }
-        // Another walk began beside the one that asked for the file, which gave way: the reader goes on with the latest.
-        let is_there = self.walks.contains_key(&number);
-        let number = if is_there { number } else { self.latest()? };
-        let walk = self.walks.get_mut(&number)?;
-        walk.unused = walk.unused.saturating_sub(if is_there { cost } else { 0 });
-        walk.used += cost;
-        walk.last_used = now;
         Some(number)
     }
 
-    fn latest(&self) -> Option<WalkNumber> {
-        self.walks.iter().max_by_key(|(_, walk)| walk.last_used).map(|(number, _)| *number)
+    /// Returns the walk that goes on for a reader: that one, or the latest if it gave way because another one began beside it.
+    fn heir_of(&self, number: WalkNumber) -> Option<WalkNumber> {
+        let latest = || self.walks.iter().max_by_key(|(_, walk)| walk.last_used).map(|(latest, _)| *latest);
+        if self.walks.contains_key(&number) { Some(number) } else { latest() }
     }
 
     /// Records that a file that had come is not there any more.
