@@ -49,25 +49,32 @@ impl Meter {
     }
 }
 
-/// A directory in memory, which does not exist: as root the server watches the whole filesystem of the export, and what a
-/// process writes there costs it events that another machine's disk would not.
-fn out() -> PathBuf {
-    PathBuf::from(format!("/dev/shm/nigh-bench-{}", std::process::id()))
+/// A directory in memory, which does not exist before and is removed. As root the server watches the whole filesystem of the
+/// export: what a process writes there would cost it events that another machine's disk does not.
+struct Out(PathBuf);
+
+impl Out {
+    fn new() -> Out {
+        Out(PathBuf::from(format!("/dev/shm/nigh-bench-{}", std::process::id())))
+    }
+}
+
+impl Drop for Out {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 /// Runs a script in a directory of a mount; `OUT` names a directory that does not exist.
 pub fn shell(world: &World, mount: &Mount<'_>, dir: &str, script: &str) -> Result<Duration> {
-    let out = out();
-    let _ = fs::remove_dir_all(&out);
+    let out = Out::new();
     let mut command = world.command("sh", As::Us);
-    command.args(["-euc", &format!("{{ {script}; }} > /dev/null")]).env("OUT", &out);
+    command.args(["-euc", &format!("{{ {script}; }} > /dev/null")]).env("OUT", &out.0);
     command.current_dir(mount.point.join(dir));
     let start = Instant::now();
     let ended = mount.run(command, LIMIT)?;
-    let took = start.elapsed();
-    let _ = fs::remove_dir_all(&out);
     ensure!(ended.ok(), "{}", ended.tail(5));
-    Ok(took)
+    Ok(start.elapsed())
 }
 
 /// Runs a script in a directory of a fresh mount. Returns the line with its costs.
