@@ -134,7 +134,11 @@ impl Client {
                 return found;
             }
             let last = &self.events[self.events.len().saturating_sub(4)..];
-            assert!(Instant::now() < give_up, "no reply; {} events, the last: {last:?}", self.events.len());
+            let (count, ended) = (self.events.len(), self.session.wants_connection());
+            assert!(
+                Instant::now() < give_up,
+                "no reply; ended: {ended:?}; {count} events, the last: {last:?}"
+            );
             self.pump();
         }
     }
