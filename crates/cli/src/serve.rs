@@ -5,6 +5,7 @@ use crate::log_to_stderr;
 use crate::options::Usage;
 use crate::socket_activation;
 use anyhow::{Context, Result, bail};
+use nigh_client::pressure::{Heaps, configure_allocator};
 use nigh_link::Squash;
 use nigh_server::{Listen, ServerDirs, Serving, daemon};
 
@@ -12,7 +13,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     if args.listen.iter().any(|listen| listen == "stdio") {
         return relay(&args);
     }
-    nigh_client::pressure::configure_allocator(nigh_client::pressure::Heaps::Few);
+    configure_allocator(Heaps::Few);
     let others = args.listen.iter().filter(|listen| *listen != "user");
     let listens = others.map(|text| {
         Listen::parse(text).ok_or_else(|| {
