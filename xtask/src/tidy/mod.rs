@@ -1,6 +1,7 @@
 //! House rules that no linter knows, each a small function over source text.
 
 mod code;
+mod features;
 mod imports;
 mod local_host;
 mod numbers;
@@ -89,6 +90,7 @@ pub fn problems() -> Result<Vec<String>> {
         }
     }
     found.extend(imports::check()?);
+    found.extend(features::check()?);
     found.extend(semantics::check(&sources));
     found.extend(structure::check(&sources));
     found.extend(walks::check(&sources));
