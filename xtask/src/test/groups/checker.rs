@@ -14,7 +14,7 @@ pub fn run(world: &World, tally: &mut TestReport) {
         return tally.not_run("checker", "needs root");
     }
     let seed = sample::seed();
-    let (cuts, kills) = if world.short { (40, 20) } else { (60, 40) };
+    let (cuts, kills) = if world.short { (30, 15) } else { (60, 40) };
     let tests = [
         ("three mounts: some order explains what all were told", cuts, Fault::CutLink),
         ("three mounts, and a server that is killed again and again", kills, Fault::KilledServer),
