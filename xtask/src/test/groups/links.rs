@@ -13,7 +13,7 @@ use crate::test::mount::{Mount, MountParams};
 use crate::test::over::{self, LinkKind};
 use crate::test::reclaim::Reclaim;
 use crate::test::stall_detector::StallDetector;
-use crate::test::table;
+use crate::test::table::{self, Table};
 use crate::test::world::{As, World};
 
 pub fn run(world: &World, tally: &mut TestReport) {
@@ -70,7 +70,8 @@ fn over_one(world: &World, tally: &mut TestReport, over: LinkKind, cells: &[&(Li
         let name = format!("links: {} as {}", over.name(), who.name());
         match world.dir("source", who) {
             Ok(source) => {
-                table::compare(world, tally, &name, &source, &MountParams::new(who), &world.table())
+                let table = if world.short { Table::NAMES } else { world.table() };
+                table::compare(world, tally, &name, &source, &MountParams::new(who), &table)
             }
             Err(e) => tally.fail(&name, &format!("{e:#}")),
         }

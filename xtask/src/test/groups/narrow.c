@@ -14,12 +14,12 @@
 
 _Static_assert(sizeof(off_t) == 4 && sizeof(long) == 4, "built with -m32 and without large offsets");
 
-#define SEEKS 20000
-#define CHANGES 2000
 /* What one seek may repeat: the names of a few neighbours. */
 #define REPEATED 8
 
 static long count, entries;
+/* Of a directory of less than 100,000 names, a part. */
+static long seeks = 20000, changes = 2000;
 /* Of the nth entry: its name's number (beyond `count` for . and ..), the offset behind it. */
 static long *ids, *tells;
 
@@ -78,7 +78,7 @@ static void seek_to(DIR *dir, long nth) {
 /* Each where two offsets lie as near as only those do that had to give way to each other, and as many others. */
 static long seek_near(DIR *dir) {
     long near = 0;
-    for (long nth = 3; nth + 1 < entries && near < SEEKS; nth++) {
+    for (long nth = 3; nth + 1 < entries && near < seeks; nth++) {
         if (labs(tells[nth] - tells[nth - 1]) > 64) continue;
         near++;
         seek_to(dir, nth - 1);
@@ -97,7 +97,7 @@ struct old_dirent {
 static void read_singly(int fd, long from) {
     char buffer[28] __attribute__((aligned(8)));
     if (lseek(fd, tells[from], SEEK_SET) != tells[from]) fail("lseek: %s", strerror(errno));
-    for (long nth = from + 1; nth < entries && nth < from + SEEKS; nth++) {
+    for (long nth = from + 1; nth < entries && nth < from + seeks; nth++) {
         long got = syscall(SYS_getdents, fd, buffer, sizeof buffer);
         struct old_dirent *entry = (struct old_dirent *)buffer;
         if (got <= 0 || got != entry->length) fail("getdents: %ld, %s", got, strerror(errno));
@@ -108,7 +108,7 @@ static void read_singly(int fd, long from) {
 /* An entry goes after its offset was told, or another comes; what follows is still there. */
 static void seek_after_changes(DIR *dir) {
     char name[32];
-    for (int change = 0; change < CHANGES; change++) {
+    for (int change = 0; change < changes; change++) {
         long nth = any();
         if (ids[nth] < 0 || ids[nth] >= count || ids[nth + 1] < 0) continue;
         if (change % 2 == 0) {
@@ -130,11 +130,15 @@ static void seek_after_changes(DIR *dir) {
 int main(int argc, char **argv) {
     if (argc != 3 || chdir(argv[1]) != 0) fail("narrow DIRECTORY COUNT");
     count = atol(argv[2]);
+    if (count < 100000) {
+        seeks = count / 5;
+        changes = count / 50;
+    }
     ids = calloc(count + 2, sizeof *ids);
     tells = calloc(count + 2, sizeof *tells);
     DIR *dir = open_here(), *other = open_here();
     list(dir);
-    for (int n = 0; n < SEEKS; n++) seek_to(dir, any());
+    for (int n = 0; n < seeks; n++) seek_to(dir, any());
     long near = seek_near(other);
     read_singly(dirfd(other), any());
     read_singly(dirfd(other), 0);

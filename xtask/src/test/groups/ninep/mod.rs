@@ -16,7 +16,6 @@ use crate::test::world::World;
 pub fn run(world: &World, tally: &mut TestReport) {
     let tests: &[super::Test] = &[
         ("diod conforms as any remote", conformance::diod),
-        ("unpfs conforms as any remote", conformance::unpfs),
         ("a missing name is asked once within its time", wire::missing_names),
         ("with no time each look is one message", wire::no_time),
         ("what is made over a missing name is there at once", wire::made_over_missing),
@@ -35,6 +34,7 @@ pub fn run(world: &World, tally: &mut TestReport) {
         world,
         tally,
         &[
+            ("unpfs conforms as any remote", conformance::unpfs),
             ("others' changes on disk are seen in time", beside::on_disk),
             ("others' changes by a second mount are seen in time", beside::second_mount),
             ("servers of another kind are refused in one line", bad::at_mount),

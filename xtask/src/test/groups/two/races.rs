@@ -27,27 +27,27 @@ const fn race(name: &'static str, count: u64, short: u64) -> Race {
 }
 
 const RACES: &[Race] = &[
-    race("names", 10_000, 1000),
-    race("names-spread", 3000, 600),
-    race("listing", 2000, 400),
-    race("halves", 200, 40),
-    race("records", 10_000, 1000),
-    race("appends", 5000, 1000),
-    race("appends-seen", 2000, 500),
-    race("told", 4000, 1000),
-    race("told-spread", 3000, 600),
-    race("sizes", 4000, 1000),
-    race("grows", 3000, 600),
-    race("saves", 1000, 200),
-    race("mapped", 2000, 400),
-    race("mapped-page", 2000, 400),
-    race("stored", 1000, 300),
-    race("stored-page", 1000, 300),
+    race("names", 10_000, 500),
+    race("names-spread", 3000, 300),
+    race("listing", 2000, 200),
+    race("halves", 200, 30),
+    race("records", 10_000, 500),
+    race("appends", 5000, 500),
+    race("appends-seen", 2000, 250),
+    race("told", 4000, 500),
+    race("told-spread", 3000, 300),
+    race("sizes", 4000, 500),
+    race("grows", 3000, 300),
+    race("saves", 1000, 100),
+    race("mapped", 2000, 200),
+    race("mapped-page", 2000, 200),
+    race("stored", 1000, 150),
+    race("stored-page", 1000, 150),
 ];
 
 /// Shorter races, between kernels of different notification levels.
 const MIXED: &[Race] =
-    &[race("names-spread", 600, 300), race("told-spread", 600, 300), race("saves", 200, 100)];
+    &[race("names-spread", 600, 200), race("told-spread", 600, 200), race("saves", 200, 100)];
 
 /// With `--hours`, at every level and with the oldest protocol: both change names of one directory, one writes and the
 /// other reads, both write in place, both append, one stores into a map and the other writes or stores too.

@@ -18,7 +18,7 @@ pub const TEST: Test = ("two: what is there throughout a scan comes once", scan)
 fn scan(world: &World) -> Result<()> {
     // Changes in one scan of a directory of twice as many entries, scans, and limit.
     let (changes, scans, limit) = match (world.short, world.hours) {
-        (true, _) => (2_500, 1, LIMIT),
+        (true, _) => (1_500, 1, LIMIT),
         (_, true) => (50_000, 20, LONG_LIMIT),
         _ => (10_000, 2, LIMIT),
     };
