@@ -30,6 +30,8 @@ pub struct Counters {
     pub contents_fetched: u64,
     pub contents_used: u64,
     pub contents_wasted: u64,
+    /// Bytes of small files that were stored in the kernel's page cache when they were opened.
+    pub contents_stored: u64,
     pub updated_in_place: u64,
     /// Number of invalidations of all dentries at once, without the kernel having been slow to drop one.
     pub epoch_planned: u64,

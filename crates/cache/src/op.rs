@@ -477,6 +477,12 @@ pub enum Output {
         call: Call,
     },
     Cancel(CallId),
+    /// Stores a whole file in the kernel's page cache, before the reply that opens it is sent. No page of the file is locked,
+    /// since it is not open; it must stay so: replies that open or truncate it follow later.
+    Store {
+        ino: u64,
+        data: Vec<u8>,
+    },
     /// Invalidate in the kernel, without delay for other outputs, then call `handle_invalidated`.
     Invalidate {
         id: InvalidationId,

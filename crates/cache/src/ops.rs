@@ -19,6 +19,7 @@ pub(crate) mod lookup;
 pub(crate) mod name_errors;
 pub(crate) mod names_only;
 pub(crate) mod oversized;
+pub(crate) mod page_fill;
 pub(crate) mod prefetch_policy;
 pub(crate) mod prefetch_use;
 pub(crate) mod prefetching;

@@ -21,6 +21,7 @@ use crate::host::{Host, Submounts};
 use crate::idmap::IdMap;
 use crate::notifier::Notifier;
 use crate::open_credentials::OpenCredentials;
+use crate::page_fills::{PageFill, PageFills};
 use crate::reply::{self, ReplyFormat};
 use crate::reply_barrier::ReplyBarrier;
 use crate::revalidations::Revalidations;
@@ -106,6 +107,8 @@ impl Core {
 /// Work to do after `core` is unlocked.
 #[derive(Default)]
 struct Batch {
+    /// Before `answers`.
+    fills: Vec<PageFill>,
     answers: Vec<Sent>,
     transmits: bool,
     /// A link that is to be shut down.
@@ -127,6 +130,7 @@ pub(crate) struct Driver {
     pub reply_barrier: ReplyBarrier,
     pub revalidations: Revalidations,
     size_notifier: SizeNotifier,
+    page_fills: PageFills,
     /// Mapping between local ids and the server's.
     pub ids: IdMap,
     own: Credentials,
@@ -171,6 +175,7 @@ impl Driver {
             reply_barrier: ReplyBarrier::new(Arc::clone(&host)),
             revalidations: Revalidations::new(Arc::clone(&host)),
             size_notifier: SizeNotifier::default(),
+            page_fills: PageFills::default(),
             ids,
             own: credentials::own(),
             callers,
@@ -239,6 +244,7 @@ impl Driver {
         };
         self.drive(&mut core, now, &mut batch);
         drop(core);
+        self.store(&mut batch);
         answer.into_iter().for_each(|sent| self.send(sent));
         self.finish(gate, batch);
     }
@@ -360,6 +366,10 @@ impl Driver {
                     core.remote.handle_call(now, id, Request { credentials, mutation_id: name, call });
                 }
                 Output::Cancel(id) => core.remote.handle_cancel(now, id),
+                Output::Store { ino, data } => {
+                    self.page_fills.begin(ino);
+                    batch.fills.push(PageFill { ino, nodeid: core.cache.nodeid_of(ino), data });
+                }
                 Output::Acknowledge(id) => core.remote.handle_acknowledge(now, id),
                 Output::Return(grants) => core.remote.handle_return(now, grants),
                 Output::Reclaimed => {
@@ -374,6 +384,11 @@ impl Driver {
     }
 
     fn send(&self, Sent { unique, shape, answer, role, pid, length, invalidates_attrs: forgets }: Sent) {
+        match (role, &answer) {
+            (Some(Role::Opens(ino) | Role::Sets(ino)), _) => self.page_fills.wait(ino),
+            (_, OpReply::Created(node, _)) => self.page_fills.wait(node.id.ino),
+            _ => {}
+        }
         match (role, &answer) {
             (Some(Role::Changes(ino) | Role::Sets(ino)), _) => self.reply_barrier.wait(ino, pid),
             (Some(Role::Unlinks), OpReply::Done) => self.reply_barrier.wait_for_all(pid),
@@ -434,9 +449,15 @@ impl Driver {
         }
     }
 
+    /// Stores files in the kernel's page cache. Call without `core`, before any reply is sent.
+    fn store(&self, batch: &mut Batch) {
+        batch.fills.drain(..).for_each(|fill| self.page_fills.store(&*self.transport, fill));
+    }
+
     /// Call without `core`. The gate stays held until the replies are written, so that later invalidations come after
     /// them.
-    fn finish(&self, gate: parking_lot::RwLockReadGuard<'_, ()>, batch: Batch) {
+    fn finish(&self, gate: parking_lot::RwLockReadGuard<'_, ()>, mut batch: Batch) {
+        self.store(&mut batch);
         batch.answers.into_iter().for_each(|sent| self.send(sent));
         drop(gate);
         if let Some(link) = batch.dead_link {

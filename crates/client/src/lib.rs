@@ -17,6 +17,7 @@
 //! | `pressure` | memory pressure events |
 //! | `interrupts` | detection of fatal signals |
 //! | `size_notify` | notification of an open file's size |
+//! | `page_fills` | small files stored in the kernel's page cache when they are opened |
 //! | `credentials` | groups and capabilities of a caller |
 //! | `idmap` | mapping between ids of this machine and of the server |
 //! | `status`, `control` | the contents of `nigh status`, and its socket |
@@ -34,6 +35,7 @@ mod link;
 mod mount;
 mod notifier;
 mod open_credentials;
+mod page_fills;
 pub mod pressure;
 mod reply;
 mod reply_barrier;

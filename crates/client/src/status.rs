@@ -205,6 +205,7 @@ fn contents(counters: &Counters, gauges: &Gauges, budget_bytes: u64) -> Value {
         "fetched": counters.contents_fetched,
         "used": counters.contents_used,
         "wasted": counters.contents_wasted,
+        "stored": counters.contents_stored,
     })
 }
 

@@ -89,6 +89,11 @@ impl PageCache {
         self.targets.iter().map(|(ino, target)| (*ino, target.as_str()))
     }
 
+    /// Stores a whole file that is not open, before the reply that opens it (`fuse_notify_store`).
+    pub fn fill(&mut self, ino: u64, data: Vec<u8>) {
+        self.pages.insert(ino, data);
+    }
+
     /// Begins a request.
     pub fn begin_request(&mut self, op: &Op) {
         let Op::Write { ino, offset, data, flags: WriteFlags { write_back: false, .. }, .. } = op else {

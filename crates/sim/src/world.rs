@@ -437,6 +437,10 @@ impl<B: Backend> World<B> {
                 self.clients[at].remote.handle_call(now, id, request);
                 self.observe();
             }
+            Output::Store { ino, data } => {
+                self.trace.push(format!("{} stores a file of {} bytes", name_of(at), data.len()));
+                self.clients[at].kernel.page_cache.fill(ino, data);
+            }
             Output::Cancel(id) => {
                 self.trace.push(format!("{} cancels", name_of(at)));
                 self.clients[at].remote.handle_cancel(now, id);

@@ -276,7 +276,7 @@ impl CachingClient {
                     session.handle_acknowledge(now, id);
                 }
                 Output::Return(grants) => session.handle_return(now, grants),
-                Output::Prune => {}
+                Output::Prune | Output::Store { .. } => {}
                 Output::Reclaimed => session.handle_reclaimed(now),
                 Output::Invalidate { id, stale, .. } => {
                     let behind = self.telling.back().map_or(at, |(due, ..)| at.max(*due));

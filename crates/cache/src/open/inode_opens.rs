@@ -62,7 +62,7 @@ impl InodeOpens {
         self.writers > 0
     }
 
-    #[cfg(test)]
+    /// Returns how often the kernel holds the file open.
     pub fn count(&self) -> u32 {
         self.count
     }

@@ -5,7 +5,7 @@ use crate::facts::{changes, inodes, learn, leases};
 use crate::grants::LiveGrant;
 use crate::op::{Caller, Fh, KernelInvalidation, Op, OpReply, Opened};
 use crate::open::{OpenFile, OpenKind};
-use crate::ops::{content_reads, content_writes};
+use crate::ops::{content_reads, content_writes, page_fill};
 use crate::out::{invalidate, page_drops, replies, sending};
 use crate::page_cache::{full_pages, writeback};
 use crate::pages::ChangeToken;
@@ -31,7 +31,9 @@ pub(crate) fn open(
         let keep = pages_match(state, now, None, id, &attr, Some(held));
         // The remote recalls the grant before the last name goes.
         invalidate::set_timers(state, held.deadline, ino);
-        return Some(OpReply::Opened(opened_file(state, id, file, OpenKind::Granted, keep)));
+        let opened = opened_file(state, id, file, OpenKind::Granted, keep);
+        let is_filled = held.recallable && page_fill::fill(state, now, (ino, opened.fh), attr.size);
+        return Some(OpReply::Opened(Opened { keep_cache: keep || is_filled, ..opened }));
     }
     let Some(node) = paths::node_ref(state, ino) else { return Some(OpReply::Failed(Errno::STALE)) };
     sending::send_for(state, now, op, caller, CallKind::Open { ino, file }, Call::Open { node, access })

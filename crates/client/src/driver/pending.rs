@@ -26,6 +26,8 @@ pub(super) enum Role {
     Changes(u64),
     /// As `Changes`, and the reply sets the file size.
     Sets(u64),
+    /// The thread may read or change the file's pages after the reply.
+    Opens(u64),
     /// The thread applies no attributes from the reply.
     Leaves(u64),
     /// The reply removes a name of some file.
@@ -52,6 +54,7 @@ impl Role {
             Op::GetAttr { ino } => cache.reads_by_size(*ino).then_some(Role::Reads(*ino)),
             Op::SetAttr { ino, set, .. } if set.size.is_some() => Some(Role::Sets(*ino)),
             Op::Open { ino, access, .. } if access.truncate => Some(Role::Sets(*ino)),
+            Op::Open { ino, .. } => Some(Role::Opens(*ino)),
             Op::Write { ino, flags: WriteFlags { write_back: false, .. }, .. }
             | Op::SetAttr { ino, .. }
             | Op::Link { ino, .. }
@@ -70,7 +73,7 @@ impl Role {
     pub fn changed(self) -> Option<u64> {
         match self {
             Role::Changes(ino) | Role::Sets(ino) | Role::Leaves(ino) => Some(ino),
-            Role::Reads(_) | Role::Unlinks | Role::Looks(_) => None,
+            Role::Reads(_) | Role::Opens(_) | Role::Unlinks | Role::Looks(_) => None,
         }
     }
 }

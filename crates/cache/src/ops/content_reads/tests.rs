@@ -28,6 +28,8 @@ struct Rig {
     caller: Caller,
     calls: Vec<(CallId, Option<Caller>, Call)>,
     answers: Vec<(OpId, OpReply)>,
+    /// Files stored in the kernel's page cache.
+    stores: Vec<(u64, Vec<u8>)>,
 }
 
 impl Rig {
@@ -39,7 +41,8 @@ impl Rig {
     fn with(supports: Features) -> Rig {
         let mut cache = Cache::new(Config::default());
         cache.handle_event(T0, Event::Attached(SessionParams { supports, ..session() }));
-        let mut rig = Rig { cache, op: 0, caller: Caller::default(), calls: Vec::new(), answers: Vec::new() };
+        let (calls, answers, stores) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rig = Rig { cache, op: 0, caller: Caller::default(), calls, answers, stores };
         rig.ask(Op::OpenDir { ino: 1 });
         let (call, ..) = rig.calls.pop().unwrap();
         let entry = |nth: u64| {
@@ -64,6 +67,7 @@ impl Rig {
             match self.cache.poll_output() {
                 Output::Call { id, caller, call, .. } => self.calls.push((id, caller, call)),
                 Output::Answer { op, answer } => self.answers.push((op, answer)),
+                Output::Store { ino, data } => self.stores.push((ino, data)),
                 Output::Invalidate { id, .. } => self.cache.handle_invalidated(T0, id),
                 Output::Timeout(..) => return,
                 _ => {}
@@ -281,4 +285,66 @@ fn memory_pressure_gives_contents_back_first() {
     rig.cache.handle_pressure(T0);
     assert_eq!(rig.cache.gauges().contents_bytes, 0);
     let _ = answers(&mut rig.cache);
+}
+
+/// The kernel then asks neither for them nor, after that, for the attributes.
+#[test]
+fn file_that_came_ahead_is_stored_in_the_page_cache_when_it_is_opened_first() {
+    let mut rig = Rig::new(true);
+    rig.read_two();
+    assert_eq!(rig.stores, [], "the kernel has read those itself");
+    let early = rig.open(5);
+    assert_eq!(rig.stores, [], "it has not come");
+    rig.ask(Op::Release { fh: early, flock: None });
+    rig.bring(rig.place_of_read(5));
+    let fh = rig.open(5);
+    assert_eq!(rig.stores, [(file(5).ino, TEXT.to_vec())]);
+    rig.open(5);
+    rig.ask(Op::Release { fh, flock: None });
+    rig.open(5);
+    assert_eq!(rig.stores.len(), 1, "the kernel may still have the pages");
+    assert_eq!(rig.cache.counters().contents_stored, TEXT.len() as u64);
+}
+
+/// A page of an open file may be locked until a request has its reply, and reads that bypass the page cache would not
+/// find the file there.
+#[test]
+fn file_that_is_open_or_opened_for_direct_reads_is_not_stored() {
+    for is_open in [false, true] {
+        let mut rig = Rig::new(true);
+        rig.read_two();
+        if is_open {
+            rig.open(5);
+        }
+        rig.bring(rig.place_of_read(5));
+        rig.open_as(5, !is_open);
+        assert_eq!(rig.stores, []);
+    }
+}
+
+#[test]
+fn file_is_not_stored_after_a_recall_until_it_has_come_again() {
+    let mut rig = Rig::new(true);
+    rig.read_two();
+    rig.bring(rig.place_of_read(5));
+    let recall = Recall { id: RecallId(1), node: file(5), covers: LeaseScope::Data, names: Vec::new() };
+    rig.event(Event::Recall(recall));
+    rig.open(5);
+    assert_eq!(rig.stores, []);
+}
+
+/// The page cache serves all callers; what another one may not read is not stored for it.
+#[test]
+fn contents_read_with_some_credentials_are_not_stored_for_others() {
+    let mut rig = Rig::new(false);
+    rig.caller = known(1000, 3);
+    rig.read_two();
+    rig.bring(rig.place_of_read(5));
+    rig.caller = known(1000, 4);
+    let fh = rig.open(5);
+    assert_eq!(rig.stores, []);
+    rig.ask(Op::Release { fh, flock: None });
+    rig.caller = known(1000, 3);
+    rig.open(5);
+    assert_eq!(rig.stores.len(), 1);
 }

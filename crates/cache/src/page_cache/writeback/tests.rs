@@ -176,7 +176,8 @@ impl Rig {
                 Output::Call { id, call, .. } => self.calls.push((id, call)),
                 Output::Cancel(call) => self.cancelled.push(call),
                 Output::Invalidate { id, stale, .. } => self.stale.push((id, stale)),
-                Output::Prune | Output::Acknowledge(_) | Output::Return(_) | Output::Reclaimed => {}
+                Output::Store { .. } | Output::Prune | Output::Acknowledge(_) => {}
+                Output::Return(_) | Output::Reclaimed => {}
             }
         }
     }

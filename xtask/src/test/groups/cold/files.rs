@@ -87,6 +87,8 @@ fn few_waits(world: &World, mount: &Mount<'_>, reader: &str) -> Result<()> {
         "the contents of most files come ahead: {}",
         status["cache"]["contents"]
     );
+    // The kernel then sends no READ.
+    ensure!(of("stored")? * 2 >= of("fetched")?, "{}", status["cache"]["contents"]);
     ensure!(alone - before <= MOST, "{} waits, at most {MOST}: {}", alone - before, status["remote"]);
     ensure!(of("wasted")? == 0, "{}", status["cache"]["contents"]);
     Ok(())

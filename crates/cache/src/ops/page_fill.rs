@@ -1,0 +1,48 @@
+//! Small files that are stored in the kernel's page cache before the reply that opens them (docs/decisions/0043-contents.md).
+//!
+//! A reader then sends no READ. It sends no GETATTR after it either: at each READ the kernel drops its copy of atime
+//! (`fuse_invalidate_atime`), which fstat asks for. Stored are only files whose bytes are all in memory, and only while
+//! the kernel has no page of them: the file is not open, so no request holds a page locked for which a store would wait.
+
+use crate::op::{Fh, OpReply, Output};
+use crate::ops::content_reads;
+use crate::ops::file_prefetch::{self, FileRead};
+use crate::state::State;
+use nigh_types::Time;
+
+/// Largest file that is stored, in bytes: of a larger one, more would count as read than a reader of its first bytes
+/// has the kernel ask for.
+const MOST_BYTES: u64 = 32 << 10;
+
+/// Stores a file of `size` bytes that a caller has just opened to read. It counts as read to its end. Returns whether it
+/// is stored: then the kernel must keep its pages at this open.
+pub(crate) fn fill(state: &mut State, now: Time, (ino, fh): (u64, Fh), size: u64) -> bool {
+    let is_small = (1..=MOST_BYTES).contains(&size);
+    if !is_small || !state.kernel.can_notify() || !is_without_pages(state, ino, fh) {
+        return false;
+    }
+    let (gaps, comes) = state.contents.gaps(ino, 0..size);
+    let Some(whole) = u32::try_from(size).ok().filter(|_| gaps.is_empty() && !comes) else { return false };
+    let Some(OpReply::Data(data)) = content_reads::answer(state, now, (ino, fh), (0, whole)) else {
+        return false;
+    };
+    if data.len() as u64 != size {
+        return false;
+    }
+    state.counters.contents_stored += size;
+    state.out.push_back(Output::Store { ino, data });
+    file_prefetch::note_read(
+        state,
+        now,
+        FileRead { ino, fh, offset: 0, size: whole, is_hit: true, is_queued: false },
+    );
+    true
+}
+
+/// Returns whether the kernel has no page of a file, and will have none before the reply to this open.
+fn is_without_pages(state: &State, ino: u64, fh: Fh) -> bool {
+    let is_direct = state.open.files.get(fh).is_none_or(|file| file.access.direct || file.direct);
+    let is_only =
+        |inode: &crate::store::Inode| inode.opens().count() == 1 && !inode.pages().full().may_exist();
+    !is_direct && state.store.inode(ino).is_some_and(is_only)
+}
