@@ -4,7 +4,7 @@ mod file_walks;
 mod jobs;
 
 pub(crate) use file_walks::{
-    DirsOrder, FileWalk, FileWalks, FinishedFile, Reader, ReadingOrder, WalkAt, WalkEntry, WalkLevel,
-    WalkNumber,
+    DirsOrder, FileWalk, FileWalks, FinishedFile, Reader, ReadingOrder, RestOfHead, WalkAt, WalkEntry,
+    WalkLevel, WalkNumber,
 };
 pub(crate) use jobs::PrefetchJobs;

@@ -4,7 +4,8 @@
 use crate::op::Fh;
 use crate::ops::{content_reads, reading_order};
 use crate::prefetch::{
-    DirsOrder, FileWalk, FinishedFile, Reader, ReadingOrder, WalkAt, WalkEntry, WalkLevel, WalkNumber,
+    DirsOrder, FileWalk, FinishedFile, Reader, ReadingOrder, RestOfHead, WalkAt, WalkEntry, WalkLevel,
+    WalkNumber,
 };
 use crate::state::State;
 use crate::store::Directory;
@@ -12,6 +13,7 @@ use crate::view::{self, paths};
 use nigh_contents::CHUNK;
 use nigh_types::{Attr, Cookie, Kind, NodeId, NodeRef, Time};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Most entries of a directory that a walk takes.
 const LOOKED_AT: usize = 16_384;
@@ -57,6 +59,9 @@ pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
     let is_end = reached >= attr.size;
     match state.prefetch.files.note_used(now, read.ino, is_end) {
         Some(number) => {
+            if is_end && attr.size > HEAD {
+                state.prefetch.files.note_whole(number);
+            }
             note_finished(state, read.ino);
             fill(state, now, number);
         }
@@ -157,30 +162,57 @@ fn fill(state: &mut State, now: Time, number: WalkNumber) {
     let largest = state.contents.walk_window();
     let mut passed = 0;
     while walk.room(largest) > 0 && state.contents.has_room() && !state.contents.is_wasteful() {
-        let Some((place, attr)) = next_file(state, now, &mut walk, &mut passed) else { break };
-        let (ino, reader) = (place.node.ino, walk.reader);
-        let most = walk.room(largest).min(state.contents.link_window() / 2);
-        let length = send_head(state, now, (&place, reader), attr.size, most);
-        if length > 0 {
-            state.prefetch.files.note_asked(number, &mut walk, ino, length);
+        if let Some(rest) = walk.rest.take() {
+            go_on_with_head(state, now, &mut walk, rest);
+            continue;
+        }
+        let Some((file, attr)) = next_file(state, now, &mut walk, &mut passed) else { break };
+        let ino = file.node.ino;
+        let part = head_of(attr.size, walk.head(largest, state.contents.link_window() / 2));
+        let reached = send_head(state, now, (&file, walk.reader), part.clone());
+        if reached > 0 {
+            state.prefetch.files.note_asked(number, &mut walk, ino, reached);
+            walk.rest = (reached < part.end).then_some(RestOfHead { file, part: reached..part.end });
         }
     }
     state.prefetch.files.put_back(number, walk);
 }
 
-/// Asks for a whole file, or for the head of one with more than `most` bytes: while a reader goes through the head, what it
-/// reads on is on its way. Returns how many bytes are asked for.
-fn send_head(state: &mut State, now: Time, (place, reader): (&NodeRef, Reader), size: u64, most: u64) -> u64 {
+/// Asks for more of a file, unless a reader has come to it and asks itself.
+fn go_on_with_head(state: &mut State, now: Time, walk: &mut FileWalk, rest: RestOfHead) {
+    let RestOfHead { file, part } = rest;
+    let ino = file.node.ino;
+    if !state.prefetch.files.is_asked(ino) {
+        return;
+    }
+    let reached = send_head(state, now, (&file, walk.reader), part.clone());
+    state.prefetch.files.note_asked_on(walk, ino, reached - part.start);
+    let goes_on = (part.start + 1..part.end).contains(&reached);
+    walk.rest = goes_on.then_some(RestOfHead { file, part: reached..part.end });
+}
+
+/// Returns the part of a file that comes ahead: all of it, or the head of one with more than `most` bytes. While a reader goes
+/// through the head, what it reads on is on its way.
+fn head_of(size: u64, most: u64) -> Range<u64> {
     // One byte more than the file has: a short reply shows where it ends.
     let whole = size.saturating_add(1);
-    let length = if whole <= most.max(HEAD) { whole } else { (most / CHUNK * CHUNK).max(HEAD) };
-    let mut at = 0;
-    while at < length && (at < HEAD || state.contents.has_room()) {
-        let part = (length - at).min(CHUNK);
-        if !content_reads::send_read_ahead(state, now, (place.clone(), None), reader, at, part) {
+    0..if whole <= most.max(HEAD) { whole } else { (most / CHUNK * CHUNK).max(HEAD) }
+}
+
+/// Asks for a part of a file, as far as the link has room. Returns up to where.
+fn send_head(
+    state: &mut State,
+    now: Time,
+    (file, reader): (&NodeRef, Reader),
+    Range { start, end }: Range<u64>,
+) -> u64 {
+    let mut at = start;
+    while at < end && (at < HEAD || state.contents.has_room()) {
+        let length = (end - at).min(CHUNK);
+        if !content_reads::send_read_ahead(state, now, (file.clone(), None), reader, at, length) {
             break;
         }
-        at += part;
+        at += length;
     }
     at
 }

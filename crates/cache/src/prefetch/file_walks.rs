@@ -5,9 +5,10 @@
 
 use crate::contents::ReadAs;
 use crate::op::Caller;
-use nigh_types::{Name, NodeId, PrefetchOrder, Span, Time};
+use nigh_types::{Name, NodeId, NodeRef, PrefetchOrder, Span, Time};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 /// Most walks; the one used longest ago gives way.
 const MOST_WALKS: usize = 4;
@@ -23,6 +24,8 @@ const FILE_COST: u64 = 512;
 const LOOKED_AT_FIRST: u32 = 4;
 /// Time in which no walk begins where nothing came for the last one.
 const REFUSED_FOR: Span = Span::from_millis(1_000);
+/// Part of what may be ahead of a reader that one file may take, of which the reader may read a part only.
+const WHOLE_SHARE: u64 = 4;
 /// Bytes that a walk may have in flight or unread before any of it was used.
 const FIRST_WINDOW: u64 = 128 << 10;
 
@@ -70,6 +73,14 @@ pub(crate) struct Reader {
     pub caller: Option<Caller>,
 }
 
+/// The rest of a file's head, for which the link had no room.
+#[derive(Clone, Debug)]
+pub(crate) struct RestOfHead {
+    pub file: NodeRef,
+    /// What is still to be asked for.
+    pub part: Range<u64>,
+}
+
 /// Walk of a reader, or of several that share it.
 #[derive(Clone, Debug)]
 pub(crate) struct FileWalk {
@@ -77,6 +88,9 @@ pub(crate) struct FileWalk {
     pub reader: Reader,
     /// From the outermost directory to the one in which the walk stands.
     pub levels: Vec<WalkLevel>,
+    pub rest: Option<RestOfHead>,
+    /// Its readers read large files to their ends, too.
+    reads_whole: bool,
     /// Cost of the files that were used, and of those that were asked for and not used.
     used: u64,
     unused: u64,
@@ -87,7 +101,25 @@ pub(crate) struct FileWalk {
 
 impl FileWalk {
     pub fn new(order: ReadingOrder, reader: Reader, levels: Vec<WalkLevel>, now: Time) -> FileWalk {
-        FileWalk { order, reader, levels, used: 0, unused: 0, last_used: now, failed: None }
+        let (used, unused) = (0, 0);
+        FileWalk {
+            order,
+            reader,
+            levels,
+            rest: None,
+            reads_whole: false,
+            used,
+            unused,
+            last_used: now,
+            failed: None,
+        }
+    }
+
+    /// Returns how many bytes of the next file come ahead at most. `largest`: most bytes ahead of a reader; `share`: those of a
+    /// file whose reader asks for the rest in time.
+    pub fn head(&self, largest: u64, share: u64) -> u64 {
+        let most = if self.reads_whole { share.max(largest / WHOLE_SHARE) } else { share };
+        self.room(largest).min(most)
     }
 
     /// Returns the number of entries ahead.
@@ -225,7 +257,7 @@ impl FileWalks {
 
     /// Puts a walk back, unless it is at its end and nothing of it is left to use.
     pub fn put_back(&mut self, number: WalkNumber, walk: FileWalk) {
-        if !walk.levels.is_empty() || walk.unused > 0 {
+        if !walk.levels.is_empty() || walk.rest.is_some() || walk.unused > 0 {
             self.walks.insert(number, walk);
         }
     }
@@ -235,6 +267,24 @@ impl FileWalks {
         let cost = bytes + FILE_COST;
         walk.unused += cost;
         self.asked.insert(ino, (number, cost));
+    }
+
+    /// Records more bytes of a file that a walk has asked for.
+    pub fn note_asked_on(&mut self, walk: &mut FileWalk, ino: u64, bytes: u64) {
+        if let Some((_, cost)) = self.asked.get_mut(&ino) {
+            walk.unused += bytes;
+            *cost += bytes;
+        }
+    }
+
+    /// Returns whether a file was asked for, and no reader has begun with it.
+    pub fn is_asked(&self, ino: u64) -> bool {
+        self.asked.contains_key(&ino)
+    }
+
+    /// Records that a reader of a walk has read a large file to its end.
+    pub fn note_whole(&mut self, number: WalkNumber) {
+        self.walks.get_mut(&number).into_iter().for_each(|walk| walk.reads_whole = true);
     }
 
     /// Records a read of a file, which may go up to its end. Returns the walk that asked for it, at the first read and at the last
@@ -342,6 +392,39 @@ mod tests {
             "what is gone leaves room and counts as not used"
         );
         walks.put_back(number, one);
+    }
+
+    /// Else the link would stand still while a reader waits for the rest of one file after the other.
+    #[test]
+    fn head_of_a_file_grows_once_large_files_are_read_to_their_ends() {
+        let (mut walks, largest, share) = (FileWalks::default(), 32 << 20, 1 << 20);
+        let number = walks.begin(FileWalk { used: 64 << 20, ..walk() });
+        let head = |walks: &mut FileWalks| {
+            let one = walks.take(number).unwrap();
+            let head = one.head(largest, share);
+            walks.put_back(number, one);
+            head
+        };
+        assert_eq!(head(&mut walks), share);
+        walks.note_whole(number);
+        assert_eq!(head(&mut walks), largest / WHOLE_SHARE);
+    }
+
+    #[test]
+    fn more_of_a_file_counts_until_its_reader_begins() {
+        let mut walks = FileWalks::default();
+        let number = walks.begin(walk());
+        let mut one = walks.take(number).unwrap();
+        walks.note_asked(number, &mut one, 7, 1_000);
+        walks.note_asked_on(&mut one, 7, 500);
+        assert_eq!(one.unused, 1_500 + FILE_COST);
+        walks.put_back(number, one);
+        assert!(walks.is_asked(7));
+        assert_eq!(walks.note_used(Time(1), 7, false), Some(number));
+        assert!(!walks.is_asked(7));
+        let mut one = walks.take(number).unwrap();
+        walks.note_asked_on(&mut one, 7, 500);
+        assert_eq!((one.unused, one.used), (0, 1_500 + FILE_COST));
     }
 
     #[test]
