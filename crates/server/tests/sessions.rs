@@ -182,6 +182,8 @@ fn cancelled_names_only_listings_free_their_slots() {
             // Until the link is full.
             std::thread::sleep(Duration::from_millis(200));
             lazy.cancel(id);
+            // While nothing is read, the listing cannot come to its end before the server reads the cancel.
+            std::thread::sleep(Duration::from_millis(200));
         }
         let mut names = 0;
         loop {
