@@ -9,7 +9,7 @@ use crate::kernel::NotifyLevel;
 use crate::memory::pressure;
 use crate::op::{Caller, InvalidationId, Op, OpReply, Output, Reason};
 use crate::ops::file_prefetch::{self, FileRead};
-use crate::ops::{aborting, begin, closing, locks, lookup, privs, readdir, removed, restart};
+use crate::ops::{aborting, begin, closing, locks, lookup, page_fill, privs, readdir, removed, restart};
 use crate::out::{prune, queue};
 use crate::page_cache::{full_pages, ranges};
 use crate::state::State;
@@ -60,6 +60,7 @@ impl Cache {
             op => restart::start_disconnected(state, now, id, caller, op),
         };
         if let Some((ino, fh, offset, size)) = read {
+            page_fill::note_read(state, offset, answer.as_ref());
             let (is_hit, is_queued) = (answer.is_some(), state.calls.queued_op(id).is_some());
             file_prefetch::note_read(state, now, FileRead { ino, fh, offset, size, is_hit, is_queued });
         }

@@ -37,6 +37,9 @@ pub struct Config {
     pub kernel_inodes_most: u64,
     /// The kernel can be asked to forget unused inodes (`FUSE_NOTIFY_PRUNE`).
     pub prunes: bool,
+    /// Small files may be stored in the kernel's page cache: it clears what lies behind their ends in their last pages
+    /// (`fuse_notify_store` since Linux 6.11).
+    pub stores_files: bool,
     /// Most directories in the cache, and the idle time after which one is given back; `None`: no limit.
     pub most_dirs: u64,
     pub dir_timeout: Option<Span>,
@@ -74,6 +77,7 @@ impl Default for Config {
             kernel_negative_most: 100_000,
             kernel_inodes_most: 900_000,
             prunes: false,
+            stores_files: true,
             most_dirs: u64::MAX,
             dir_timeout: None,
             entry_size: (24, 152),

@@ -70,6 +70,8 @@ pub(crate) struct Contents {
     counted_wasted: u64,
     /// Files of which a reply was not kept, and when.
     refused: FxHashMap<u64, Time>,
+    /// Bytes stored in the kernel's page cache since the kernel last read a small file.
+    stored: u64,
 }
 
 /// Most reads ahead in flight.
@@ -81,6 +83,8 @@ const MESSAGE_BYTES: u64 = 150;
 /// Bytes that may be read ahead in vain, or this multiple of those that were read.
 const FREE_WASTE: u64 = 2 << 20;
 const WASTE_SHARE: u64 = 2;
+/// Bytes that are stored in the kernel's page cache before the kernel must read a small file itself.
+const MOST_STORED: u64 = 1 << 20;
 /// Useful bytes after which earlier ones count half.
 const LATELY: u64 = 256 << 20;
 /// Time without reads ahead of a file after a reply that was not kept, and most files that are remembered for it.
@@ -102,6 +106,7 @@ impl Contents {
             counted_useful: 0,
             counted_wasted: 0,
             refused: FxHashMap::default(),
+            stored: 0,
         }
     }
 
@@ -329,6 +334,22 @@ impl Contents {
         reader.note_read(offset, length, size, largest)
     }
 
+    /// Returns whether a small file may be stored in the kernel's page cache, where reads of it do not show. Now and then one is
+    /// left to the kernel to read: a caller that opens files and does not read them would have more and more of them come.
+    pub fn may_store(&self) -> bool {
+        self.stored < MOST_STORED
+    }
+
+    /// Records a small file that is stored in the kernel's page cache.
+    pub fn note_stored(&mut self, bytes: u64) {
+        self.stored += bytes;
+    }
+
+    /// Records that the kernel has read a small file that had come ahead.
+    pub fn note_small_read(&mut self) {
+        self.stored = 0;
+    }
+
     /// Records bytes that were read and had not come ahead.
     pub fn note_demanded(&mut self, bytes: u64) {
         self.demanded += bytes;
@@ -347,5 +368,21 @@ impl Contents {
 
     pub fn note_close(&mut self, fh: Fh) {
         self.readers.remove(&fh);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_reads_a_small_file_itself_after_so_many_bytes_were_stored() {
+        let mut contents = Contents::new(1 << 20, 1 << 20);
+        contents.note_stored(MOST_STORED - 1);
+        assert!(contents.may_store());
+        contents.note_stored(1);
+        assert!(!contents.may_store(), "a caller may open files and read none");
+        contents.note_small_read();
+        assert!(contents.may_store());
     }
 }

@@ -143,6 +143,11 @@ impl Kernel {
         }
     }
 
+    /// Returns whether a pending invalidation drops pages of a file.
+    pub fn is_dropping_pages(&self, ino: u64) -> bool {
+        self.page_drops.values().flatten().any(|(of, _)| *of == ino)
+    }
+
     /// Returns whether an invalidation drops all pages of a file, as far as is recorded.
     pub fn drops_all_pages(&self, id: InvalidationId, ino: u64) -> bool {
         self.page_drops.get(&id).is_some_and(|files| files.contains(&(ino, true)))

@@ -130,7 +130,7 @@ pub(crate) struct Driver {
     pub reply_barrier: ReplyBarrier,
     pub revalidations: Revalidations,
     size_notifier: SizeNotifier,
-    page_fills: PageFills,
+    page_fills: Arc<PageFills>,
     /// Mapping between local ids and the server's.
     pub ids: IdMap,
     own: Credentials,
@@ -175,7 +175,7 @@ impl Driver {
             reply_barrier: ReplyBarrier::new(Arc::clone(&host)),
             revalidations: Revalidations::new(Arc::clone(&host)),
             size_notifier: SizeNotifier::default(),
-            page_fills: PageFills::default(),
+            page_fills: Arc::default(),
             ids,
             own: credentials::own(),
             callers,
@@ -367,8 +367,7 @@ impl Driver {
                 }
                 Output::Cancel(id) => core.remote.handle_cancel(now, id),
                 Output::Store { ino, data } => {
-                    self.page_fills.begin(ino);
-                    batch.fills.push(PageFill { ino, nodeid: core.cache.nodeid_of(ino), data });
+                    batch.fills.push(self.page_fills.begin(ino, core.cache.nodeid_of(ino), data));
                 }
                 Output::Acknowledge(id) => core.remote.handle_acknowledge(now, id),
                 Output::Return(grants) => core.remote.handle_return(now, grants),
@@ -451,7 +450,7 @@ impl Driver {
 
     /// Stores files in the kernel's page cache. Call without `core`, before any reply is sent.
     fn store(&self, batch: &mut Batch) {
-        batch.fills.drain(..).for_each(|fill| self.page_fills.store(&*self.transport, fill));
+        batch.fills.drain(..).for_each(|fill| fill.store(&*self.transport));
     }
 
     /// Call without `core`. The gate stays held until the replies are written, so that later invalidations come after

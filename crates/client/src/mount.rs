@@ -33,6 +33,8 @@ use std::time::{Duration, Instant};
 
 /// First FUSE minor version with `FUSE_NOTIFY_PRUNE`.
 const PRUNES_SINCE: u32 = 45;
+/// First FUSE minor version of which all kernels clear the rest of a stored file's last page (Linux 6.12; CVE-2024-44947).
+const CLEARS_STORED_PAGES_SINCE: u32 = 41;
 /// How long the mount's end waits for a running connection attempt; then it abandons the attempt.
 const FAREWELL: Duration = Duration::from_secs(1);
 const NOT_VOUCHED: &str = "the server must believe what this kernel has checked: mount as root, by root's own server on this machine, \
@@ -205,6 +207,7 @@ impl Mount {
             level: cache_level(level),
             direct_appends,
             prunes,
+            stores_files: agreed.minor >= CLEARS_STORED_PAGES_SINCE,
             kernel_keeps_targets,
             ..config.cache
         });

@@ -7,14 +7,40 @@
 
 use nigh_fuse::{Notification, Transport};
 use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A file to store.
+/// A file to store. Replies wait for it until it is dropped.
 pub(crate) struct PageFill {
-    pub ino: u64,
+    ino: u64,
     /// The kernel's nodeid of the file.
-    pub nodeid: u64,
-    pub data: Vec<u8>,
+    nodeid: u64,
+    data: Vec<u8>,
+    fills: Arc<PageFills>,
+}
+
+impl PageFill {
+    /// Stores the file. Call without the core, before anything that waits.
+    pub fn store(mut self, transport: &dyn Transport) {
+        let data = std::mem::take(&mut self.data).into();
+        let store = Notification::Store { ino: self.nodeid, offset: 0, data };
+        if let Err(error) = transport.notify(&store) {
+            tracing::debug!(target: "nigh::kernel", %error, ino = self.ino, "contents are not stored");
+            // A part may be stored. The reply has the kernel keep its pages.
+            let _ = transport.notify(&Notification::contents(self.nodeid));
+        }
+    }
+}
+
+impl Drop for PageFill {
+    fn drop(&mut self) {
+        let mut inos = self.fills.inos.lock();
+        if let Some(at) = inos.iter().position(|stored| *stored == self.ino) {
+            inos.swap_remove(at);
+        }
+        self.fills.count.store(inos.len(), Ordering::SeqCst);
+        self.fills.done.notify_all();
+    }
 }
 
 /// Files that are being stored.
@@ -27,25 +53,12 @@ pub(crate) struct PageFills {
 }
 
 impl PageFills {
-    /// Records a file that this thread is about to store. Call with the core locked.
-    pub fn begin(&self, ino: u64) {
+    /// Begins to store a file. Call with the core locked.
+    pub fn begin(self: &Arc<Self>, ino: u64, nodeid: u64, data: Vec<u8>) -> PageFill {
         let mut inos = self.inos.lock();
         inos.push(ino);
         self.count.store(inos.len(), Ordering::SeqCst);
-    }
-
-    /// Stores the file. Call without the core, before anything that waits.
-    pub fn store(&self, transport: &dyn Transport, PageFill { ino, nodeid, data }: PageFill) {
-        let store = Notification::Store { ino: nodeid, offset: 0, data: data.into() };
-        if let Err(error) = transport.notify(&store) {
-            tracing::debug!(target: "nigh::kernel", %error, ino, "contents are not stored");
-        }
-        let mut inos = self.inos.lock();
-        if let Some(at) = inos.iter().position(|stored| *stored == ino) {
-            inos.swap_remove(at);
-        }
-        self.count.store(inos.len(), Ordering::SeqCst);
-        self.done.notify_all();
+        PageFill { ino, nodeid, data, fills: Arc::clone(self) }
     }
 
     /// Waits until a file is not being stored. Not for a thread that has files to store itself.
@@ -61,12 +74,11 @@ impl PageFills {
 mod tests {
     use super::*;
     use nigh_fuse::{Level, MemoryTransport, NotifyOutcome};
-    use std::sync::Arc;
     use std::sync::mpsc;
     use std::time::Duration;
 
-    fn file(ino: u64) -> PageFill {
-        PageFill { ino, nodeid: ino + 100, data: b"text".to_vec() }
+    fn begin(fills: &Arc<PageFills>) -> PageFill {
+        fills.begin(7, 107, b"text".to_vec())
     }
 
     #[test]
@@ -77,11 +89,11 @@ mod tests {
             opened.lock().recv().unwrap();
             Ok(NotifyOutcome::Done)
         });
-        let (fills, transport) = (Arc::new(PageFills::default()), Arc::new(memory));
-        fills.begin(7);
+        let fills = Arc::new(PageFills::default());
+        let fill = begin(&fills);
         fills.wait(8);
         std::thread::scope(|scope| {
-            scope.spawn(|| fills.store(&*transport, file(7)));
+            scope.spawn(|| fill.store(&memory));
             let waits = scope.spawn(|| fills.wait(7));
             std::thread::sleep(Duration::from_millis(20));
             assert!(!waits.is_finished(), "the store runs");
@@ -89,16 +101,17 @@ mod tests {
         });
         fills.wait(7);
         let stored = Notification::Store { ino: 107, offset: 0, data: b"text".as_slice().into() };
-        assert_eq!(transport.notifications(), [stored]);
+        assert_eq!(memory.notifications(), [stored]);
     }
 
     #[test]
-    fn file_that_the_kernel_refuses_is_no_longer_waited_for() {
-        let memory = MemoryTransport::new(Level::All)
-            .judging(|_| Err(std::io::Error::from_raw_os_error(rustix::io::Errno::NOENT.raw_os_error())));
-        let fills = PageFills::default();
-        fills.begin(7);
-        fills.store(&memory, file(7));
+    fn store_that_fails_or_is_dropped_is_no_longer_waited_for() {
+        let memory = MemoryTransport::new(Level::All).judging(|_| Err(std::io::Error::from_raw_os_error(12)));
+        let fills = Arc::new(PageFills::default());
+        begin(&fills).store(&memory);
+        fills.wait(7);
+        assert_eq!(memory.notifications().last(), Some(&Notification::contents(107)), "a part may be there");
+        drop(begin(&fills));
         fills.wait(7);
     }
 }

@@ -41,7 +41,7 @@ pub trait Transport: Send + Sync {
     fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()>;
 
     /// Sends a notification. It may wait for requests in flight (see [`Notification`]). So never call it while this
-    /// thread has unanswered requests, or while it holds a lock.
+    /// thread has unanswered requests for which it may wait, or while it holds a lock that their replies need.
     fn notify(&self, notification: &Notification<'_>) -> io::Result<NotifyOutcome>;
 
     fn level(&self) -> Level;

@@ -59,7 +59,7 @@ pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
     let is_end = reached >= attr.size;
     match state.prefetch.files.note_used(now, read.ino, is_end) {
         Some(number) => {
-            if is_end && attr.size > HEAD {
+            if is_end && attr.size > HEAD && (read.is_hit || read.is_queued) {
                 state.prefetch.files.note_whole(number);
             }
             note_finished(state, read.ino);
@@ -163,7 +163,7 @@ fn fill(state: &mut State, now: Time, number: WalkNumber) {
     let mut passed = 0;
     while walk.room(largest) > 0 && state.contents.has_room() && !state.contents.is_wasteful() {
         if let Some(rest) = walk.rest.take() {
-            go_on_with_head(state, now, &mut walk, rest);
+            go_on_with_head(state, now, (number, &mut walk), rest);
             continue;
         }
         let Some((file, attr)) = next_file(state, now, &mut walk, &mut passed) else { break };
@@ -179,10 +179,15 @@ fn fill(state: &mut State, now: Time, number: WalkNumber) {
 }
 
 /// Asks for more of a file, unless a reader has come to it and asks itself.
-fn go_on_with_head(state: &mut State, now: Time, walk: &mut FileWalk, rest: RestOfHead) {
+fn go_on_with_head(
+    state: &mut State,
+    now: Time,
+    (number, walk): (WalkNumber, &mut FileWalk),
+    rest: RestOfHead,
+) {
     let RestOfHead { file, part } = rest;
     let ino = file.node.ino;
-    if !state.prefetch.files.is_asked(ino) {
+    if !state.prefetch.files.is_asked_by(number, ino) {
         return;
     }
     let reached = send_head(state, now, (&file, walk.reader), part.clone());

@@ -8,6 +8,7 @@ use crate::op::{Fh, OpReply, Output};
 use crate::ops::content_reads;
 use crate::ops::file_prefetch::{self, FileRead};
 use crate::state::State;
+use crate::store::Inode;
 use nigh_types::Time;
 
 /// Largest file that is stored, in bytes: of a larger one, more would count as read than a reader of its first bytes
@@ -17,12 +18,15 @@ const MOST_BYTES: u64 = 32 << 10;
 /// Stores a file of `size` bytes that a caller has just opened to read. It counts as read to its end. Returns whether it
 /// is stored: then the kernel must keep its pages at this open.
 pub(crate) fn fill(state: &mut State, now: Time, (ino, fh): (u64, Fh), size: u64) -> bool {
-    let is_small = (1..=MOST_BYTES).contains(&size);
-    if !is_small || !state.kernel.can_notify() || !is_without_pages(state, ino, fh) {
+    let may_store = state.config.stores_files && state.kernel.can_notify() && state.contents.may_store();
+    if !may_store || !is_small(size) || !is_without_pages(state, ino, fh) {
         return false;
     }
     let (gaps, comes) = state.contents.gaps(ino, 0..size);
-    let Some(whole) = u32::try_from(size).ok().filter(|_| gaps.is_empty() && !comes) else { return false };
+    let is_granted = state.contents.tag(ino).is_some_and(|tag| tag.held.recallable);
+    let Some(whole) = u32::try_from(size).ok().filter(|_| gaps.is_empty() && !comes && is_granted) else {
+        return false;
+    };
     let Some(OpReply::Data(data)) = content_reads::answer(state, now, (ino, fh), (0, whole)) else {
         return false;
     };
@@ -30,19 +34,31 @@ pub(crate) fn fill(state: &mut State, now: Time, (ino, fh): (u64, Fh), size: u64
         return false;
     }
     state.counters.contents_stored += size;
+    state.contents.note_stored(size);
     state.out.push_back(Output::Store { ino, data });
-    file_prefetch::note_read(
-        state,
-        now,
-        FileRead { ino, fh, offset: 0, size: whole, is_hit: true, is_queued: false },
-    );
+    let read = FileRead { ino, fh, offset: 0, size: whole, is_hit: true, is_queued: false };
+    file_prefetch::note_read(state, now, read);
     true
+}
+
+/// Records a read of the kernel: callers that open small files read them, too.
+pub(crate) fn note_read(state: &mut State, offset: u64, answer: Option<&OpReply>) {
+    if let Some(OpReply::Data(data)) = answer
+        && offset == 0
+        && is_small(data.len() as u64)
+    {
+        state.contents.note_small_read();
+    }
+}
+
+fn is_small(size: u64) -> bool {
+    (1..=MOST_BYTES).contains(&size)
 }
 
 /// Returns whether the kernel has no page of a file, and will have none before the reply to this open.
 fn is_without_pages(state: &State, ino: u64, fh: Fh) -> bool {
     let is_direct = state.open.files.get(fh).is_none_or(|file| file.access.direct || file.direct);
-    let is_only =
-        |inode: &crate::store::Inode| inode.opens().count() == 1 && !inode.pages().full().may_exist();
-    !is_direct && state.store.inode(ino).is_some_and(is_only)
+    let is_only = |inode: &Inode| inode.opens().count() == 1 && inode.pages().full().is_none();
+    let is_dropping = state.kernel.is_dropping_pages(ino);
+    !is_direct && !is_dropping && state.store.inode(ino).is_some_and(is_only)
 }

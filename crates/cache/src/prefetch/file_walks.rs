@@ -277,9 +277,9 @@ impl FileWalks {
         }
     }
 
-    /// Returns whether a file was asked for, and no reader has begun with it.
-    pub fn is_asked(&self, ino: u64) -> bool {
-        self.asked.contains_key(&ino)
+    /// Returns whether a walk has asked for a file with which no reader has begun.
+    pub fn is_asked_by(&self, number: WalkNumber, ino: u64) -> bool {
+        self.asked.get(&ino).is_some_and(|(by, _)| *by == number)
     }
 
     /// Records that a reader of a walk has read a large file to its end.
@@ -419,9 +419,9 @@ mod tests {
         walks.note_asked_on(&mut one, 7, 500);
         assert_eq!(one.unused, 1_500 + FILE_COST);
         walks.put_back(number, one);
-        assert!(walks.is_asked(7));
+        assert!(walks.is_asked_by(number, 7));
         assert_eq!(walks.note_used(Time(1), 7, false), Some(number));
-        assert!(!walks.is_asked(7));
+        assert!(!walks.is_asked_by(number, 7));
         let mut one = walks.take(number).unwrap();
         walks.note_asked_on(&mut one, 7, 500);
         assert_eq!((one.unused, one.used), (0, 1_500 + FILE_COST));
