@@ -19,14 +19,10 @@ const MOST_BYTES: u64 = 32 << 10;
 /// is stored: then the kernel must keep its pages at this open.
 pub(crate) fn fill(state: &mut State, now: Time, (ino, fh): (u64, Fh), size: u64) -> bool {
     let may_store = state.config.stores_files && state.kernel.can_notify() && state.contents.may_store();
-    if !may_store || !is_small(size) || !is_without_pages(state, ino, fh) {
+    let Some(whole) = u32::try_from(size).ok().filter(|_| is_small(size) && may_store) else { return false };
+    if !has_whole(state, ino, size) || !is_without_pages(state, ino, fh) {
         return false;
     }
-    let (gaps, comes) = state.contents.gaps(ino, 0..size);
-    let is_granted = state.contents.tag(ino).is_some_and(|tag| tag.held.recallable);
-    let Some(whole) = u32::try_from(size).ok().filter(|_| gaps.is_empty() && !comes && is_granted) else {
-        return false;
-    };
     let Some(OpReply::Data(data)) = content_reads::answer(state, now, (ino, fh), (0, whole)) else {
         return false;
     };
@@ -55,10 +51,15 @@ fn is_small(size: u64) -> bool {
     (1..=MOST_BYTES).contains(&size)
 }
 
+/// Returns whether all bytes of a file are in memory, under a grant that is recalled.
+fn has_whole(state: &State, ino: u64, size: u64) -> bool {
+    let is_granted = state.contents.tag(ino).is_some_and(|tag| tag.held.recallable);
+    is_granted && state.contents.gaps(ino, 0..size) == (Vec::new(), false)
+}
+
 /// Returns whether the kernel has no page of a file, and will have none before the reply to this open.
 fn is_without_pages(state: &State, ino: u64, fh: Fh) -> bool {
-    let is_direct = state.open.files.get(fh).is_none_or(|file| file.access.direct || file.direct);
+    let is_direct = state.open.files.get(fh).is_none_or(|file| file.access.direct);
     let is_only = |inode: &Inode| inode.opens().count() == 1 && inode.pages().full().is_none();
-    let is_dropping = state.kernel.is_dropping_pages(ino);
-    !is_direct && !is_dropping && state.store.inode(ino).is_some_and(is_only)
+    !is_direct && state.store.inode(ino).is_some_and(is_only) && !state.kernel.is_dropping_pages(ino)
 }
