@@ -257,7 +257,7 @@ impl FileWalks {
 
     /// Puts a walk back, unless it is at its end and nothing of it is left to use.
     pub fn put_back(&mut self, number: WalkNumber, walk: FileWalk) {
-        if !walk.levels.is_empty() || walk.rest.is_some() || walk.unused > 0 {
+        if !walk.levels.is_empty() || walk.unused > 0 {
             self.walks.insert(number, walk);
         }
     }
