@@ -8,7 +8,6 @@
 use nigh_fuse::{Notification, Transport};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A file to store. Replies wait for it until it is dropped.
 pub(crate) struct PageFill {
@@ -38,7 +37,6 @@ impl Drop for PageFill {
         if let Some(at) = inos.iter().position(|stored| *stored == self.ino) {
             inos.swap_remove(at);
         }
-        self.fills.count.store(inos.len(), Ordering::SeqCst);
         self.fills.done.notify_all();
     }
 }
@@ -47,26 +45,20 @@ impl Drop for PageFill {
 #[derive(Default)]
 pub(crate) struct PageFills {
     inos: Mutex<Vec<u64>>,
-    /// Length of `inos`: most replies need not lock it.
-    count: AtomicUsize,
     done: Condvar,
 }
 
 impl PageFills {
     /// Begins to store a file. Call with the core locked.
     pub fn begin(self: &Arc<Self>, ino: u64, nodeid: u64, data: Vec<u8>) -> PageFill {
-        let mut inos = self.inos.lock();
-        inos.push(ino);
-        self.count.store(inos.len(), Ordering::SeqCst);
+        self.inos.lock().push(ino);
         PageFill { ino, nodeid, data, fills: Arc::clone(self) }
     }
 
-    /// Waits until a file is not being stored. Not for a thread that has files to store itself.
+    /// Waits until a file is not being stored. Not for a thread that has files to store itself. A limit would let a late store
+    /// undo a truncation; none is needed, since a store waits for no request (`ops/page_fill.rs`).
     pub fn wait(&self, ino: u64) {
-        if self.count.load(Ordering::SeqCst) > 0 {
-            let mut inos = self.inos.lock();
-            self.done.wait_while(&mut inos, |inos| inos.contains(&ino));
-        }
+        self.done.wait_while(&mut self.inos.lock(), |inos| inos.contains(&ino));
     }
 }
 
