@@ -22,10 +22,7 @@ fn client_that_acknowledges_nothing_is_fenced_and_delays_others_once() {
     let _alone = alone();
     // Longer than an honest client of this process may have to wait for a core.
     let patience = Duration::from_secs(1);
-    let world = World::with(|options| {
-        options.session_term = Span::from_secs(2);
-        options.leases = LeaseConfig { patience: Span::from_millis(1_000), ..options.leases };
-    });
+    let world = World::with_patience(Span::from_millis(1_000));
     beside(&world, "acknowledges nothing", 32 << 20, |_| {
         // This holder has no lease on what the honest clients change, so they do not wait for it.
         let mut holder = world.client();

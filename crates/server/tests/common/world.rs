@@ -56,9 +56,14 @@ impl World {
 
     /// With a session term of 2 s, and a recall patience of 300 ms.
     pub fn hasty() -> World {
+        World::with_patience(Span::from_millis(300))
+    }
+
+    /// With a session term of 2 s.
+    pub fn with_patience(patience: Span) -> World {
         World::with(|options| {
             options.session_term = Span::from_secs(2);
-            options.leases = LeaseConfig { patience: Span::from_millis(300), ..options.leases };
+            options.leases = LeaseConfig { patience, ..options.leases };
         })
     }
 
