@@ -1,5 +1,5 @@
 /* A program whose off_t has 32 bits lists and seeks a directory of the names n-0, n-1, … n-(COUNT-1).
- * narrow DIRECTORY COUNT. Says what is wrong in one line and exits with 1. Built with gcc -m32. */
+ * narrow DIRECTORY COUNT SEEKS. Says what is wrong in one line and exits with 1. Built with gcc -m32. */
 
 #include <dirent.h>
 #include <errno.h>
@@ -18,8 +18,7 @@ _Static_assert(sizeof(off_t) == 4 && sizeof(long) == 4, "built with -m32 and wit
 #define REPEATED 8
 
 static long count, entries;
-/* Of a directory of less than 100,000 names, a part. */
-static long seeks = 20000, changes = 2000;
+static long seeks;
 /* Of the nth entry: its name's number (beyond `count` for . and ..), the offset behind it. */
 static long *ids, *tells;
 
@@ -108,7 +107,7 @@ static void read_singly(int fd, long from) {
 /* An entry goes after its offset was told, or another comes; what follows is still there. */
 static void seek_after_changes(DIR *dir) {
     char name[32];
-    for (int change = 0; change < changes; change++) {
+    for (long change = 0; change < seeks / 10; change++) {
         long nth = any();
         if (ids[nth] < 0 || ids[nth] >= count || ids[nth + 1] < 0) continue;
         if (change % 2 == 0) {
@@ -128,12 +127,9 @@ static void seek_after_changes(DIR *dir) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3 || chdir(argv[1]) != 0) fail("narrow DIRECTORY COUNT");
+    if (argc != 4 || chdir(argv[1]) != 0) fail("narrow DIRECTORY COUNT SEEKS");
     count = atol(argv[2]);
-    if (count < 100000) {
-        seeks = count / 5;
-        changes = count / 50;
-    }
+    seeks = atol(argv[3]);
     ids = calloc(count + 2, sizeof *ids);
     tells = calloc(count + 2, sizeof *tells);
     DIR *dir = open_here(), *other = open_here();

@@ -15,6 +15,7 @@ use crate::test::world::{As, World};
 
 const PROGRAM: &str = include_str!("narrow.c");
 const LIMIT: Duration = Duration::from_secs(300);
+
 /// For listings that are not cached, so that the server makes each one again: the time grows with the square.
 fn few(world: &World) -> u32 {
     if world.short { 8_000 } else { 20_000 }
@@ -73,7 +74,8 @@ fn ended(
     let how = arguments.iter().fold(MountParams::new(As::Us), |how, argument| how.with(argument));
     let mount = Mount::new(world, source, &point, &how)?;
     let mut command = world.command(program, As::Us);
-    command.arg(&point).arg(count.to_string());
+    let seeks = if world.short { count / 5 } else { 20_000 };
+    command.arg(&point).arg(count.to_string()).arg(seeks.to_string());
     let ended = mount.run(command, LIMIT)?;
     mount.unmount()?;
     Ok(ended)
