@@ -101,6 +101,10 @@ fn note_finished(state: &mut State, ino: u64) -> Vec<FinishedFile> {
 /// Begins a walk behind a file that was read to its end, if it comes next after another one in some order.
 fn begin_walk(state: &mut State, now: Time, ino: u64, reader: Reader) {
     let before = note_finished(state, ino);
+    if before.is_empty() {
+        // The file that was read last is read again: that shows no order.
+        return;
+    }
     let may_send = state.contents.has_room() && !state.contents.is_wasteful();
     if !may_send || !state.prefetch.files.may_look() {
         return;

@@ -8,9 +8,11 @@ use std::cmp::Ordering;
 
 /// Most entries of a directory that are looked at.
 const LOOKED_AT: usize = 16_384;
+/// Most directories above one that are looked at.
+const MOST_LEVELS: usize = 16;
 
 /// Returns the order in which one file comes next after another one: in the same directory, or as the first one in the next
-/// directory of a walk. `None`: in no order.
+/// directory of a walk, which may be levels away. `None`: in no order.
 pub(crate) fn between(state: &State, before: FinishedFile, this: FinishedFile) -> Option<ReadingOrder> {
     let last = state.prefetch.files.last_order();
     let others = PrefetchOrder::FORWARD.into_iter().chain(PrefetchOrder::REVERSED);
@@ -22,23 +24,39 @@ pub(crate) fn between(state: &State, before: FinishedFile, this: FinishedFile) -
             if passes && last.dirs == DirsOrder::AmongFiles { DirsOrder::AfterFiles } else { last.dirs };
         return Some(ReadingOrder { by, dirs });
     }
-    match step_between(state, before, this.dir)? {
-        Step::Up => Some(last),
-        Step::To { within, from } => all.find_map(|by| {
-            let dirs = dirs_order(state, (within, from, this.dir), by, last.dirs)?;
-            let is_first = is_next(state, this.dir, Of::Files, by, None, this.ino);
-            is_first.then_some(ReadingOrder { by, dirs })
-        }),
-    }
+    let step = step_between(state, before, this.dir)?;
+    let Step::To { steps } = &step else { return Some(last) };
+    let mut fits = all.filter_map(|by| {
+        let dirs = dirs_order(state, steps, by, last.dirs)?;
+        let is_first = is_next(state, this.dir, Of::Files, by, None, this.ino);
+        is_first.then_some(ReadingOrder { by, dirs })
+    });
+    // Few readers take the last directory first; in another order it may be the next one by chance.
+    let first = fits.next()?;
+    let is_likely = |order: &ReadingOrder| *order == last || order.dirs != DirsOrder::LastFirst;
+    Some(if is_likely(&first) { first } else { fits.find(is_likely).unwrap_or(first) })
 }
 
 /// A walk's step from one directory to another one.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Step {
     /// To the directory above.
     Up,
-    /// To a directory in `within`, from a file or a directory there.
-    To { within: u64, from: From },
+    To {
+        steps: Steps,
+    },
+}
+
+/// Steps of a walk: it leaves directories, goes from an entry of a directory into another one, and there to one below.
+#[derive(Clone)]
+struct Steps {
+    /// Directories that the walk leaves, each with the one in it that it has left before.
+    out: Vec<(u64, u64)>,
+    within: u64,
+    from: From,
+    to: u64,
+    /// Directories that the walk goes through, each with the one in it that it enters.
+    into: Vec<(u64, u64)>,
 }
 
 /// Inode number of the entry that was read before.
@@ -48,33 +66,55 @@ enum From {
     Directory(u64),
 }
 
-/// Returns the step from a file to the parent, a child or a sibling of its directory.
+/// Returns the step from a file to another directory.
 fn step_between(state: &State, before: FinishedFile, this: u64) -> Option<Step> {
-    let parent =
-        |dir: u64| state.store.inode(dir).and_then(|inode| inode.parent_entry()).map(|(parent, _)| *parent);
-    let (above, within) = (parent(before.dir), parent(this));
-    if above == Some(this) {
+    let (left, entered) = (with_those_above(state, before.dir), with_those_above(state, this));
+    if left.get(1) == Some(&this) {
         return Some(Step::Up);
     }
-    let within = within?;
-    match above {
-        _ if within == before.dir => Some(Step::To { within, from: From::File(before.ino) }),
-        Some(above) if above == within => Some(Step::To { within, from: From::Directory(before.dir) }),
-        _ => None,
-    }
+    let (up, down) = left.iter().enumerate().find_map(|(up, dir)| {
+        let down = entered.iter().position(|entered| entered == dir)?;
+        Some((up, down))
+    })?;
+    let pairs = |dirs: &[u64]| dirs.windows(2).map(|pair| (pair[1], pair[0])).collect();
+    let to = *entered.get(down.checked_sub(1)?)?;
+    let from = match up.checked_sub(1) {
+        None => From::File(before.ino),
+        Some(below) => From::Directory(left[below]),
+    };
+    let (out, into) = (pairs(&left[..up]), pairs(&entered[..down]));
+    Some(Step::To { steps: Steps { out, within: left[up], from, to, into } })
 }
 
-/// Returns when a walk that takes such a step goes into directories. `None`: it is no step of this order. `last`: when the
-/// walk before did, for a step that does not tell.
-fn dirs_order(
+/// Returns a directory and those above it, as far as they are looked at.
+fn with_those_above(state: &State, dir: u64) -> Vec<u64> {
+    let parent =
+        |dir: &u64| state.store.inode(*dir).and_then(|inode| inode.parent_entry()).map(|(parent, _)| *parent);
+    std::iter::successors(Some(dir), parent).take(MOST_LEVELS).collect()
+}
+
+/// Returns when a walk that takes such steps goes into directories. `None`: they are not those of this order. `last`: when the
+/// walk before did, for steps that do not tell.
+fn dirs_order(state: &State, steps: &Steps, order: PrefetchOrder, last: DirsOrder) -> Option<DirsOrder> {
+    let dirs = dirs_order_within(state, steps, order, last)?;
+    let among = if dirs == DirsOrder::LastFirst { order.reversed() } else { order };
+    let is_end = |order, (dir, this): &(u64, u64)| is_next(state, *dir, Of::Directories, order, None, *this);
+    let is_whole = steps.out.iter().all(|step| is_end(among.reversed(), step))
+        && steps.into.iter().all(|step| is_end(among, step));
+    is_whole.then_some(dirs)
+}
+
+/// The same, by the step within one directory.
+fn dirs_order_within(
     state: &State,
-    (within, from, this): (u64, From, u64),
+    Steps { within, from, to, .. }: &Steps,
     order: PrefetchOrder,
     last: DirsOrder,
 ) -> Option<DirsOrder> {
+    let (within, this) = (*within, *to);
     let is_next_dir = |order, before| is_next(state, within, Of::Directories, order, before, this);
     let either = if last == DirsOrder::LastFirst { DirsOrder::AmongFiles } else { last };
-    match from {
+    match *from {
         From::Directory(before) if is_next_dir(order, Some(before)) => {
             let has_files = has_between(state, within, Of::Files, order, (before, Some(this)));
             Some(if has_files { DirsOrder::AfterFiles } else { either })
