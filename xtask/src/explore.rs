@@ -55,7 +55,7 @@ pub fn sim(options: &Sim) -> Result<bool> {
         let mut command = tests(&["scans"]);
         command.env("NIGH_SCANS", options.seed.map_or(scans, |_| 1).to_string());
         command.env("NIGH_SEED", first.to_string()).env("NIGH_SCAN_ENTRIES", "100000");
-        return Ok(command.args(["--", "--nocapture"]).status()?.success());
+        return Ok(command.arg("--nocapture").status()?.success());
     }
     let mut command = tests(&["histories", "native"]);
     if options.calm {
@@ -65,11 +65,11 @@ pub fn sim(options: &Sim) -> Result<bool> {
     Ok(command.status()?.success())
 }
 
-/// Tests of the simulator, optimised.
-fn tests(names: &[&str]) -> Command {
+/// Tests of the simulator in these modules, optimised.
+fn tests(modules: &[&str]) -> Command {
     let mut command = Command::new(root::cargo());
     command.current_dir(root::checkout()).args(["test", "--release", "-p", "nigh-sim"]);
-    command.args(names.iter().flat_map(|name| ["--test", name]));
+    command.args(["--test", "all", "--"]).args(modules.iter().map(|module| format!("{module}::")));
     command
 }
 

@@ -1,6 +1,6 @@
 //! Files that a distant client reads.
 
-use super::far::{answer, name};
+use super::{answer, name};
 use nigh_cache::{Fh, Op, OpReply};
 use nigh_sim::world::World;
 use nigh_types::Access;

@@ -1,5 +1,7 @@
 //! A client that is a round trip away from the server.
 
+pub mod files;
+
 use nigh_cache::{Op, OpReply};
 use nigh_remote::fake::{CallFilter, CallPlan};
 use nigh_sim::world::World;
