@@ -20,6 +20,11 @@ use super::*;
 use nigh_types::{GrantId, LeaseScope, Mode, Name, NodeId, Recall, RecallId, Span, Time};
 use std::collections::BTreeMap;
 
+/// Returns how many random histories a test tries, with `short` of them in the short form of the tests.
+pub(super) fn histories(short: u32) -> u32 {
+    std::env::var("NIGH_LEASE_HISTORIES").map_or(short, |count| count.parse().expect("a number"))
+}
+
 pub(super) const T0: Time = Time(1_000_000_000_000);
 
 pub(super) fn at_ms(ms: u64) -> Time {

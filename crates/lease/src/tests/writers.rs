@@ -206,7 +206,8 @@ impl World {
 #[test]
 fn concurrent_writers_and_readers_of_one_file_all_finish() {
     let seen = std::cell::RefCell::new([0; 4]);
-    let config = ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() };
+    let config =
+        ProptestConfig { cases: histories(700), failure_persistence: None, ..ProptestConfig::default() };
     let run = |steps: Vec<Step>| {
         let mut world = World::new();
         steps.iter().for_each(|step| world.step(step));
@@ -218,5 +219,5 @@ fn concurrent_writers_and_readers_of_one_file_all_finish() {
         panic!("{failure}");
     }
     let seen = seen.into_inner();
-    assert!(seen.iter().all(|times| *times > 500), "they went everywhere: {seen:?}");
+    assert!(seen.iter().all(|times| *times > 200), "they went everywhere: {seen:?}");
 }
