@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 
 use crate::report::TestReport;
+use crate::test::world::Length;
 use crate::{explore, process, root, tidy};
 
 #[derive(clap::Args)]
@@ -23,7 +24,7 @@ pub fn run(options: &Options) -> Result<bool> {
     cargo(&mut tally, "lints", &clippy, &[]);
     packages(&mut tally);
     if !options.no_tests {
-        crate::test::groups::unit::run(&mut tally);
+        crate::test::groups::unit::run(Length::Short, &mut tally);
     }
     Ok(tally.close())
 }

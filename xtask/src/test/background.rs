@@ -10,6 +10,7 @@ use anyhow::Result;
 
 use super::ending;
 use super::groups::Group;
+use super::world::Length;
 use crate::process;
 use crate::report::TestReport;
 
@@ -26,7 +27,7 @@ pub struct Background {
 
 impl Background {
     /// Starts the groups; `None` if there is none.
-    pub fn start(groups: &[&Group]) -> Result<Option<Background>> {
+    pub fn start(groups: &[&Group], length: Length) -> Result<Option<Background>> {
         if groups.is_empty() {
             return Ok(None);
         }
@@ -35,7 +36,7 @@ impl Background {
         let file = File::create(&log)?;
         // The build may have replaced the file of this program.
         let mut command = Command::new("/proc/self/exe");
-        command.args(["test", "--no-install", "--groups", &names]).process_group(0);
+        command.args(["test", "--no-install", "--groups", &names]).args(length.argument()).process_group(0);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         // SAFETY: only system calls between fork and exec.
         unsafe {

@@ -28,11 +28,6 @@ pub fn programs() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Builds every library, binary, test and example of the workspace, in the profile of `cargo test`.
-pub fn tests() -> Result<()> {
-    cargo(&["build", "--workspace", "--all-targets"])
-}
-
 /// Builds the optimised binaries only, for measurements.
 pub fn released(nigh: bool) -> Result<()> {
     let mut arguments = vec!["build", "--release", "-p", "nigh-posix"];

@@ -79,7 +79,9 @@ pub fn run(options: &Options) -> Result<bool> {
         wanted.into_iter().partition(|group| matches!(group.run, groups::Run::Plain(_)));
     if mounted.is_empty() {
         packages::prepare(&plain, options.no_install);
-        plain.iter().for_each(|group| run_group(group, &mut tally, |run, tally| run.plain(tally)));
+        plain
+            .iter()
+            .for_each(|group| run_group(group, &mut tally, |run, tally| run.plain(options.length(), tally)));
         println!();
         return Ok(tally.close());
     }
@@ -87,7 +89,7 @@ pub fn run(options: &Options) -> Result<bool> {
     packages::prepare(&mounted, options.no_install);
     building.join().map_err(|_| anyhow::anyhow!("the build panicked"))??;
     println!("built and installed in {:.0} s", start.elapsed().as_secs_f64());
-    let background = Background::start(&plain)?;
+    let background = Background::start(&plain, options.length())?;
     run_mounted(options, &mounted, &mut tally);
     background.into_iter().for_each(|background| background.finish(&mut tally));
     println!("\nall groups: {:.0} s", start.elapsed().as_secs_f64());

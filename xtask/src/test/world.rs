@@ -60,6 +60,18 @@ pub enum Length {
     Hours,
 }
 
+impl Length {
+    /// The argument that asks for it.
+    #[must_use]
+    pub fn argument(self) -> Option<&'static str> {
+        match self {
+            Length::Short => None,
+            Length::Long => Some("--long"),
+            Length::Hours => Some("--hours"),
+        }
+    }
+}
+
 /// What mounted tests stand on.
 pub struct World {
     pub root: PathBuf,

@@ -1,6 +1,7 @@
 //! House rules that no linter knows, each a small function over source text.
 
 mod code;
+mod doc_tests;
 mod features;
 mod imports;
 mod local_host;
@@ -79,6 +80,7 @@ pub fn problems() -> Result<Vec<String>> {
         found.extend(planted::check(source));
         if source.is_rust() {
             let code = code::Code::of(&source.text);
+            found.extend(doc_tests::check(source));
             found.extend(words::check_length(source));
             found.extend(numbers::check(source, &code));
             found.extend(words::check_code(source, &code));

@@ -28,7 +28,7 @@ pub mod unit;
 use std::time::Instant;
 
 use super::over::LinkKind;
-use super::world::World;
+use super::world::{Length, World};
 use crate::report::TestReport;
 
 /// A group: its name, what it is for people, about how long it takes on two cores.
@@ -44,15 +44,15 @@ pub struct Group {
 /// What a group stands on.
 pub enum Run {
     /// Only on the checkout.
-    Plain(fn(&mut TestReport)),
+    Plain(fn(Length, &mut TestReport)),
     /// On mounts.
     Mounted(fn(&World, &mut TestReport)),
 }
 
 impl Run {
-    pub fn plain(&self, tally: &mut TestReport) {
+    pub fn plain(&self, length: Length, tally: &mut TestReport) {
         if let Run::Plain(run) = self {
-            run(tally);
+            run(length, tally);
         }
     }
 
@@ -148,7 +148,7 @@ pub fn all() -> &'static [Group] {
 }
 
 /// What `cargo xtask check` says that needs no build of the whole workspace.
-fn lints(tally: &mut TestReport) {
+fn lints(_: Length, tally: &mut TestReport) {
     crate::check::house_rules(tally);
 }
 
