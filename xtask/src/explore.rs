@@ -250,7 +250,7 @@ mod tests {
 
     /// Its own words, among others.
     #[test]
-    fn what_a_fuzzer_came_to_is_told_in_a_line() {
+    fn result_of_a_fuzzer_is_one_line() {
         let [ended, crashed] = [0, 77].map(|code| std::os::unix::process::ExitStatusExt::from_raw(code << 8));
         let told = |said: &str, status| outcome(&pass_on(said.as_bytes(), std::io::sink()).unwrap(), status);
         let slow = "artifact_prefix='/f/'; Test unit written to /f/slow-unit-1c\n";

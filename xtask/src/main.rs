@@ -55,7 +55,7 @@ enum Chore {
     Fuzz(explore::Fuzz),
     /// Many simulated clients on one server: memory, times and order.
     Crowd(scale::Options),
-    /// One writer and many readers of one directory: that nobody lists it again, and what a change takes.
+    /// One writer and many readers of one directory: that it is not listed again, and what a change takes.
     Readers(scale::readers::Options),
     /// How many lines of the pure crates their tests run.
     Coverage,
@@ -73,7 +73,7 @@ enum Chore {
     Host(host::Options),
     /// Works in a directory whose server dies, or whose link does, and says whether all came as it must.
     Load(load::Options),
-    /// Several mounts of one directory at work, and a judge of what they are told.
+    /// Several mounts of one directory at work, and a check that their results are linearizable.
     Checker(checker::Options),
     /// The same for hours, while links, clients and the server fail.
     Soak(checker::soak::Options),

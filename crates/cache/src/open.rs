@@ -5,14 +5,14 @@ mod files;
 mod inode_opens;
 mod locks;
 mod name_streams;
-mod readers;
+mod readdirplus_heuristic;
 
 pub(crate) use dirs::{OpenDir, OpenDirs};
 pub(crate) use files::{OpenFile, OpenFiles, OpenKind};
 pub(crate) use inode_opens::InodeOpens;
 pub(crate) use locks::{Correction, LockOwner, LockRecords};
 pub(crate) use name_streams::NameStreams;
-pub(crate) use readers::{FilesWithAttrs, ReaderTable};
+pub(crate) use readdirplus_heuristic::{FilesWithAttrs, ReaderTable};
 
 use crate::op::Fh;
 

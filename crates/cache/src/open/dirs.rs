@@ -18,7 +18,7 @@ pub(crate) struct OpenDir {
     /// The kernel caches what it reads here (`FOPEN_CACHE_DIR`).
     pub kernel_keeps: bool,
     /// Thread that reads, number of files returned to it with attributes, and whether one was withheld
-    /// (`open/readers.rs`).
+    /// (`open/readdirplus_heuristic.rs`).
     pub reader: u32,
     pub files_with_attrs: u64,
     pub is_probed: bool,

@@ -7,7 +7,7 @@ mod conformance;
 mod connections;
 mod forgotten;
 mod golden;
-mod keep;
 mod messages;
+mod open_pins;
 mod server_end;
 mod sessions;

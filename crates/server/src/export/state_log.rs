@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn two_servers_do_not_share_it() {
+    fn two_servers_do_not_share_a_state_log() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ids");
         let first = Log::open(&path, KEY).unwrap();

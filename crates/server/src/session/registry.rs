@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn two_servers_do_not_share_it() {
+    fn two_servers_do_not_share_a_session_registry() {
         let dir = tempfile::tempdir().unwrap();
         let (first, ..) = SessionRegistry::open(dir.path()).unwrap();
         let problem = SessionRegistry::open(dir.path()).map(drop).unwrap_err().to_string();

@@ -5,7 +5,6 @@
 mod common;
 
 mod calls;
-mod claims;
 mod conformance;
 mod credentials;
 mod cuts;
@@ -17,12 +16,13 @@ mod lease_holders;
 mod lease_races;
 mod leases;
 mod listing;
-mod lock_claims;
+mod lock_reclaim;
 mod mounts;
 mod numbers;
 mod origins;
 mod orphans;
-mod pushes;
 mod resume;
 mod sessions;
 mod space;
+mod uid_claims;
+mod updates;

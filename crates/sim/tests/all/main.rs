@@ -3,19 +3,19 @@
 #[path = "../far/mod.rs"]
 mod far;
 
-mod ahead;
 mod budget;
 mod contents;
+mod differential;
 mod grant_modes;
 mod histories;
-mod judge;
-mod kept_listings;
+mod linearizability;
+mod listing_snapshots;
 mod listings_at_once;
 mod memory;
-mod mirror;
 mod native;
 mod open_files;
 mod orders;
+mod prefetch;
 mod reading_orders;
 mod scans;
 mod scripts;

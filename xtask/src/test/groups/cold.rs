@@ -50,10 +50,10 @@ pub fn run(world: &World, tally: &mut TestReport) {
     }
     type Test = fn(&World, &Distant<'_>) -> Result<()>;
     let tests: [(&str, Test); 8] = [
-        ("cold: who opens directories at random has little brought in vain", at_random),
-        ("cold: who reads names is given no inodes, and who looks need not ask", readers),
-        ("cold: who reads names only is told those of a large directory first", names_first),
-        ("cold: who changes a large directory while it is listed has it listed once", changed),
+        ("cold: random opens prefetch little that is not used", at_random),
+        ("cold: readers of names cause no inodes, readers of attributes no further requests", readers),
+        ("cold: a reader of names alone gets those of a large directory first", names_first),
+        ("cold: changes during a listing cause no second listing", changed),
         ("cold: eight list at once as one does alone", at_once),
         ("cold: nothing comes ahead where that is not wanted", off),
         ("cold: `nigh prefetch` has a tree in memory", prefetched),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{away, kill_server, stall};
+use super::{disconnect, kill_server, stall};
 use crate::bench::places::Distant;
 use crate::load;
 use crate::process;
@@ -187,9 +187,9 @@ impl<'w> LoadedMount<'w> {
         let at = |name: &str| self.mount.point.join(name).display().to_string();
         let new = at(&format!("killed-{round}"));
         match round / 2 % 3 {
-            0 => away::killed(&["mkdir", &new], &self.mount),
-            1 => away::killed(&["touch", &new], &self.mount),
-            _ => away::killed(&["flock", &at("lock-flock"), "true"], &self.mount),
+            0 => disconnect::killed(&["mkdir", &new], &self.mount),
+            1 => disconnect::killed(&["touch", &new], &self.mount),
+            _ => disconnect::killed(&["flock", &at("lock-flock"), "true"], &self.mount),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The server is killed under a mount: no call hangs, open files continue, and mounts below stay.
 
-mod away;
+mod disconnect;
 mod load;
 mod stall;
 
@@ -24,7 +24,10 @@ pub fn run(world: &World, tally: &mut TestReport) {
     let tests: &[super::Test] = &[
         ("a server that was killed: the mount goes on", goes_on),
         ("a server that was killed: what was removed while open is read on", removed_stays),
-        ("a server that was killed: an open file that was replaced meanwhile fails", away::replaced_fails),
+        (
+            "a server that was killed: an open file that was replaced meanwhile fails",
+            disconnect::replaced_fails,
+        ),
         ("a server that is killed again and again under a load", load::killed_servers),
         ("a link that is cut again and again under a load", load::cut_links),
         ("the same over nigh://", load::cut_links_by_tcp),
@@ -40,14 +43,14 @@ pub fn run(world: &World, tally: &mut TestReport) {
         world,
         tally,
         &[
-            ("a link that was cut: requests wait, and can be killed", away::waits),
+            ("a link that was cut: requests wait, and can be killed", disconnect::waits),
             (
                 "a link that was cut: what was stored into a map is kept, whichever process is killed",
-                away::stores_are_kept,
+                disconnect::stores_are_kept,
             ),
-            ("--on-disconnect=fail", away::fails),
-            ("-o soft,timeo=15", away::fails_as_soft),
-            ("--on-disconnect=stale", away::answers_stale),
+            ("--on-disconnect=fail", disconnect::fails),
+            ("-o soft,timeo=15", disconnect::fails_as_soft),
+            ("--on-disconnect=stale", disconnect::answers_stale),
         ],
     );
 }

@@ -93,7 +93,7 @@ fn attr_of(facts: &[UpdatedFact], node: NodeId) -> Option<Attr> {
 
 /// Another client makes a change. Checks the facts that the watcher is asked to suspend, and returns those of the
 /// update commit. The server recalls nothing from the watcher, and grants it nothing more.
-fn pushed(what: impl FnOnce(&Watcher) -> Call, held: &[&str]) -> (Watcher, Vec<UpdatedFact>) {
+fn update_for(what: impl FnOnce(&Watcher) -> Call, held: &[&str]) -> (Watcher, Vec<UpdatedFact>) {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();
@@ -110,25 +110,25 @@ fn pushed(what: impl FnOnce(&Watcher) -> Call, held: &[&str]) -> (Watcher, Vec<U
 }
 
 #[test]
-fn created_name_is_pushed() {
-    let (watcher, facts) = pushed(|w| mkdir(&w.at("d"), "new"), &["d: new", "d itself"]);
+fn created_name_is_sent_as_update() {
+    let (watcher, facts) = update_for(|w| mkdir(&w.at("d"), "new"), &["d: new", "d itself"]);
     let [(new, Some(_))] = &names(&facts)[..] else { panic!("{facts:?}") };
     assert_eq!(new, "new");
     assert_eq!(attr_of(&facts, watcher.at("d").node).unwrap().nlink, 4);
 }
 
 #[test]
-fn removed_name_is_pushed() {
+fn removed_name_is_sent_as_update() {
     let unlink = |w: &Watcher| Call::Unlink { dir: w.at("d"), name: name("f"), keep: None };
-    let (_, facts) = pushed(unlink, &["d: f", "d itself"]);
+    let (_, facts) = update_for(unlink, &["d: f", "d itself"]);
     assert_eq!(names(&facts), [("f".to_owned(), None)]);
     let rest = |w: &Watcher| Call::Unlink { dir: w.at("d"), name: name("h"), keep: None };
-    let (watcher, facts) = pushed(rest, &["d: h", "d itself", "d/h itself"]);
+    let (watcher, facts) = update_for(rest, &["d: h", "d itself", "d/h itself"]);
     assert_eq!(attr_of(&facts, watcher.at("d/h").node).unwrap().nlink, 1, "by its other name");
 }
 
 #[test]
-fn rename_is_pushed_as_one_update() {
+fn rename_is_sent_as_one_update() {
     let rename = |w: &Watcher| Call::Rename {
         from: w.at("d"),
         name: name("f"),
@@ -139,27 +139,27 @@ fn rename_is_pushed_as_one_update() {
         whiteout: false,
         keep: None,
     };
-    let (watcher, facts) = pushed(rename, &["d: f", "d2: moved", "d itself", "d2 itself"]);
+    let (watcher, facts) = update_for(rename, &["d: f", "d2: moved", "d itself", "d2 itself"]);
     let ino = watcher.at("d/f").node.ino;
     let told: BTreeSet<_> = names(&facts).into_iter().collect();
     assert_eq!(told, BTreeSet::from([("f".to_owned(), None), ("moved".to_owned(), Some(ino))]));
 }
 
 #[test]
-fn child_attributes_are_pushed_with_the_name_or_under_their_own_lease() {
+fn child_attributes_are_updated_with_the_name_or_under_their_own_lease() {
     let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     let of = move |path: &'static str| {
         move |w: &Watcher| Call::SetAttr { node: w.at(path), handle: None, set: mode }
     };
-    let (_, facts) = pushed(of("d/f"), &["d: f"]);
+    let (_, facts) = update_for(of("d/f"), &["d: f"]);
     let [UpdatedFact::Name { entry: Some(entry), .. }] = &facts[..] else { panic!("{facts:?}") };
     assert_eq!(entry.attr.mode & 0o777, 0o600);
-    let (watcher, facts) = pushed(of("d/h"), &["d/h itself"]);
+    let (watcher, facts) = update_for(of("d/h"), &["d/h itself"]);
     assert_eq!(attr_of(&facts, watcher.at("d/h").node).unwrap().mode & 0o777, 0o600);
 }
 
 #[test]
-fn size_and_times_of_a_written_file_are_pushed() {
+fn size_and_times_of_a_written_file_are_sent_as_update() {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();
@@ -180,7 +180,7 @@ fn size_and_times_of_a_written_file_are_pushed() {
 }
 
 #[test]
-fn change_overtaken_by_a_local_process_pushes_no_facts() {
+fn change_overtaken_by_a_local_process_sends_no_facts() {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();
@@ -209,7 +209,7 @@ fn cancelled_change_commits_its_update_without_facts() {
 }
 
 #[test]
-fn lease_on_a_removed_directory_is_recalled_instead_of_pushed() {
+fn lease_on_a_removed_directory_is_recalled_instead_of_updated() {
     let world = World::new();
     let mut watcher = Watcher::new(&world);
     let mut mutator = world.client();
@@ -227,7 +227,7 @@ fn lease_on_a_removed_directory_is_recalled_instead_of_pushed() {
 }
 
 #[test]
-fn pushed_ids_are_those_of_the_clients_export() {
+fn ids_in_updates_are_those_of_the_clients_export() {
     let world = World::new();
     let (mut whole, mut below) = (Watcher::new(&world), {
         let stream = world.server.serve_in_process().unwrap();
