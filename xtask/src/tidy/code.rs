@@ -1,20 +1,92 @@
 //! Rust source with comments, strings and tests blanked out, positions kept.
 
+use std::ops::Range;
+
 /// Source text without what is no code. Blanked bytes are spaces; lines stay where they were.
 pub struct Code {
     /// All code.
     pub all: String,
-    /// Code before the first `#[cfg(test)]`: tests stand last in a file.
+    /// Code without the items under `#[cfg(test)]`.
     pub shipped: String,
+    /// Where those items are.
+    tests: Vec<Range<usize>>,
 }
 
 impl Code {
     #[must_use]
     pub fn of(text: &str) -> Code {
         let all = blank(text);
-        let end = all.find("#[cfg(test)]").unwrap_or(all.len());
-        Code { shipped: all[..end].to_owned(), all }
+        let tests = tests_in(&all);
+        let mut shipped = all.clone().into_bytes();
+        for byte in tests.iter().cloned().flatten() {
+            if shipped[byte] != b'\n' {
+                shipped[byte] = b' ';
+            }
+        }
+        // All bytes are ASCII.
+        Code { shipped: String::from_utf8_lossy(&shipped).into_owned(), all, tests }
     }
+
+    /// Returns whether a position of the text is within a test.
+    #[must_use]
+    pub fn is_test(&self, at: usize) -> bool {
+        self.tests.iter().any(|test| test.contains(&at))
+    }
+}
+
+/// Returns the items that follow `#[cfg(test)]`.
+fn tests_in(code: &str) -> Vec<Range<usize>> {
+    const MARK: &str = "#[cfg(test)]";
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for (start, _) in code.match_indices(MARK) {
+        if found.last().is_none_or(|last| last.end <= start) {
+            let item = start + MARK.len();
+            found.push(start..item + item_length(&code[item..]));
+        }
+    }
+    found
+}
+
+/// Returns the length of the item, field or arm that a piece of code begins with, with its attributes.
+fn item_length(code: &str) -> usize {
+    const ITEMS: &[&str] = &[
+        "const",
+        "enum",
+        "extern",
+        "fn",
+        "impl",
+        "let",
+        "macro_rules",
+        "mod",
+        "pub",
+        "static",
+        "struct",
+        "trait",
+        "type",
+        "unsafe",
+        "use",
+    ];
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let (mut depth, mut first, mut is_use) = (0_i32, None, false);
+    for (at, c) in code.char_indices() {
+        let is_start = is_word(c) && !code[..at].ends_with(is_word);
+        if depth == 0 && is_start {
+            let word = &code[at..at + code[at..].find(|c| !is_word(c)).unwrap_or(code.len() - at)];
+            first = first.or(Some(word));
+            is_use |= word == "use";
+        }
+        let is_item = first.is_none_or(|word| ITEMS.contains(&word));
+        match c {
+            '{' | '(' | '[' => depth += 1,
+            '}' | ')' | ']' if depth == 0 => return at,
+            '}' if depth == 1 && is_item && !is_use => return at + 1,
+            '}' | ')' | ']' => depth -= 1,
+            ';' if depth == 0 => return at + 1,
+            ',' if depth == 0 && !is_item => return at + 1,
+            _ => {}
+        }
+    }
+    code.len()
 }
 
 #[derive(Clone, Copy)]
@@ -133,5 +205,20 @@ mod tests {
         let code = Code::of("fn a() {}\n#[cfg(test)]\nmod tests { fn b() {} }\n");
         assert!(code.shipped.contains("fn a") && !code.shipped.contains("fn b"));
         assert!(code.all.contains("fn b"));
+    }
+
+    #[test]
+    fn code_behind_a_test_is_shipped() {
+        let text = "#[cfg(test)]\nmod tests;\n#[cfg(test)]\nuse a::{b, c};\nfn d() {}\nstruct S {\n    #[cfg(test)]\n    e: Vec<u8>,\n    \
+            f: u8,\n}\n#[cfg(test)]\n#[must_use]\npub fn g(x: [u8; 3]) -> u8 { x[0] }\nfn h() {}\n#[cfg(test)]\nimpl S {\n    fn i() {}\n}\nfn j() {}\n";
+        let code = Code::of(text);
+        for shipped in ["fn d", "f: u8", "fn h", "fn j"] {
+            assert!(code.shipped.contains(shipped), "{shipped}: {}", code.shipped);
+        }
+        for test in ["mod tests", "use a", "e: Vec", "fn g", "x[0]", "impl S", "fn i"] {
+            assert!(!code.shipped.contains(test), "{test}: {}", code.shipped);
+            assert!(code.is_test(text.find(test).unwrap()));
+        }
+        assert_eq!(code.shipped.len(), text.len());
     }
 }

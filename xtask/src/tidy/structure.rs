@@ -86,10 +86,19 @@ const LAYERS: &[Layers] = &[
 /// Most files with `impl` blocks of one type.
 const MOST_SPREAD: usize = 6;
 
-/// Files of one crate by their module path (`ops::lookup`), without tests.
+/// A file of a crate, without tests.
+struct File<'a> {
+    source: &'a Source,
+    /// Without re-exports.
+    code: String,
+    /// Items that it exports from other modules: name and path.
+    exports: BTreeMap<String, String>,
+}
+
+/// Files of one crate by their module path (`ops::lookup`).
 struct Crate<'a> {
     name: &'a str,
-    files: BTreeMap<String, (&'a Source, String)>,
+    files: BTreeMap<String, File<'a>>,
 }
 
 impl<'a> Crate<'a> {
@@ -101,27 +110,42 @@ impl<'a> Crate<'a> {
             let path = path.trim_end_matches(".rs").trim_end_matches("/mod").replace('/', "::");
             let files = BTreeMap::new();
             let of = crates.entry(name).or_insert(Crate { name, files });
-            of.files.insert(path, (source, Code::of(&source.text).shipped));
+            let base = if path == "lib" { "" } else { &path };
+            let (code, exports) = exports(&Code::of(&source.text).shipped, base);
+            of.files.insert(path, File { source, code, exports });
         }
         crates.into_values().collect()
     }
 
-    /// Returns the modules that a module names by `crate::` or `super::`.
+    /// Returns the modules with the items that a module names by `crate::`, `super::` or the name of a module in it.
     fn imports(&self, module: &str) -> BTreeSet<&str> {
-        let Some((_, code)) = self.files.get(module) else { return BTreeSet::new() };
-        let named = paths(code, module);
-        named.iter().filter_map(|path| self.file_of(path)).filter(|other| *other != module).collect()
+        let Some(File { code, .. }) = self.files.get(module) else { return BTreeSet::new() };
+        let base = if module == "lib" { "" } else { module };
+        let named = paths(code, base).into_iter().chain(children(code, base));
+        named.filter_map(|path| self.file_of(path)).filter(|other| *other != module).collect()
     }
 
-    /// Returns the file with the item of that path: that of its longest known beginning.
-    fn file_of(&self, path: &str) -> Option<&str> {
-        let mut path = path;
+    /// Returns the file with the item of that path, behind re-exports: that of its longest known beginning.
+    fn file_of(&self, mut path: String) -> Option<&str> {
         loop {
-            if let Some((known, _)) = self.files.get_key_value(path) {
-                return Some(known);
+            let module = self.module_of(&path);
+            let (known, file) = self.files.get_key_value(module.unwrap_or("lib"))?;
+            let rest = module.map_or(path.as_str(), |module| path[module.len()..].trim_start_matches("::"));
+            let (item, below) = rest.split_once("::").unwrap_or((rest, ""));
+            match file.exports.get(item) {
+                Some(exported) if below.is_empty() => path.clone_from(exported),
+                Some(exported) => path = format!("{exported}::{below}"),
+                None => return module.map(|_| known.as_str()),
             }
+        }
+    }
+
+    /// Returns the longest beginning of a path that is a module.
+    fn module_of<'p>(&self, mut path: &'p str) -> Option<&'p str> {
+        while !self.files.contains_key(path) {
             path = path.rsplit_once("::")?.0;
         }
+        Some(path)
     }
 
     /// Returns the circles of imports, the largest first.
@@ -150,8 +174,8 @@ impl<'a> Crate<'a> {
     /// Returns the types with `impl` blocks in several files, those in most files first.
     fn spread(&self) -> Vec<(String, usize)> {
         let mut files: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
-        for (module, (_, code)) in &self.files {
-            for name in code.lines().filter_map(implemented) {
+        for (module, file) in &self.files {
+            for name in file.code.lines().filter_map(implemented) {
                 files.entry(name).or_default().insert(module);
             }
         }
@@ -165,7 +189,7 @@ impl<'a> Crate<'a> {
     }
 
     fn lines(&self) -> usize {
-        self.files.values().map(|(source, _)| source.text.lines().count()).sum()
+        self.files.values().map(|file| file.source.text.lines().count()).sum()
     }
 }
 
@@ -192,18 +216,69 @@ fn implemented(line: &str) -> Option<String> {
 /// Returns the paths in a module's code that begin with `crate::` or `super::`, from the crate's root.
 fn paths(code: &str, module: &str) -> Vec<String> {
     let mut found = Vec::new();
-    for (word, base) in [("crate::", ""), ("super::", module.rsplit_once("::").map_or("", |(base, _)| base))]
-    {
-        for (at, _) in code.match_indices(word) {
-            let is_whole = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
-            if is_whole {
-                let mut tails = Vec::new();
-                tails_of(&code[at + word.len()..], &mut tails);
-                found.extend(tails.into_iter().map(|tail| format!("{base}::{tail}")));
+    for word in ["crate::", "super::"] {
+        for at in places(code, word) {
+            let mut rest = &code[at..];
+            let mut base = if word == "crate::" { "" } else { module };
+            while let Some(above) = rest.strip_prefix("super::") {
+                (rest, base) = (above, base.rsplit_once("::").map_or("", |(base, _)| base));
             }
+            found.extend(tails(base, rest.strip_prefix("crate::").unwrap_or(rest)));
         }
     }
-    found.into_iter().map(|path| path.trim_start_matches("::").to_owned()).collect()
+    found
+}
+
+/// Returns the paths in a module's code that begin with a module that it declares.
+fn children(code: &str, module: &str) -> Vec<String> {
+    let named = |name: &&str| {
+        let at = places(code, &format!("{name}::"));
+        at.into_iter().flat_map(|at| tails(module, &code[at..])).collect::<Vec<String>>()
+    };
+    declared(code).iter().flat_map(named).collect()
+}
+
+/// Returns the modules that a module declares.
+fn declared(code: &str) -> BTreeSet<&str> {
+    let names = places(code, "mod ").into_iter().filter_map(|at| code[at + 4..].split_once(';'));
+    names.map(|(name, _)| name).filter(|name| !name.contains(char::is_whitespace)).collect()
+}
+
+/// Returns a module's code without its re-exports, and these: the name and path of each item.
+fn exports(code: &str, module: &str) -> (String, BTreeMap<String, String>) {
+    let (mut rest, mut exports) = (code.to_owned(), BTreeMap::new());
+    let is_public = |at: &usize| {
+        let line = code[..*at].lines().last().unwrap_or_default().trim_start();
+        line.starts_with("pub") && code[..*at].ends_with(' ')
+    };
+    for at in places(code, "use ").into_iter().filter(is_public) {
+        let statement = code[at..].split_once(';').map_or(&code[at..], |(statement, _)| statement);
+        let mut named = paths(statement, module);
+        for name in declared(code) {
+            let places = places(statement, &format!("{name}::"));
+            named.extend(places.into_iter().flat_map(|at| tails(module, &statement[at..])));
+        }
+        for path in named {
+            if let Some((_, item)) = path.rsplit_once("::") {
+                exports.insert(item.to_owned(), path);
+            }
+        }
+        rest.replace_range(at..at + statement.len(), &" ".repeat(statement.len()));
+    }
+    (rest, exports)
+}
+
+/// Returns where a word stands that is not the end of another one, or of a path.
+fn places(code: &str, word: &str) -> Vec<usize> {
+    let is_whole = |at: &usize| !code[..*at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+    code.match_indices(word).map(|(at, _)| at).filter(is_whole).collect()
+}
+
+fn tails(base: &str, code: &str) -> Vec<String> {
+    let mut tails = Vec::new();
+    tails_of(code, &mut tails);
+    let whole = |tail: String| if base.is_empty() { tail } else { format!("{base}::{tail}") };
+    tails.into_iter().map(whole).collect()
 }
 
 /// Collects the paths that a piece of code begins with: one, or those in braces.
@@ -278,7 +353,7 @@ fn check_layers(krate: &Crate, layers: &Layers, found: &mut Vec<Problem>) {
         let folder = module.split("::").next().unwrap_or_default();
         layers.layers.iter().position(|layer| layer.contains(&folder))
     };
-    for (module, (source, _)) in &krate.files {
+    for (module, File { source, .. }) in &krate.files {
         if module == "lib" || module.starts_with("test_") {
             continue;
         }
@@ -313,6 +388,36 @@ mod tests {
         let code = "use crate::ops::{lookup, files::{self, open}};\nlet x = super::kind();\nmycrate::a";
         let expected = ["ops::lookup", "ops::files::self", "ops::files::open", "calls::kind"];
         assert_eq!(paths(code, "calls::joins"), expected);
+    }
+
+    #[test]
+    fn paths_above_and_below_a_module_are_found() {
+        let code = "mod ways;\npub mod own;\nuse super::super::store::{Inode, dirs};\nuse ways::{One, two};\nother::ways::x;\nown::f()";
+        assert_eq!(paths(code, "ops::files::open"), ["ops::store::Inode", "ops::store::dirs"]);
+        assert_eq!(
+            children(code, "ops::files"),
+            ["ops::files::own::f", "ops::files::ways::One", "ops::files::ways::two"]
+        );
+    }
+
+    #[test]
+    fn re_exported_item_belongs_to_its_own_file() {
+        let sources = [
+            source("crates/cache/src/lib.rs", "mod cache;\nmod store;\npub use cache::{Cache, Config};\n"),
+            source("crates/cache/src/cache.rs", "use crate::store::Store;\n"),
+            source(
+                "crates/cache/src/store.rs",
+                "mod inode;\npub(crate) use inode::Inode;\nuse inode::Count;\n",
+            ),
+            source("crates/cache/src/store/inode.rs", "use crate::Cache;\n"),
+            source("crates/cache/src/open.rs", "use crate::store::{self, Inode};\n"),
+        ];
+        let expected = ["crates/cache/src/store/inode.rs: imports cache, which is in a higher layer"];
+        assert_eq!(found(&sources), expected);
+        let crates = Crate::all(&sources);
+        assert_eq!(crates[0].imports("open"), BTreeSet::from(["store", "store::inode"]));
+        assert_eq!(crates[0].imports("store"), BTreeSet::from(["store::inode"]));
+        assert_eq!(crates[0].circles(), [["cache", "store", "store::inode"]]);
     }
 
     #[test]

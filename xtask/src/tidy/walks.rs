@@ -1,14 +1,29 @@
 //! The walks of ARCHITECTURE.md: each step names a file and a function in it.
 
+use super::code::Code;
 use super::{Problem, Source};
 
 /// Most steps of one walk.
 const MOST: usize = 10;
+/// Walks that the page has.
+const WALKS: [&str; 3] = ["a LOOKUP", "a recall", "a rename"];
 
-/// Checks that each walk has at most ten steps, and that their functions exist.
+/// Checks that the walks are there, that each has at most ten steps, and that their functions exist.
 pub fn check(sources: &[Source]) -> Vec<Problem> {
+    let Some(page) = sources.iter().find(|source| source.path == "ARCHITECTURE.md") else {
+        return vec![Problem::new("walks", "ARCHITECTURE.md", 1, "is missing")];
+    };
+    let mut found = check_steps(sources, page);
+    for walk in WALKS {
+        if !page.text.lines().any(|line| line.strip_prefix("## Walk of ") == Some(walk)) {
+            found.push(Problem::new("walks", &page.path, 1, format!("has no walk of {walk}")));
+        }
+    }
+    found
+}
+
+fn check_steps(sources: &[Source], page: &Source) -> Vec<Problem> {
     let mut found = Vec::new();
-    let Some(page) = sources.iter().find(|source| source.path == "ARCHITECTURE.md") else { return found };
     let (mut walk, mut steps) = (None, 0);
     for (line, number) in page.text.lines().zip(1..) {
         let mut say = |what: String| found.push(Problem::new("walks", &page.path, number, what));
@@ -47,7 +62,7 @@ fn is_there(sources: &[Source], file: &str, function: &str) -> bool {
     let path = format!("crates/{krate}/src/{path}");
     let has = |open: &str| {
         let source = sources.iter().find(|source| source.path == path);
-        source.is_some_and(|source| source.text.contains(&format!("fn {function}{open}")))
+        source.is_some_and(|source| Code::of(&source.text).shipped.contains(&format!("fn {function}{open}")))
     };
     has("(") || has("<")
 }
@@ -62,7 +77,8 @@ mod tests {
             source("ARCHITECTURE.md", page),
             source("crates/cache/src/ops/a.rs", "pub(crate) fn go<T>() {}"),
         ];
-        check(&sources).into_iter().map(|problem| format!("{}: {}", problem.line, problem.what)).collect()
+        let problems = check_steps(&sources, &sources[0]);
+        problems.into_iter().map(|problem| format!("{}: {}", problem.line, problem.what)).collect()
     }
 
     #[test]
@@ -71,6 +87,14 @@ mod tests {
             3. It goes.\n## Other\n1. Not a step.\n";
         let expected = ["4: cache/ops/a.rs has no function come", "5: a step is \"`FILE` `FUNCTION`: ...\""];
         assert_eq!(found(page), expected);
+    }
+
+    #[test]
+    fn each_walk_is_there() {
+        let page = Source { path: "ARCHITECTURE.md".to_owned(), text: "## Walk of a recall\n".to_owned() };
+        let found: Vec<String> = check(&[page]).into_iter().map(|problem| problem.what).collect();
+        assert_eq!(found, ["has no walk of a LOOKUP", "has no walk of a rename"]);
+        assert_eq!(check(&[]).len(), 1);
     }
 
     #[test]
