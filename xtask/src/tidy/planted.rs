@@ -8,7 +8,7 @@ const PLACES: &[(&str, &str)] = &[
     ("KeepsUngranted", "crates/cache/src/facts/learn.rs"),
     ("OutlivesGrant", "crates/cache/src/kernel/level.rs"),
     ("AcknowledgesFirst", "crates/cache/src/inputs/recall.rs"),
-    ("ForgetsRecalls", "crates/cache/src/calls/inflight.rs"),
+    ("ForgetsRecalls", "crates/cache/src/calls/race_log.rs"),
     ("CarriesWhatEnded", "crates/lease/src/sequencer.rs"),
     ("WaitsForName", "crates/client/src/notifier/thread.rs"),
     ("WaitsForItself", "crates/lease/src/rules/write_queue.rs"),

@@ -2,9 +2,7 @@
 
 use super::{CallKind, RaceLog, ReplyKind};
 use crate::op::{Caller, Fh, Op};
-use nigh_types::{
-    Attr, Bug, Call, CallId, Grant, Handle, LeaseScope, Name, NodeId, OpId, Response, Time, planted,
-};
+use nigh_types::{Attr, Call, CallId, Grant, Handle, LeaseScope, Name, NodeId, OpId, Response, Time};
 
 /// Request that waits for a call.
 #[derive(Clone, Debug)]
@@ -84,8 +82,7 @@ impl InflightCall {
 
     /// Returns whether these facts were recalled after the call was sent: the reply may be older than the cache.
     pub fn recalled(&self, node: NodeId, covers: LeaseScope) -> bool {
-        let tainted = self.race_log.all_grants_ended || self.race_log.recalled.contains(&(node, covers));
-        tainted && !planted(Bug::ForgetsRecalls)
+        self.race_log.has_recall_of(node, covers)
     }
 
     pub fn is_mutation(&self) -> bool {

@@ -1,6 +1,6 @@
 //! Log of changes that happened while a call was in flight.
 
-use nigh_types::{Cookie, LeaseScope, Name, NodeId};
+use nigh_types::{Bug, Cookie, LeaseScope, Name, NodeId, planted};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// State of a name as learned while a call was in flight.
@@ -43,6 +43,12 @@ impl RaceLog {
             && own
             && self.remote_names.is_empty()
             && self.remote_inodes.is_empty()
+    }
+
+    /// Returns whether these facts were recalled.
+    pub fn has_recall_of(&self, node: NodeId, covers: LeaseScope) -> bool {
+        let tainted = self.all_grants_ended || self.recalled.contains(&(node, covers));
+        tainted && !planted(Bug::ForgetsRecalls)
     }
 
     /// Returns whether other clients changed the name, or are about to.

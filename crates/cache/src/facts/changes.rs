@@ -1,10 +1,10 @@
 //! Effects of this mount's own changes on the cached facts and on calls in flight.
 //!
-//! Nothing here reads a reply (`facts/learn.rs`) or answers a request (`ops`). `made` and `note_dentry` take the call
-//! that made the change: what was learned while it was in flight may be older or newer. Replies to other calls bind names
-//! and set attributes by the same functions.
+//! Nothing here reads a reply (`facts/learn.rs`) or answers a request (`ops`). `made` and `note_dentry` take what was learned
+//! since the change was sent, which may be older or newer; of a change that is not sent before it takes effect nothing
+//! was. Replies to other calls bind names and set attributes by the same functions.
 
-use crate::calls::{ConcurrentDentry, InflightCall};
+use crate::calls::{ConcurrentDentry, RaceLog};
 use crate::facts::{inodes, leases, order};
 use crate::grants::LiveGrant;
 use crate::state::State;
@@ -21,31 +21,27 @@ pub(crate) fn note_inode(state: &mut State, ino: u64) {
 
 /// Records a local change of a name in all calls in flight, unless the directory was recalled since: calls sent
 /// later know better. Runs before anything is learned from that change.
-pub(crate) fn note_dentry(
-    state: &mut State,
-    by: &InflightCall,
-    (dir, name): (u64, &Name),
-    id: Option<NodeId>,
-) {
+pub(crate) fn note_dentry(state: &mut State, since: &RaceLog, (dir, name): (u64, &Name), id: Option<NodeId>) {
     leases::drop_expired_names(state, dir);
     if let Some(directory) = state.store.dir_mut(dir) {
         directory.version += 1;
     }
-    if state.store.id_of(dir).is_some_and(|id| by.recalled(id, LeaseScope::Directory)) {
+    if state.store.id_of(dir).is_some_and(|id| since.has_recall_of(id, LeaseScope::Directory)) {
         return;
     }
-    let (cookie, same_lease) = (state.store.cookie(name), order::lease_generation_since_sent(state, by, dir));
+    let (cookie, same_lease) =
+        (state.store.cookie(name), order::lease_generation_since_sent(state, since, dir));
     let learned = ConcurrentDentry { cookie, id, local: Some(id), lease_generation: same_lease };
     state.calls.mark_local_dentry(dir, name, learned);
 }
 
 /// Applies that a change made `name`, or gave it to an inode that has other names.
-pub(crate) fn made(state: &mut State, by: &InflightCall, (dir, name): (u64, &Name), entry: &Entry) {
+pub(crate) fn made(state: &mut State, since: &RaceLog, (dir, name): (u64, &Name), entry: &Entry) {
     // A further link: the entry of its only name so far must not go on answering for the inode.
     leases::drop_attr(state, entry.id.ino);
     leases::drop_uncovered(state, entry.id.ino, (entry.attr.nlink == 1).then_some(dir));
     inodes::note_earlier_name(state, entry, (dir, name));
-    note_dentry(state, by, (dir, name), Some(entry.id));
+    note_dentry(state, since, (dir, name), Some(entry.id));
 }
 
 /// Applies that a directory was made: it is empty, under this grant.

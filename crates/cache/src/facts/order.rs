@@ -15,8 +15,8 @@ pub(crate) fn mark_name_in_flight(state: &mut State, dir: u64, name: &Name, id: 
 
 /// Returns the directory's lease generation if its lease has lived without a break since the change was sent, so
 /// that the cache received all changes by other clients.
-pub(crate) fn lease_generation_since_sent(state: &State, change: &InflightCall, dir: u64) -> Option<u64> {
-    let directory = state.store.dir(dir).filter(|_| !change.race_log.granted_dirs.contains(&dir))?;
+pub(crate) fn lease_generation_since_sent(state: &State, since: &RaceLog, dir: u64) -> Option<u64> {
+    let directory = state.store.dir(dir).filter(|_| !since.granted_dirs.contains(&dir))?;
     directory
         .held
         .filter(|held| held.recallable && held.is_live(state.clock))
@@ -33,8 +33,8 @@ pub(crate) fn is_change_ambiguous(
     id: Option<NodeId>,
 ) -> bool {
     let own = change.race_log.name(dir, name).and_then(|learned| learned.local);
-    let by_others =
-        change.is_contradicted(dir, name, id) && lease_generation_since_sent(state, change, dir).is_none();
+    let by_others = change.is_contradicted(dir, name, id)
+        && lease_generation_since_sent(state, &change.race_log, dir).is_none();
     by_others || own.is_some_and(|own| own != id)
 }
 
@@ -104,8 +104,8 @@ pub(crate) fn grant_in_reply(
     attr: &Attr,
     grants: &[Grant],
 ) -> Option<LiveGrant> {
-    let home = state.store.inode(id.ino).and_then(|i| i.parent_entry());
-    let dir = home.and_then(|(dir, _)| state.store.id_of(*dir)).filter(|_| attr.covered_by_parent());
+    let parent_entry = state.store.inode(id.ino).and_then(|i| i.parent_entry());
+    let dir = parent_entry.and_then(|(dir, _)| state.store.id_of(*dir)).filter(|_| attr.covered_by_parent());
     let own = flight.granted(grants, id, LeaseScope::Attributes);
     let granted = own.or_else(|| flight.granted(grants, dir?, LeaseScope::Directory));
     granted.map(|grant| LiveGrant::begin(grant, flight.sent))

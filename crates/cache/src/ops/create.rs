@@ -56,7 +56,7 @@ pub(crate) fn on_create_reply(
     state.drop_contents(entry.id.ino);
     let Some(dir_id) = state.store.id_of(dir) else { return OpReply::Failed(Errno::STALE) };
     learn::apply_attrs_after(state, now, flight, response);
-    changes::made(state, flight, (dir, name), &entry);
+    changes::made(state, &flight.race_log, (dir, name), &entry);
     let held = learn::apply_dentry(state, now, flight, dir_id, name, Some(&entry), &response.grants);
     changes::note_inode(state, dir);
     let node = inodes::entry_reply(state, now, Some((dir, name)), entry.id, entry.attr, held, None);

@@ -71,7 +71,7 @@ fn unbind(
     (dir, name): (u64, &Name),
     response: &Response,
 ) {
-    changes::note_dentry(state, flight, (dir, name), None);
+    changes::note_dentry(state, &flight.race_log, (dir, name), None);
     if let Some(dir_id) = state.store.id_of(dir) {
         learn::apply_dentry(state, now, flight, dir_id, name, None, &response.grants);
     }

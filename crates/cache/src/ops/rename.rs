@@ -176,7 +176,7 @@ fn apply_namespace_change(
     grants: &[Grant],
 ) {
     let leads_to = child.as_ref().map(|child| child.id);
-    changes::note_dentry(state, flight, (dir, name), leads_to);
+    changes::note_dentry(state, &flight.race_log, (dir, name), leads_to);
     let pushed = flight.race_log.is_remotely_changed(dir, name);
     let crossed = pushed || order::is_change_ambiguous(state, flight, dir, name, leads_to);
     if let Some(id) =
