@@ -41,7 +41,7 @@ pub(crate) struct Kernel {
     pending: BTreeSet<InvalidationId>,
     after: BTreeMap<InvalidationId, OnInvalidated>,
     /// Files of which an invalidation drops pages, and whether all.
-    page_drops: BTreeMap<InvalidationId, Vec<(u64, bool)>>,
+    page_drops: BTreeMap<InvalidationId, BTreeMap<u64, bool>>,
     /// Invalidation of all dentries because of a mount below.
     dentry_flush: Option<InvalidationId>,
     /// Ends of grants on inodes that the kernel holds open, and of its copies without a timeout.
@@ -126,31 +126,29 @@ impl Kernel {
     pub fn done(&mut self, id: InvalidationId) -> (Option<OnInvalidated>, Vec<(u64, bool)>) {
         self.pending.remove(&id);
         self.dentry_flush.take_if(|flush| *flush == id);
-        (self.after.remove(&id), self.page_drops.remove(&id).unwrap_or_default())
+        let drops = self.page_drops.remove(&id).unwrap_or_default();
+        (self.after.remove(&id), drops.into_iter().collect())
     }
 
     pub fn note_page_drops(&mut self, id: InvalidationId, files: Vec<(u64, bool)>) {
-        if !files.is_empty() {
-            self.page_drops.insert(id, files);
+        for (ino, all) in files {
+            *self.page_drops.entry(id).or_default().entry(ino).or_default() |= all;
         }
     }
 
     /// Records that an invalidation drops pages of a file.
     pub fn note_page_drop(&mut self, id: InvalidationId, ino: u64) {
-        let files = self.page_drops.entry(id).or_default();
-        if !files.iter().any(|(of, _)| *of == ino) {
-            files.push((ino, false));
-        }
+        self.page_drops.entry(id).or_default().entry(ino).or_default();
     }
 
     /// Returns whether a pending invalidation drops pages of a file.
     pub fn is_dropping_pages(&self, ino: u64) -> bool {
-        self.page_drops.values().flatten().any(|(of, _)| *of == ino)
+        self.page_drops.values().any(|files| files.contains_key(&ino))
     }
 
     /// Returns whether an invalidation drops all pages of a file, as far as is recorded.
     pub fn drops_all_pages(&self, id: InvalidationId, ino: u64) -> bool {
-        self.page_drops.get(&id).is_some_and(|files| files.contains(&(ino, true)))
+        self.page_drops.get(&id).is_some_and(|files| files.get(&ino) == Some(&true))
     }
 
     /// Begins the invalidation of all dentries that a mount below requires.
