@@ -22,6 +22,8 @@ pub struct Counters {
     /// Prefetch jobs started; entries that they brought (a directory counts one more than its names); entries used
     /// later; entries dropped unused.
     pub ahead_walks: u64,
+    /// Walks of readers of files that began.
+    pub file_walks: u64,
     pub ahead_fetched: u64,
     pub ahead_used: u64,
     pub ahead_wasted: u64,

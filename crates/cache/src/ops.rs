@@ -35,4 +35,5 @@ pub(crate) mod seek;
 pub(crate) mod set_attr;
 pub(crate) mod statfs;
 pub(crate) mod targets;
+pub(crate) mod walk_levels;
 pub(crate) mod xattr;

@@ -2,21 +2,14 @@
 //! (docs/decisions/0043-contents.md).
 
 use crate::op::Fh;
-use crate::ops::{content_reads, reading_order};
-use crate::prefetch::{
-    DirsOrder, FileWalk, FinishedFile, Reader, ReadingOrder, RestOfHead, WalkAt, WalkEntry, WalkLevel,
-    WalkNumber,
-};
+use crate::ops::{content_reads, reading_order, walk_levels};
+use crate::prefetch::{FileWalk, FinishedFile, Reader, RestOfHead, WalkAt, WalkEntry, WalkNumber};
 use crate::state::State;
-use crate::store::Directory;
 use crate::view::{self, paths};
 use nigh_contents::CHUNK;
-use nigh_types::{Attr, Cookie, Kind, NodeId, NodeRef, Time};
-use std::collections::VecDeque;
+use nigh_types::{Attr, NodeId, NodeRef, Time};
 use std::ops::Range;
 
-/// Most entries of a directory that a walk takes.
-const LOOKED_AT: usize = 16_384;
 /// Most directories that a walk goes up and down.
 const DEEPEST: usize = 256;
 /// Bytes of a larger file that come ahead at least: a process that says that it reads from front to back, as `cp` does, has the
@@ -65,6 +58,8 @@ pub(crate) fn note_read(state: &mut State, now: Time, read: FileRead) {
             note_finished(state, read.ino);
             fill(state, now, number);
         }
+        // A file that was there without a walk, as one that this mount has written, needs none.
+        None if is_end && read.is_hit => drop(note_finished(state, read.ino)),
         None if is_end => begin_walk(state, now, read.ino, reader),
         None => {}
     }
@@ -113,58 +108,36 @@ fn begin_walk(state: &mut State, now: Time, ino: u64, reader: Reader) {
     let this = FinishedFile { ino, dir: *dir };
     let Some(order) = before.into_iter().find_map(|before| reading_order::between(state, before, this))
     else {
-        return state.prefetch.files.note_no_order();
+        return state.prefetch.files.note_nothing_ahead();
     };
     match state.prefetch.files.go_on_at(now, order, reader.read_as, this) {
-        WalkAt::Here(number) => return fill(state, now, number),
+        WalkAt::Here(number) => {
+            fill(state, now, number);
+            return;
+        }
         WalkAt::Refused => return,
         WalkAt::Nowhere => {}
     }
-    let Some(mut level) = level_of(state, now, this.dir, order) else { return };
-    let Some(at) = level.left.iter().position(|entry| entry.id.ino == ino) else { return };
-    level.left.drain(..=at);
+    let Some(level) = walk_levels::behind(state, now, this.dir, order, ino) else { return };
+    state.counters.file_walks += 1;
     let number = state.prefetch.files.begin(FileWalk::new(order, reader, vec![level], now));
-    fill(state, now, number);
-}
-
-/// Returns the regular files with contents and the directories of a directory, in an order. `None`: it is not listed.
-fn level_of(state: &State, now: Time, dir: u64, order: ReadingOrder) -> Option<WalkLevel> {
-    let is_complete = |d: &&Directory| d.complete && d.held.is_some_and(|held| held.is_live(now));
-    let directory = state.store.dir(dir).filter(is_complete)?;
-    let mut left: Vec<(Cookie, WalkEntry)> = Vec::new();
-    for row in directory.rows.iter().take(LOOKED_AT) {
-        let Some(child) = row.child else { continue };
-        let is_dir = child.attr().is_dir();
-        if is_dir || child.attr().kind() == Kind::File {
-            left.push((row.cookie, WalkEntry { id: child.id, name: row.to_name(), is_dir }));
-        }
+    if !fill(state, now, number) {
+        state.prefetch.files.note_nothing_ahead();
     }
-    fn place((cookie, entry): &(Cookie, WalkEntry)) -> (Cookie, &[u8], u64) {
-        (*cookie, entry.name.as_bytes(), entry.id.ino)
-    }
-    left.sort_unstable_by(|a, b| order.by.compare(place(a), place(b)));
-    let mut left: VecDeque<WalkEntry> = left.into_iter().map(|(_, entry)| entry).collect();
-    if order.dirs != DirsOrder::AmongFiles {
-        let (mut dirs, files): (VecDeque<WalkEntry>, VecDeque<WalkEntry>) =
-            left.into_iter().partition(|entry| entry.is_dir);
-        if order.dirs == DirsOrder::LastFirst {
-            dirs.make_contiguous().reverse();
-        }
-        left = files.into_iter().chain(dirs).collect();
-    }
-    Some(WalkLevel { dir: directory.id, left })
 }
 
 /// Goes on with all walks: a directory or contents came, or the window has room.
 pub(crate) fn go_on(state: &mut State, now: Time) {
-    state.prefetch.files.numbers().into_iter().for_each(|number| fill(state, now, number));
+    for number in state.prefetch.files.numbers() {
+        fill(state, now, number);
+    }
 }
 
-/// Asks for the next files of a walk, as far as its window goes.
-fn fill(state: &mut State, now: Time, number: WalkNumber) {
-    let Some(mut walk) = state.prefetch.files.take(number) else { return };
+/// Asks for the next files of a walk, as far as its window goes. Returns whether it has asked for any.
+fn fill(state: &mut State, now: Time, number: WalkNumber) -> bool {
+    let Some(mut walk) = state.prefetch.files.take(number) else { return false };
     let largest = state.contents.walk_window();
-    let mut passed = 0;
+    let (mut passed, mut has_asked) = (0, false);
     while walk.room(largest) > 0 && state.contents.has_room() && !state.contents.is_wasteful() {
         if let Some(rest) = walk.rest.take() {
             go_on_with_head(state, now, (number, &mut walk), rest);
@@ -177,9 +150,11 @@ fn fill(state: &mut State, now: Time, number: WalkNumber) {
         if reached > 0 {
             state.prefetch.files.note_asked(number, &mut walk, ino, reached);
             walk.rest = (reached < part.end).then_some(RestOfHead { file, part: reached..part.end });
+            has_asked = true;
         }
     }
     state.prefetch.files.put_back(number, walk);
+    has_asked
 }
 
 /// Asks for more of a file, unless a reader has come to it and asks itself.
@@ -237,8 +212,10 @@ fn next_file(state: &State, now: Time, walk: &mut FileWalk, passed: &mut u32) ->
         let level = walk.levels.last_mut()?;
         let Some(entry) = level.left.pop_front() else {
             let done = walk.levels.pop()?;
-            if walk.levels.is_empty() {
-                walk.levels.extend(level_above(state, now, done.dir, walk.order));
+            if let Some(rest) = walk_levels::rest(state, now, &done, walk.order) {
+                walk.levels.push(rest);
+            } else if walk.levels.is_empty() {
+                walk.levels.extend(walk_levels::above(state, now, done.dir, walk.order));
             }
             continue;
         };
@@ -254,7 +231,7 @@ fn next_file(state: &State, now: Time, walk: &mut FileWalk, passed: &mut u32) ->
         }
         let rows = state.store.dir(entry.id.ino).map_or(0, |directory| directory.rows.existing());
         *passed = passed.saturating_add(u32::try_from(rows).unwrap_or(u32::MAX));
-        match level_of(state, now, entry.id.ino, walk.order) {
+        match walk_levels::first(state, now, entry.id.ino, walk.order) {
             Some(below) if below.dir == entry.id => walk.levels.push(below),
             // A job brings it.
             None if is_coming(state, entry.id.ino) => {
@@ -269,18 +246,6 @@ fn next_file(state: &State, now: Time, walk: &mut FileWalk, passed: &mut u32) ->
 /// Returns whether a directory is being listed, or a job will bring it.
 fn is_coming(state: &State, dir: u64) -> bool {
     state.prefetch.expected_by(dir).is_some() || state.store.dir(dir).is_some_and(|d| d.listing.is_some())
-}
-
-/// Returns the rest of the directory above one that is done, if the walk came down from there. A directory that no caller has
-/// read is above the walk: names were looked up in it, as `rg` does for `.gitignore`.
-fn level_above(state: &State, now: Time, done: NodeId, order: ReadingOrder) -> Option<WalkLevel> {
-    state.store.dir(done.ino).filter(|directory| directory.id == done && directory.opened_in_walk)?;
-    let (above, _) = state.store.inode(done.ino)?.parent_entry()?;
-    state.store.dir(*above).filter(|directory| directory.was_read)?;
-    let mut level = level_of(state, now, *above, order)?;
-    let at = level.left.iter().position(|entry| entry.id == done)?;
-    level.left.drain(..=at);
-    Some(level)
 }
 
 /// Returns a file of a walk with its attributes, unless it is empty, or its contents are there already or on their way.

@@ -1,13 +1,12 @@
 //! The order in which a reader takes files, from two that it has read.
 
+use crate::ops::walk_levels::{self, find};
 use crate::prefetch::{DirsOrder, FinishedFile, ReadingOrder};
 use crate::state::State;
 use crate::store::{DirEntryRef, Directory};
 use nigh_types::{Cookie, Kind, PrefetchOrder};
 use std::cmp::Ordering;
 
-/// Most entries of a directory that are looked at.
-const LOOKED_AT: usize = 16_384;
 /// Most directories above one that are looked at.
 const MOST_LEVELS: usize = 16;
 
@@ -159,7 +158,7 @@ impl Of {
             Of::Any => is_file || attr.is_dir(),
             Of::Unread => {
                 let has_file = |dir: &Directory| {
-                    dir.rows.iter().take(LOOKED_AT).any(|row| Of::Files.contains(state, &row))
+                    dir.rows.iter().take(walk_levels::LOOKED_AT).any(|row| Of::Files.contains(state, &row))
                 };
                 attr.is_dir()
                     && state.store.dir(child.id.ino).is_none_or(|dir| !dir.was_read || has_file(dir))
@@ -168,12 +167,25 @@ impl Of {
     }
 }
 
-fn rows(state: &State, dir: u64) -> impl Iterator<Item = DirEntryRef<'_>> {
-    state.store.dir(dir).into_iter().flat_map(|directory| directory.rows.iter().take(LOOKED_AT))
-}
-
-fn find(state: &State, dir: u64, ino: u64) -> Option<DirEntryRef<'_>> {
-    rows(state, dir).find(|row| row.child.is_some_and(|child| child.id.ino == ino))
+/// Returns the entries of a directory that lie between two of them in an order, and perhaps others. `None`: it is too large.
+fn rows_between<'a>(
+    state: &'a State,
+    dir: u64,
+    order: PrefetchOrder,
+    (from, to): (Option<&DirEntryRef<'_>>, Option<&DirEntryRef<'_>>),
+) -> Option<impl Iterator<Item = DirEntryRef<'a>>> {
+    let (first, last) = match order {
+        PrefetchOrder::Cookie => (from.map(|row| row.cookie), to.map(|row| row.cookie)),
+        PrefetchOrder::CookieReversed => (to.map(|row| row.cookie), from.map(|row| row.cookie)),
+        _ => (None, None),
+    };
+    // Rows with the same cookie as the first one are looked at, too.
+    let before = first.map_or(Cookie(0), |first| Cookie(first.0.saturating_sub(1)));
+    let is_bounded = first.is_some() && last.is_some();
+    let directory =
+        state.store.dir(dir).filter(|directory| is_bounded || walk_levels::is_small(directory))?;
+    let rows = directory.rows.after(before);
+    Some(rows.take_while(move |row| last.is_none_or(|last| row.cookie <= last)).take(walk_levels::LOOKED_AT))
 }
 
 /// Returns whether an entry comes next after another one, or first, among those of its kind.
@@ -186,7 +198,9 @@ fn is_next(state: &State, dir: u64, of: Of, order: PrefetchOrder, before: Option
     };
     let is_after = |row: &DirEntryRef<'_>| before.is_none_or(|before| compare(&before, row, order).is_lt());
     let comes_before = |row: &DirEntryRef<'_>| is_after(row) && compare(row, &this, order).is_lt();
-    is_after(&this) && !rows(state, dir).any(|row| comes_before(&row) && of.contains(state, &row))
+    let between = rows_between(state, dir, order, (before.as_ref(), Some(&this)));
+    let lies_between = |row: DirEntryRef<'_>| comes_before(&row) && of.contains(state, &row);
+    is_after(&this) && between.is_some_and(|mut rows| !rows.any(lies_between))
 }
 
 /// Returns whether one entry of a directory comes before another one.
@@ -195,7 +209,7 @@ fn precedes(state: &State, dir: u64, order: PrefetchOrder, (before, this): (u64,
     matches!(found, (Some(before), Some(this)) if compare(&before, &this, order).is_lt())
 }
 
-/// Returns whether entries of a kind lie between two entries, or behind one (`to`: `None`).
+/// Returns whether entries of a kind lie between two entries, or behind one (`to`: `None`), as far as that is known.
 fn has_between(
     state: &State,
     dir: u64,
@@ -208,7 +222,8 @@ fn has_between(
     let is_between = |row: &DirEntryRef<'_>| {
         compare(&from, row, order).is_lt() && to.is_none_or(|to| compare(row, &to, order).is_lt())
     };
-    rows(state, dir).any(|row| is_between(&row) && of.contains(state, &row))
+    let rows = rows_between(state, dir, order, (Some(&from), to.as_ref()));
+    rows.is_none_or(|mut rows| rows.any(|row| is_between(&row) && of.contains(state, &row)))
 }
 
 fn compare(one: &DirEntryRef<'_>, other: &DirEntryRef<'_>, order: PrefetchOrder) -> Ordering {

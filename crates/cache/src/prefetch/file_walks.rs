@@ -5,7 +5,7 @@
 
 use crate::contents::ReadAs;
 use crate::op::Caller;
-use nigh_types::{Name, NodeId, NodeRef, PrefetchOrder, Span, Time};
+use nigh_types::{Cookie, Name, NodeId, NodeRef, PrefetchOrder, Span, Time};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -63,6 +63,8 @@ pub(crate) struct WalkLevel {
     pub dir: NodeId,
     /// Entries ahead, the next one first.
     pub left: VecDeque<WalkEntry>,
+    /// For a directory of which a part was taken: where the next part begins.
+    pub taken_to: Option<Cookie>,
 }
 
 /// The rights with which a walk reads files.
@@ -168,7 +170,8 @@ pub(crate) struct FileWalks {
     finished: VecDeque<FinishedFile>,
     /// Order of the walk that began last.
     last_order: ReadingOrder,
-    /// Files in a row that were read in no order, and how many are not looked at before the next one is.
+    /// Files in a row that were read in no order or began a walk that asked for nothing, and how many are not looked at
+    /// before the next one is.
     without_order: u32,
     skipped: u32,
 }
@@ -193,8 +196,9 @@ impl FileWalks {
         may
     }
 
-    /// Records a file that was read in no order: after some of them only every few files are looked at.
-    pub fn note_no_order(&mut self) {
+    /// Records a file that was read in no order, or behind which nothing is to come: after some of them only every few files are
+    /// looked at.
+    pub fn note_nothing_ahead(&mut self) {
         self.without_order = (self.without_order + 1).min(LOOKED_AT_FIRST + 5);
         self.skipped = (1 << self.without_order.saturating_sub(LOOKED_AT_FIRST)) - 1;
     }
@@ -237,7 +241,6 @@ impl FileWalks {
         }
         self.last_number += 1;
         self.last_order = walk.order;
-        self.without_order = 0;
         let number = WalkNumber(self.last_number);
         self.walks.insert(number, walk);
         number
@@ -265,6 +268,7 @@ impl FileWalks {
     /// Records a file that is asked for, by a walk that is taken out.
     pub fn note_asked(&mut self, number: WalkNumber, walk: &mut FileWalk, ino: u64, bytes: u64) {
         let cost = bytes + FILE_COST;
+        self.without_order = 0;
         walk.unused += cost;
         self.asked.insert(ino, (number, cost));
     }
@@ -351,7 +355,8 @@ mod tests {
     use super::*;
 
     fn walk() -> FileWalk {
-        let level = WalkLevel { dir: NodeId { ino: 1, generation: 1 }, left: VecDeque::new() };
+        let level =
+            WalkLevel { dir: NodeId { ino: 1, generation: 1 }, left: VecDeque::new(), taken_to: None };
         FileWalk::new(
             ReadingOrder::default(),
             Reader { read_as: ReadAs::Mount, caller: None },
@@ -502,7 +507,7 @@ mod tests {
             let looks = (0..files).filter(|_| {
                 let looks = walks.may_look();
                 if looks {
-                    walks.note_no_order();
+                    walks.note_nothing_ahead();
                 }
                 looks
             });
@@ -510,7 +515,9 @@ mod tests {
         };
         assert_eq!(looked(&mut walks, 4), 4);
         assert!(looked(&mut walks, 1_000) < 40);
-        walks.begin(walk());
+        let number = walks.begin(walk());
+        let mut one = walks.take(number).unwrap();
+        walks.note_asked(number, &mut one, 7, 1);
         walks.skipped = 0;
         assert_eq!(looked(&mut walks, 4), 4);
     }

@@ -130,6 +130,59 @@ fn reader_by_inode_number_waits_few_times() {
     }
 }
 
+/// In the order of the listing a walk takes a part of the directory at a time.
+#[test]
+fn reader_of_a_very_large_directory_waits_few_times() {
+    let mut world = World::new(ModelFsConfig::default());
+    world.server.edit(|tree| {
+        for at in 0..70_000 {
+            tree.plant_file(Time(0), &format!("f{at:05}"), b"seven..");
+        }
+    });
+    world.connect_with(Config::default());
+    slow(&mut world);
+    let found = list(&mut world, 1, false);
+    let before = waits(&world);
+    for at in (60_000..62_000).chain(64_000..70_000) {
+        assert_eq!(read(&mut world, 1, &found[at].name), b"seven..");
+    }
+    let waits = waits(&world) - before;
+    assert!(waits <= 24, "{waits} waits, {:?}", world.clients[0].cache.counters());
+}
+
+/// Creates, writes and closes a file.
+fn write(world: &mut World, dir: u64, text: &str, data: &[u8]) {
+    let access = Access { write: true, ..READ };
+    let op =
+        Op::Create { dir, name: name(text), mode: 0o644, umask: 0, exclusive: true, access, append: false };
+    let OpReply::Created(node, opened) = answer(world, op) else { panic!("{text}") };
+    let (ino, fh) = (node.id.ino, opened.fh);
+    let write = Op::Write { ino, fh, offset: 0, data: data.to_vec(), flags: WriteFlags::default() };
+    assert_eq!(answer(world, write), OpReply::Written(data.len() as u64));
+    answer(world, Op::Release { fh, flock: None });
+}
+
+/// A walk that finds nothing to ask for passes all entries of the directory.
+#[test]
+fn files_that_were_written_here_begin_few_walks() {
+    let mut world = World::new(ModelFsConfig::default());
+    world.connect_with(Config::default());
+    slow(&mut world);
+    let names: Vec<String> = (0..200).map(|at| format!("f{at:03}")).collect();
+    for text in &names {
+        write(&mut world, 1, text, b"written");
+    }
+    list(&mut world, 1, false);
+    let before = world.clients[0].cache.counters();
+    for text in &names {
+        assert_eq!(read(&mut world, 1, text), b"written");
+    }
+    let after = world.clients[0].cache.counters();
+    assert_eq!(after.contents_fetched, before.contents_fetched);
+    let walks = after.file_walks - before.file_walks;
+    assert!(walks <= 20, "{walks} walks for 200 files");
+}
+
 /// As `cp`: the kernel asks for two parts of a file at once.
 #[test]
 fn reader_of_large_files_among_small_ones_does_not_wait_at_each() {
