@@ -157,7 +157,7 @@ impl Store {
     pub fn last_parent_entry(&self, ino: u64) -> Option<&(u64, Name)> {
         match self.inode(ino) {
             Some(inode) => inode.parent_entry(),
-            None => self.forgotten.home(ino),
+            None => self.forgotten.parent_entry(ino),
         }
     }
 }

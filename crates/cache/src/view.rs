@@ -224,8 +224,10 @@ pub(crate) fn is_under_other_name(state: &State, now: Time, file: NodeId, dir: N
         let row = directory.rows.find(state.store.cookie(name), name.as_bytes());
         row.and_then(|row| row.child).is_some_and(|child| child.id == file)
     };
-    let home = state.store.inode(file.ino).and_then(|inode| inode.parent_entry());
-    let home = home.filter(|(at, home)| *at == dir.ino && home != name);
-    let stays = |home: &Name| leads_there(home) && !state.calls.is_name_in_flight(dir.ino, home);
-    home.is_some_and(|(_, home)| stays(home)) && !leads_there(name)
+    let parent_entry = state.store.inode(file.ino).and_then(|inode| inode.parent_entry());
+    let parent_entry = parent_entry.filter(|(at, parent_entry)| *at == dir.ino && parent_entry != name);
+    let stays = |parent_entry: &Name| {
+        leads_there(parent_entry) && !state.calls.is_name_in_flight(dir.ino, parent_entry)
+    };
+    parent_entry.is_some_and(|(_, parent_entry)| stays(parent_entry)) && !leads_there(name)
 }

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `stage` | scheduling of replays, and their results |
 //! | `player`, `command`, `play` | child processes that make the system calls, and their protocol |
-//! | `pretence` | replies to the requests of replays |
+//! | `filter` | replies to the requests of replays |
 
 mod command;
 mod replay_child;

@@ -272,11 +272,11 @@ impl Server {
             self.export(root, path, session.origin).map_err(|error| (error.errno(), error.to_string()))?;
         let place = (&self.leases, session.holder());
         let files = SessionFiles::of_session(self.options.files_per_session, hello.term, place)
-            .vouched(session.admission.vouches())
+            .vouched(session.credential_policy.vouches())
             .sharing(&self.descriptors, session.origin)
             .trusting(hello.features & TRUSTS_WATCH != 0);
         let Hello { who, mut features, term, .. } = *hello;
-        if export.impersonates() && !session.admission.vouches() {
+        if export.impersonates() && !session.credential_policy.vouches() {
             // Updates are read with the server's rights, and a confined client may not see all that they contain.
             features &= !UPDATES;
         }
@@ -347,7 +347,12 @@ fn resume_session(session: &Arc<Session>, link: &Link, at: (u64, u64)) -> Result
 /// Returns the session parameters for the client.
 fn session_params(session: &Session, attached: &Attached) -> Result<nigh_native::SessionParams, Errno> {
     let mut agreed = attached.export.session(&attached.files)?;
-    validate_ids::fill_session_params(&mut agreed, &attached.export, &session.admission, attached.features);
+    validate_ids::fill_session_params(
+        &mut agreed,
+        &attached.export,
+        &session.credential_policy,
+        attached.features,
+    );
     Ok(agreed)
 }
 

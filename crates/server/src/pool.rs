@@ -413,12 +413,9 @@ fn is_long(job: &Job) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::leases::Leases;
-    use nigh_lease::LeaseConfig;
+    use crate::session::test_session::test_session;
     use nigh_link::Peer;
-    use nigh_native::{ServerConfig, ServerSession};
     use nigh_types::{Credentials, NodeId, NodeRef, Request};
-    use std::os::unix::net::UnixStream;
 
     /// Factory for calls of one session.
     struct Jobs {
@@ -428,14 +425,7 @@ mod tests {
 
     impl Jobs {
         fn new() -> Jobs {
-            let (link, _theirs) = UnixStream::pair().unwrap();
-            let leases = Leases::new(LeaseConfig::default(), None);
-            let story = crate::session::log::SessionLog::new(&Arc::default(), nigh_link::Kind::Unix);
-            let connection = ServerSession::new(crate::os::clock::now(), ServerConfig::default());
-            let of = (link.into(), Peer::in_process(), 0);
-            let session =
-                Arc::new(Session::new(connection, of, story, (&leases, Weak::new()), &Arc::default()));
-            Jobs { session, under_way: Arc::default() }
+            Jobs { session: test_session(0, Peer::in_process()), under_way: Arc::default() }
         }
 
         fn job(&self, number: u64, call: Call) -> Job {

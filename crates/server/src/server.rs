@@ -188,10 +188,10 @@ impl Server {
             sweeping: Arc::default(),
             unrecorded: Mutex::default(),
         });
-        let (keeper, weak) = (Arc::clone(&server.reaper), Arc::downgrade(&server));
-        std::thread::Builder::new().name("nigh-keeper".into()).spawn(move || {
+        let (reaper, weak) = (Arc::clone(&server.reaper), Arc::downgrade(&server));
+        std::thread::Builder::new().name("nigh-reaper".into()).spawn(move || {
             let mut busy = true;
-            while keeper.wait(busy) {
+            while reaper.wait(busy) {
                 let Some(server) = weak.upgrade() else { return };
                 busy = server.reap();
             }

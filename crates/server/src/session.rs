@@ -8,6 +8,8 @@ pub(crate) mod log;
 pub(crate) mod outbox;
 pub(crate) mod registry;
 pub(crate) mod reply_cache;
+#[cfg(test)]
+pub(crate) mod test_session;
 
 use crate::export::Export;
 use crate::lease::holder::LeaseSession;
@@ -42,11 +44,11 @@ pub(crate) struct Session {
     pub(crate) peer: Peer,
     pub(crate) origin: Origin,
     /// Maps the credentials in requests to those with which calls are executed.
-    pub(crate) admission: CredentialPolicy,
+    pub(crate) credential_policy: CredentialPolicy,
     pub(crate) log: SessionLog,
     leases: Arc<Leases>,
     reaper: Arc<SessionReaper>,
-    tally: Arc<MemoryAccount>,
+    memory: Arc<MemoryAccount>,
     attached: OnceLock<Attached>,
     pub(crate) phase: SessionPhase,
     /// Counter of the leases that the session has had in the lease table.
@@ -130,21 +132,21 @@ impl Session {
         (link, peer, moment): (Link, Peer, u64),
         log: SessionLog,
         (leases, pool): (&Arc<Leases>, Weak<Pool>),
-        keeper: &Arc<SessionReaper>,
+        reaper: &Arc<SessionReaper>,
     ) -> Session {
         let outbox = Outbox::new(pool);
         let link = outbox.connect(link);
-        let tally = MemoryAccount::new(keeper);
-        let held = Charge::new(&tally, 0);
+        let memory = MemoryAccount::new(reaper);
+        let held = Charge::new(&memory, 0);
         Session {
             id: connection.session_id(),
-            admission: CredentialPolicy::of(&peer),
+            credential_policy: CredentialPolicy::of(&peer),
             origin: peer.origin(),
             peer,
             log,
             leases: Arc::clone(leases),
-            reaper: Arc::clone(keeper),
-            tally,
+            reaper: Arc::clone(reaper),
+            memory,
             attached: OnceLock::new(),
             phase: SessionPhase::default(),
             lease: AtomicU64::new(0),
@@ -379,7 +381,7 @@ impl Session {
     /// Returns the bytes of unconfirmed replies and recalls, and the total memory of the session without its lease
     /// table entries.
     pub(crate) fn kept_bytes(&self) -> (u64, u64) {
-        (self.wire.lock().connection.kept_bytes(), self.tally.bytes())
+        (self.wire.lock().connection.kept_bytes(), self.memory.bytes())
     }
 
     /// Cancels an unanswered call: it is aborted if it has to wait. Returns whether the call may wait for a lock, or
@@ -442,7 +444,7 @@ impl Session {
 
     /// Returns the credentials with which a call asked for by `asked` is executed.
     pub(crate) fn admit(&self, asked: Credentials) -> Credentials {
-        let (admitted, first) = self.admission.admit_noting_root(asked);
+        let (admitted, first) = self.credential_policy.admit_noting_root(asked);
         if first {
             log::claimed_root(self, &admitted);
         }
@@ -485,7 +487,7 @@ impl Session {
                 self.outbox.has_room()
             })
         }));
-        // A waiting call is admitted again when it resumes. A paused listing keeps its admission.
+        // A waiting call is admitted again when it resumes. A paused listing keeps its credential_policy.
         if !matches!(done, Ok(Progress::Pauses(_))) {
             self.outbox.done(&request.call);
             self.prefetch_jobs.forget(call);
@@ -496,7 +498,7 @@ impl Session {
                 Some(Job { session, call, request, change: Some(change), inflight, resent, stream: None })
             }
             Ok(Progress::Pauses(mut begun)) => {
-                begun.count(&self.tally);
+                begun.count(&self.memory);
                 Some(Job { session, call, request, change: None, inflight, resent, stream: Some(begun) })
             }
             Err(_) => {

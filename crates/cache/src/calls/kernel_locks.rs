@@ -40,8 +40,8 @@ impl CallKind {
 
     /// Returns whether the directory of this name is locked too: a directory that is removed or replaced, or one that
     /// is moved (since Linux 6.5).
-    pub(crate) fn locks_victim(&self, home: Option<&(u64, Name)>) -> bool {
-        let Some((at, called)) = home else { return false };
+    pub(crate) fn locks_victim(&self, parent_entry: Option<&(u64, Name)>) -> bool {
+        let Some((at, called)) = parent_entry else { return false };
         match self {
             CallKind::Remove { dir, name } => dir == at && name == called,
             CallKind::Rename { from, name, to, new_name, .. } => {
@@ -90,8 +90,8 @@ impl Op {
         }
     }
 
-    pub(crate) fn locks_victim(&self, home: Option<&(u64, Name)>) -> bool {
-        let Some((at, called)) = home else { return false };
+    pub(crate) fn locks_victim(&self, parent_entry: Option<&(u64, Name)>) -> bool {
+        let Some((at, called)) = parent_entry else { return false };
         match self {
             Op::Rmdir { dir, name } => dir == at && name == called,
             Op::Rename { from, name, to, new_name, .. } => {

@@ -33,14 +33,17 @@ pub(crate) fn drop_if_idle(state: &mut State, ino: u64) {
 }
 
 /// Remembers an inode whose record is dropped.
-fn remember_forgotten(state: &mut State, id: NodeId, home: Option<(u64, Name)>) {
-    let Some(home) = home.filter(|_| id.generation != 0 && id.ino != state.store.root()) else { return };
-    put_forgotten(state, id, Some(home));
+fn remember_forgotten(state: &mut State, id: NodeId, parent_entry: Option<(u64, Name)>) {
+    let Some(parent_entry) = parent_entry.filter(|_| id.generation != 0 && id.ino != state.store.root())
+    else {
+        return;
+    };
+    put_forgotten(state, id, Some(parent_entry));
 }
 
-pub(crate) fn put_forgotten(state: &mut State, id: NodeId, home: Option<(u64, Name)>) {
+pub(crate) fn put_forgotten(state: &mut State, id: NodeId, parent_entry: Option<(u64, Name)>) {
     let most = MOST.min(state.config.budget_bytes / PART / BYTES);
-    state.store.forgotten.put(id, home, most);
+    state.store.forgotten.put(id, parent_entry, most);
 }
 
 /// Handles a FORGET of `count` lookups of a node id.

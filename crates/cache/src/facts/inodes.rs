@@ -32,16 +32,16 @@ pub(crate) fn record(state: &mut State, id: NodeId) -> &mut Inode {
 pub(crate) fn entry_reply(
     state: &mut State,
     now: Time,
-    home: Option<(u64, &Name)>,
+    parent_entry: Option<(u64, &Name)>,
     id: NodeId,
     attr: Attr,
     name_held: Option<LiveGrant>,
     attr_held: Option<LiveGrant>,
 ) -> Node {
     let level = state.kernel.level();
-    let changes =
-        home.is_some_and(|(dir, _)| state.changes_frequently(now, dir) || state.watches.is_reporting(dir));
-    let held_back = home.is_some_and(|(dir, name)| state.store.suspended.has_name(dir, name));
+    let changes = parent_entry
+        .is_some_and(|(dir, _)| state.changes_frequently(now, dir) || state.watches.is_reporting(dir));
+    let held_back = parent_entry.is_some_and(|(dir, name)| state.store.suspended.has_name(dir, name));
     let name_held = name_held.filter(|_| !changes && !held_back);
     let entry_valid = name_held.map_or(Span::ZERO, |h| level.entry_timeout(&h, now));
     keep_removed_nodeid(state, id);
@@ -49,18 +49,18 @@ pub(crate) fn entry_reply(
     let attr_valid = queue::attr_timeout(state, now, id.ino, &attr, attr_held);
     let inode = record(state, id);
     let is_new = inode.kernel.note_lookup();
-    if home.is_some() {
+    if parent_entry.is_some() {
         inode.kernel.note_timeouts(now, entry_valid, attr_valid);
     }
-    let elsewhere = home.filter(|(dir, name)| !inode.is_at(*dir, name));
+    let elsewhere = parent_entry.filter(|(dir, name)| !inode.is_at(*dir, name));
     if is_new {
         prune::note_new_to_kernel(state, id.ino);
     }
-    if let Some(home) = home {
-        state.kernel.recent_dirs.put(home, attr.is_dir().then_some((id, attr)));
+    if let Some(parent_entry) = parent_entry {
+        state.kernel.recent_dirs.put(parent_entry, attr.is_dir().then_some((id, attr)));
     }
-    if let Some(home) = elsewhere {
-        set_parent_entry(state, id, home);
+    if let Some(parent_entry) = elsewhere {
+        set_parent_entry(state, id, parent_entry);
     }
     Node { id, number, known: !is_new, attr, entry_valid, attr_valid }
 }

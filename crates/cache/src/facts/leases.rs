@@ -68,8 +68,8 @@ pub(crate) fn live_directory(state: &mut State, now: Time, dir: u64) -> Option<(
 /// Drops the dentries of a directory that is found by another name than before. Other clients moved it, or it is a
 /// new directory with the number of one that is gone, which such a remote does not tell apart.
 pub(crate) fn discard_moved_dir(state: &mut State, id: NodeId, at: (u64, &Name)) {
-    let home = state.store.inode(id.ino).and_then(|inode| inode.parent_entry());
-    if home.is_some_and(|(dir, name)| (*dir, name) == at) {
+    let parent_entry = state.store.inode(id.ino).and_then(|inode| inode.parent_entry());
+    if parent_entry.is_some_and(|(dir, name)| (*dir, name) == at) {
         return;
     }
     let Some(directory) = state.store.dir(id.ino) else { return };

@@ -276,7 +276,7 @@ fn commit_name(
 
 /// Applies a committed child, as far as the cache keeps more than its entry. (Attributes under a grant of its own
 /// have a fact of their own.)
-fn commit_child(state: &mut State, now: Time, home: (u64, &Name), entry: &Entry) {
+fn commit_child(state: &mut State, now: Time, parent_entry: (u64, &Name), entry: &Entry) {
     leases::drop_other_version(state, now, entry.id, &entry.attr);
     let Some(inode) = state.store.inode_of_mut(entry.id) else {
         return;
@@ -285,7 +285,7 @@ fn commit_child(state: &mut State, now: Time, home: (u64, &Name), entry: &Entry)
     learn::keep_target(state, now, entry.id, entry.target.clone());
     // A hard link's other names may be equally right.
     if entry.attr.covered_by_parent() || entry.attr.is_dir() {
-        inodes::note_listed_at(state, entry.id, home);
+        inodes::note_listed_at(state, entry.id, parent_entry);
     }
 }
 

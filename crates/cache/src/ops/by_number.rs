@@ -34,9 +34,11 @@ pub(crate) fn lookup_number(
 }
 
 /// Records where the remote found an inode by number. The record must exist before its attributes are applied.
-fn record_found(state: &mut State, id: NodeId, home: Option<(NodeId, Name)>) {
+fn record_found(state: &mut State, id: NodeId, parent_entry: Option<(NodeId, Name)>) {
     let is_placed = inodes::record(state, id).parent_entry().is_some();
-    let Some((dir, name)) = home.filter(|_| !is_placed && id.ino != state.store.root()) else { return };
+    let Some((dir, name)) = parent_entry.filter(|_| !is_placed && id.ino != state.store.root()) else {
+        return;
+    };
     if state.store.id_of(dir.ino).is_none() && state.store.forgotten.id(dir.ino) != Some(dir) {
         forgetting::put_forgotten(state, dir, None);
     }
@@ -50,10 +52,8 @@ pub(crate) fn attr_in_reply(
     result: Result<Reply, Errno>,
 ) -> Result<(NodeId, Attr), Errno> {
     match (result?, &flight.resend) {
-        (Reply::Found { node, attr, parent_entry: home }, Some(Call::LookupNumber { ino }))
-            if node.ino == *ino =>
-        {
-            record_found(state, node, home);
+        (Reply::Found { node, attr, parent_entry }, Some(Call::LookupNumber { ino })) if node.ino == *ino => {
+            record_found(state, node, parent_entry);
             Ok((node, attr))
         }
         (_, Some(Call::LookupNumber { .. })) => Err(Errno::PROTO),
@@ -69,11 +69,13 @@ pub(crate) fn restore_forgotten(state: &mut State, ino: u64) {
         return;
     }
     // A directory known only from another inode's reply has no known place: it is looked up by its number.
-    let Some((id, home)) = state.store.forgotten.id(ino).zip(state.store.forgotten.home(ino).cloned()) else {
+    let Some((id, parent_entry)) =
+        state.store.forgotten.id(ino).zip(state.store.forgotten.parent_entry(ino).cloned())
+    else {
         return;
     };
     if state.store.id_of(ino).is_none_or(|known| known == id) {
-        inodes::record(state, id).note_found_at(home.0, home.1);
+        inodes::record(state, id).note_found_at(parent_entry.0, parent_entry.1);
     }
 }
 
@@ -183,8 +185,12 @@ mod tests {
         cache
     }
 
-    fn found(id: NodeId, home: (NodeId, &str)) -> Result<Reply, Errno> {
-        Ok(Reply::Found { node: id, attr: attr(id), parent_entry: Some((home.0, name(home.1))) })
+    fn found(id: NodeId, parent_entry: (NodeId, &str)) -> Result<Reply, Errno> {
+        Ok(Reply::Found {
+            node: id,
+            attr: attr(id),
+            parent_entry: Some((parent_entry.0, name(parent_entry.1))),
+        })
     }
 
     #[test]
@@ -213,8 +219,8 @@ mod tests {
         let (call, sent) = asked(&mut cache, Op::LookupParent { ino: DIRECTORY.ino });
         assert_eq!(sent, Call::LookupNumber { ino: above.ino });
         let attr = attr(DIRECTORY);
-        let home = Some((NodeId { ino: 1, generation: 1 }, name("above")));
-        let said = answers(&mut cache, call, Ok(Reply::Found { node: above, attr, parent_entry: home }));
+        let parent_entry = Some((NodeId { ino: 1, generation: 1 }, name("above")));
+        let said = answers(&mut cache, call, Ok(Reply::Found { node: above, attr, parent_entry }));
         assert!(matches!(said, Some(OpReply::Node(node)) if node.id == above));
         let said = cache.handle_op(T0, OpId(1), Caller::default(), Op::LookupParent { ino: above.ino });
         assert!(said.is_none_or(|said| matches!(said, OpReply::Node(node) if node.id.ino == 1)));

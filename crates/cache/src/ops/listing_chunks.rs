@@ -289,7 +289,7 @@ fn apply_listed_attr(
     now: Time,
     flight: &InflightCall,
     entry: &Entry,
-    home: (u64, &Name),
+    parent_entry: (u64, &Name),
     grant: Option<&Grant>,
 ) {
     let recalled = flight.recalled(entry.id, LeaseScope::Attributes);
@@ -299,19 +299,19 @@ fn apply_listed_attr(
         if let Some(inode) = state.store.inode_mut(entry.id.ino) {
             inode.drop_own_attr();
         }
-        inodes::note_listed_at(state, entry.id, home);
+        inodes::note_listed_at(state, entry.id, parent_entry);
         return;
     }
     if entry.attr.is_dir() {
         // A directory has one name.
-        inodes::note_listed_at(state, entry.id, home);
+        inodes::note_listed_at(state, entry.id, parent_entry);
     }
     let held =
         grant.filter(|_| !recalled).map(|g| LiveGrant::begin(g, flight.sent)).filter(|h| h.is_live(now));
     if let Some(held) = held {
         let inode = inodes::record(state, entry.id);
         inode.note_own_attr(entry.attr, held);
-        inode.note_listed_at(home.0, home.1);
+        inode.note_listed_at(parent_entry.0, parent_entry.1);
     }
 }
 

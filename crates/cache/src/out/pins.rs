@@ -77,7 +77,10 @@ pub(crate) fn pin_open_below(state: &mut State, dir: u64) {
         return;
     }
     let lies_there = |ino: &u64| {
-        state.store.inode(*ino).is_some_and(|i| i.parent_entry().is_some_and(|(home, _)| *home == dir))
+        state
+            .store
+            .inode(*ino)
+            .is_some_and(|i| i.parent_entry().is_some_and(|(parent_entry, _)| *parent_entry == dir))
     };
     let unpinned = state.open.files.values().filter(|file| file.handle().is_none()).map(|file| file.ino);
     let below: Vec<u64> = unpinned.filter(lies_there).collect();

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 struct ForgottenInode {
     generation: u64,
     /// `None`: the remote said only that it is the directory of an inode.
-    home: Option<(u64, Name)>,
+    parent_entry: Option<(u64, Name)>,
     turn: u64,
 }
 
@@ -21,9 +21,10 @@ pub(crate) struct Forgotten {
 }
 
 impl Forgotten {
-    pub fn put(&mut self, id: NodeId, home: Option<(u64, Name)>, most: u64) {
+    pub fn put(&mut self, id: NodeId, parent_entry: Option<(u64, Name)>, most: u64) {
         self.turn += 1;
-        self.nodes.insert(id.ino, ForgottenInode { generation: id.generation, home, turn: self.turn });
+        self.nodes
+            .insert(id.ino, ForgottenInode { generation: id.generation, parent_entry, turn: self.turn });
         self.order.push_back((id.ino, self.turn));
         while self.order.len() as u64 > most
             && let Some((ino, turn)) = self.order.pop_front()
@@ -38,8 +39,8 @@ impl Forgotten {
         self.nodes.get(&ino).map(|node| NodeId { ino, generation: node.generation })
     }
 
-    pub fn home(&self, ino: u64) -> Option<&(u64, Name)> {
-        self.nodes.get(&ino)?.home.as_ref()
+    pub fn parent_entry(&self, ino: u64) -> Option<&(u64, Name)> {
+        self.nodes.get(&ino)?.parent_entry.as_ref()
     }
 
     /// Forgets all: they are of another server.

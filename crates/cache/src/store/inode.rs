@@ -154,9 +154,9 @@ impl Inode {
 
     /// Keeps the parent entry as the earlier name of an inode that gets another name.
     pub fn keep_earlier_name(&mut self, other: (u64, &Name)) {
-        if let Some(home) = self.parent_entry.clone().filter(|(dir, name)| (*dir, name) != other) {
+        if let Some(parent_entry) = self.parent_entry.clone().filter(|(dir, name)| (*dir, name) != other) {
             // The first name stays longest where names come and go, like the whiteout that overlayfs links.
-            self.ext_mut().earlier_name.get_or_insert_with(|| Box::new(home));
+            self.ext_mut().earlier_name.get_or_insert_with(|| Box::new(parent_entry));
         }
     }
 

@@ -7,10 +7,10 @@ use crate::state::State;
 /// Returns whether the kernel may have a directory locked for a waiting request: invalidating a dentry in it waits
 /// for the lock.
 pub(crate) fn is_locked(state: &State, dir: u64) -> bool {
-    let home = state.store.inode(dir).and_then(|inode| inode.parent_entry());
+    let parent_entry = state.store.inode(dir).and_then(|inode| inode.parent_entry());
     let mut out = state.calls.awaited();
-    out.any(|flight| flight.purpose.locks_names(dir) || flight.purpose.locks_victim(home))
-        || state.calls.queued().any(|(_, op)| op.locks_names(dir) || op.locks_victim(home))
+    out.any(|flight| flight.purpose.locks_names(dir) || flight.purpose.locks_victim(parent_entry))
+        || state.calls.queued().any(|(_, op)| op.locks_names(dir) || op.locks_victim(parent_entry))
         || state.store.suspended.waiting().any(|op| op.locks_names(dir))
 }
 

@@ -109,8 +109,8 @@ pub(crate) fn node_ref(state: &State, ino: u64) -> Option<NodeRef> {
     let node = state.store.id_of(ino)?;
     let id_of = |dir: u64| state.store.id_of(dir).or_else(|| state.store.forgotten.id(dir));
     let inode = state.store.inode(ino);
-    let home = inode.and_then(|i| i.path_hint());
-    let hint = home.and_then(|(dir, name)| Some((id_of(*dir)?, name.clone())));
+    let parent_entry = inode.and_then(|i| i.path_hint());
+    let hint = parent_entry.and_then(|(dir, name)| Some((id_of(*dir)?, name.clone())));
     Some(NodeRef { node, path_hint: hint })
 }
 
@@ -138,15 +138,15 @@ pub(crate) fn path_to(state: &State, node: NodeId) -> Option<Vec<Name>> {
 
 /// Returns an inode's parent entry after the renames in flight.
 pub(crate) fn parent_after_renames(state: &State, ino: u64) -> Option<(u64, Name)> {
-    let home = state.store.inode(ino)?.parent_entry()?.clone();
-    let moved = state.calls.name_after_renames((home.0, &home.1));
-    moved.or(Some(home))
+    let parent_entry = state.store.inode(ino)?.parent_entry()?.clone();
+    let moved = state.calls.name_after_renames((parent_entry.0, &parent_entry.1));
+    moved.or(Some(parent_entry))
 }
 
 pub(crate) fn path_by(
     state: &State,
     node: NodeId,
-    home: impl Fn(&State, u64) -> Option<(u64, Name)>,
+    parent_entry: impl Fn(&State, u64) -> Option<(u64, Name)>,
 ) -> Option<Vec<Name>> {
     let mut names = Vec::new();
     let mut at = node.ino;
@@ -155,7 +155,7 @@ pub(crate) fn path_by(
             names.reverse();
             return Some(names);
         }
-        let (dir, name) = home(state, at)?;
+        let (dir, name) = parent_entry(state, at)?;
         names.push(name);
         at = dir;
     }

@@ -33,14 +33,14 @@ fn watched_by(state: &State, ino: u64) -> Vec<u64> {
     if state.store.id_of(ino).is_none() {
         return Vec::new();
     }
-    let home = state.store.inode(ino).and_then(|inode| inode.parent_entry()).map(|(dir, _)| *dir);
+    let above = state.store.inode(ino).and_then(|inode| inode.parent_entry()).map(|(dir, _)| *dir);
     let kind = view::kind_of(state, ino);
     let itself = (state.store.is_directory(ino)
         || ino == state.store.root()
         || kind.is_none_or(|k| k == Kind::Directory))
     .then_some(ino);
-    let home = home.filter(|_| kind != Some(Kind::Directory));
-    itself.into_iter().chain(home).collect()
+    let above = above.filter(|_| kind != Some(Kind::Directory));
+    itself.into_iter().chain(above).collect()
 }
 
 /// Invalidates a dentry, so that the kernel looks the name up.

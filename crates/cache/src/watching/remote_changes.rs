@@ -16,9 +16,9 @@ pub(crate) fn note_remote_update(state: &mut State, pushed: &RemoteUpdate) {
         now.entry(*dir).or_default().push((name.clone(), state.store.child(*dir, name).map(seen_child)));
     }
     for (node, attr) in &pushed.attributes {
-        let home =
+        let parent_entry =
             state.store.inode(node.ino).filter(|i| i.id == *node).and_then(|i| i.parent_entry().cloned());
-        let Some((dir, name)) = home else { continue };
+        let Some((dir, name)) = parent_entry else { continue };
         let told = now.entry(dir).or_default();
         let known = state.watches.seen(dir, &name, *node).is_some();
         if known && !told.iter().any(|(of, _)| *of == name) {

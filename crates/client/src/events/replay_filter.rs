@@ -260,28 +260,28 @@ mod tests {
         Name::new(text.as_bytes()).unwrap()
     }
 
-    fn ask(pretence: &ReplayFilter, nodeid: u64, pid: u32, operation: &Operation<'_>) -> Option<ReplayReply> {
+    fn ask(filter: &ReplayFilter, nodeid: u64, pid: u32, operation: &Operation<'_>) -> Option<ReplayReply> {
         let header = Header { unique: 2, nodeid, uid: 0, gid: 0, pid, resent: false };
-        pretence.reply_to(|node| if node == ROOT { 500 } else { node }, &header, operation)
+        filter.reply_to(|node| if node == ROOT { 500 } else { node }, &header, operation)
     }
 
     fn moving() -> ReplayFilter {
-        let pretence = ReplayFilter::default();
-        pretence.register(CHILD);
+        let filter = ReplayFilter::default();
+        filter.register(CHILD);
         let (name, new_name) = (name("a"), name("b"));
-        pretence.begin(CHILD, 7, ReplayedChange::Move { from: 500, name, to: 9, new_name, kind: Kind::File });
-        pretence
+        filter.begin(CHILD, 7, ReplayedChange::Move { from: 500, name, to: 9, new_name, kind: Kind::File });
+        filter
     }
 
     const REFUSED: Option<ReplayReply> = Some(ReplayReply::Answer(OpReply::Failed(Errno::CANCELED)));
 
     #[test]
     fn replayed_change_succeeds_only_after_lookups_of_its_names() {
-        let pretence = moving();
+        let filter = moving();
         let rename = Operation::Rename { name: b"a", new_dir: 9, new_name: b"b", flags: 0 };
-        assert_eq!(ask(&pretence, ROOT, CHILD, &rename), REFUSED);
+        assert_eq!(ask(&filter, ROOT, CHILD, &rename), REFUSED);
         let Some(ReplayReply::Answer(OpReply::Node(node))) =
-            ask(&pretence, ROOT, CHILD, &Operation::Lookup { name: b"a" })
+            ask(&filter, ROOT, CHILD, &Operation::Lookup { name: b"a" })
         else {
             panic!("a is there")
         };
@@ -290,41 +290,41 @@ mod tests {
                 && node.entry_valid == Span::ZERO
                 && node.attr_valid == Span::ZERO
         );
-        assert_eq!(ask(&pretence, ROOT, CHILD, &rename), REFUSED);
-        let absent = ask(&pretence, 9, CHILD, &Operation::Lookup { name: b"b" });
+        assert_eq!(ask(&filter, ROOT, CHILD, &rename), REFUSED);
+        let absent = ask(&filter, 9, CHILD, &Operation::Lookup { name: b"b" });
         assert_eq!(absent, Some(ReplayReply::Answer(OpReply::Missing(Span::ZERO))));
         let names = vec![(500, name("a")), (9, name("b"))];
-        assert_eq!(ask(&pretence, ROOT, CHILD, &rename), Some(ReplayReply::Done { number: 7, names }));
+        assert_eq!(ask(&filter, ROOT, CHILD, &rename), Some(ReplayReply::Done { number: 7, names }));
     }
 
     #[test]
     fn replay_process_can_make_only_the_commanded_change() {
-        let pretence = moving();
+        let filter = moving();
         for operation in [
             Operation::Unlink { name: b"a" },
             Operation::Mkdir { name: b"b", mode: 0, umask: 0, extensions: nigh_fuse::Extensions::default() },
             Operation::Rename { name: b"a", new_dir: 9, new_name: b"c", flags: 0 },
             Operation::SetAttr(nigh_fuse::SetAttr::default()),
         ] {
-            assert_eq!(ask(&pretence, ROOT, CHILD, &operation), REFUSED, "{operation:?}");
+            assert_eq!(ask(&filter, ROOT, CHILD, &operation), REFUSED, "{operation:?}");
         }
-        assert_eq!(ask(&pretence, ROOT, CHILD, &Operation::Lookup { name: b"z" }), None);
-        assert_eq!(ask(&pretence, ROOT, CHILD, &Operation::GetAttr { fh: None }), None);
+        assert_eq!(ask(&filter, ROOT, CHILD, &Operation::Lookup { name: b"z" }), None);
+        assert_eq!(ask(&filter, ROOT, CHILD, &Operation::GetAttr { fh: None }), None);
     }
 
     #[test]
     fn only_the_replay_process_gets_replay_replies() {
-        let pretence = moving();
+        let filter = moving();
         let look = Operation::Lookup { name: b"a" };
         assert!(
-            pretence.is_replay_process(CHILD)
-                && !pretence.is_replay_process(0)
-                && !pretence.is_replay_process(CHILD + 1)
+            filter.is_replay_process(CHILD)
+                && !filter.is_replay_process(0)
+                && !filter.is_replay_process(CHILD + 1)
         );
-        assert_eq!(ask(&pretence, ROOT, CHILD + 1, &look), None);
-        pretence.end(CHILD);
-        assert_eq!(ask(&pretence, ROOT, CHILD, &look), None);
-        pretence.unregister(CHILD);
-        assert!(!pretence.is_replay_process(CHILD));
+        assert_eq!(ask(&filter, ROOT, CHILD + 1, &look), None);
+        filter.end(CHILD);
+        assert_eq!(ask(&filter, ROOT, CHILD, &look), None);
+        filter.unregister(CHILD);
+        assert!(!filter.is_replay_process(CHILD));
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct ReplayProcess {
 }
 
 impl ReplayProcess {
-    pub fn start(program: &Program, pretence: &ReplayFilter) -> io::Result<ReplayProcess> {
+    pub fn start(program: &Program, filter: &ReplayFilter) -> io::Result<ReplayProcess> {
         let mut command = std::process::Command::new(&program.path);
         command
             .arg0("nigh")
@@ -50,7 +50,7 @@ impl ReplayProcess {
         // Terminal signals for the mount must not reach the child.
         command.process_group(0);
         let mut child = command.spawn()?;
-        pretence.register(child.id());
+        filter.register(child.id());
         match (child.stdin.take(), child.stdout.take()) {
             (Some(commands), Some(answers)) => Ok(ReplayProcess { child, commands, answers, task: None }),
             _ => Err(io::ErrorKind::BrokenPipe.into()),
@@ -78,12 +78,12 @@ impl ReplayProcess {
     /// Sends a command. Fails if the child has ended.
     pub fn start_task(
         &mut self,
-        pretence: &ReplayFilter,
+        filter: &ReplayFilter,
         task: Task,
         part: ReplayedChange,
         command: &Command,
     ) -> io::Result<()> {
-        pretence.begin(self.child.id(), task.number, part);
+        filter.begin(self.child.id(), task.number, part);
         self.task = Some((task, Instant::now()));
         self.commands.write_all(&command.encode())
     }
@@ -93,19 +93,19 @@ impl ReplayProcess {
     }
 
     /// Reads a result, with its task; an error if the child has ended.
-    pub fn take_result(&mut self, pretence: &ReplayFilter) -> io::Result<(Option<Task>, i32)> {
+    pub fn take_result(&mut self, filter: &ReplayFilter) -> io::Result<(Option<Task>, i32)> {
         let mut errno = [0; 4];
         let read = self.answers.read_exact(&mut errno);
-        pretence.end(self.child.id());
+        filter.end(self.child.id());
         read?;
         Ok((self.task.take().map(|(task, _)| task), i32::from_le_bytes(errno)))
     }
 
     /// Kills the child. If it is blocked, it stays until the connection ends.
-    pub fn end(mut self, pretence: &ReplayFilter) -> Option<Task> {
+    pub fn end(mut self, filter: &ReplayFilter) -> Option<Task> {
         let _ = self.child.kill();
         // Before the process id can be reused.
-        pretence.unregister(self.child.id());
+        filter.unregister(self.child.id());
         let give_up = Instant::now() + FAREWELL;
         while !matches!(self.child.try_wait(), Ok(Some(_))) && Instant::now() < give_up {
             std::thread::sleep(Duration::from_millis(1));

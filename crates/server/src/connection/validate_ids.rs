@@ -20,15 +20,15 @@ pub(crate) enum ProtocolViolation {
 pub(crate) fn fill_session_params(
     session: &mut SessionParams,
     export: &Export,
-    admission: &CredentialPolicy,
+    credential_policy: &CredentialPolicy,
     features: u64,
 ) {
     if export.impersonates() {
-        session.ids.acts_as = admission.acts_as(session.ids.acts_as);
-        session.supports.privileges = admission.vouches();
+        session.ids.acts_as = credential_policy.acts_as(session.ids.acts_as);
+        session.supports.privileges = credential_policy.vouches();
     }
     session.supports.uniform_rights =
-        !export.impersonates() || admission.vouches() || admission.is_one_user();
+        !export.impersonates() || credential_policy.vouches() || credential_policy.is_one_user();
     if features & ID_NAMES != 0 {
         session.ids.names = users::names();
     }

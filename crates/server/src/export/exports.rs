@@ -130,9 +130,9 @@ fn open_below(root: &OwnedFd, below: &[u8], peer: &Peer) -> Result<(OwnedFd, Pat
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let opened = {
-        let admission = CredentialPolicy::of(peer);
-        let (acts, held) = (can_impersonate() && !admission.vouches(), CapabilitySet::empty());
-        let _acting = Impersonation::begin(acts, &admission.peer(), held, SetIdBits::AsForCaller)?;
+        let policy = CredentialPolicy::of(peer);
+        let (acts, held) = (can_impersonate() && !policy.vouches(), CapabilitySet::empty());
+        let _acting = Impersonation::begin(acts, &policy.peer(), held, SetIdBits::AsForCaller)?;
         rustix::fs::openat2(root, below, flags, Mode::empty(), resolve)?
     };
     let link = format!("/proc/self/fd/{}", opened.as_raw_fd());

@@ -126,8 +126,8 @@ pub(crate) struct MemoryAccount {
 }
 
 impl MemoryAccount {
-    pub(crate) fn new(keeper: &Arc<SessionReaper>) -> Arc<MemoryAccount> {
-        Arc::new(MemoryAccount { reaper: Arc::clone(keeper), bytes: AtomicU64::new(0) })
+    pub(crate) fn new(reaper: &Arc<SessionReaper>) -> Arc<MemoryAccount> {
+        Arc::new(MemoryAccount { reaper: Arc::clone(reaper), bytes: AtomicU64::new(0) })
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -137,21 +137,21 @@ impl MemoryAccount {
 
 /// A charge on a memory account, released when dropped.
 pub(crate) struct Charge {
-    tally: Arc<MemoryAccount>,
+    account: Arc<MemoryAccount>,
     bytes: u64,
 }
 
 impl Charge {
-    pub(crate) fn new(tally: &Arc<MemoryAccount>, bytes: u64) -> Charge {
-        let mut held = Charge { tally: Arc::clone(tally), bytes: 0 };
+    pub(crate) fn new(account: &Arc<MemoryAccount>, bytes: u64) -> Charge {
+        let mut held = Charge { account: Arc::clone(account), bytes: 0 };
         held.set(bytes);
         held
     }
 
     pub(crate) fn set(&mut self, bytes: u64) {
         // A decrease wraps around.
-        self.tally.bytes.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::SeqCst);
-        self.tally.reaper.note_charge(self.bytes, bytes);
+        self.account.bytes.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::SeqCst);
+        self.account.reaper.note_charge(self.bytes, bytes);
         self.bytes = bytes;
     }
 }
@@ -168,18 +168,18 @@ mod tests {
 
     #[test]
     fn memory_account_is_the_sum_of_its_charges() {
-        let keeper = Arc::new(SessionReaper::new(10));
-        let (tally, other) = (MemoryAccount::new(&keeper), MemoryAccount::new(&keeper));
-        let mut first = Charge::new(&tally, 5);
-        let second = Charge::new(&tally, 4);
+        let reaper = Arc::new(SessionReaper::new(10));
+        let (account, other) = (MemoryAccount::new(&reaper), MemoryAccount::new(&reaper));
+        let mut first = Charge::new(&account, 5);
+        let second = Charge::new(&account, 4);
         let third = Charge::new(&other, 2);
-        assert_eq!((tally.bytes(), other.bytes(), keeper.charged_bytes()), (9, 2, 11));
-        assert!(keeper.is_over_limit());
+        assert_eq!((account.bytes(), other.bytes(), reaper.charged_bytes()), (9, 2, 11));
+        assert!(reaper.is_over_limit());
         first.set(1);
         drop(second);
-        assert_eq!((tally.bytes(), keeper.charged_bytes()), (1, 3));
+        assert_eq!((account.bytes(), reaper.charged_bytes()), (1, 3));
         drop((first, third));
-        assert_eq!((tally.bytes(), other.bytes(), keeper.charged_bytes()), (0, 0, 0));
+        assert_eq!((account.bytes(), other.bytes(), reaper.charged_bytes()), (0, 0, 0));
     }
 
     #[test]

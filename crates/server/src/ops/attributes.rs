@@ -55,7 +55,7 @@ fn apply(
                 Some(file) => rustix::fs::ftruncate(&file.fd, size)?,
                 None => truncate(node, size)?,
             }
-            cx.stake.changed((size, u64::MAX));
+            cx.call_leases.changed((size, u64::MAX));
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let times =
@@ -134,7 +134,7 @@ fn remove_capability(cx: Context<'_>, node: &Node) -> Result<()> {
 }
 
 fn attr_reply(cx: Context<'_>, node: &Node) -> Result<Outcome> {
-    cx.stake.done();
+    cx.call_leases.done();
     let mut grants = Vec::new();
     cx.grant_attr(&mut grants, node);
     let (id, attr) = cx.attr_now(node)?;

@@ -28,7 +28,7 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut InodeLockSet<'_
         // A read that waited already has its grant, even if the open file or the path is gone by now.
         let file = for_reading(cx, node, *handle)?;
         cx.watch(file.object(), file.fd());
-        return Ok(cx.stake.begin_read(node.node, file.object()));
+        return Ok(cx.call_leases.begin_read(node.node, file.object()));
     }
     if let Call::Fsync { node, handle, .. } = call {
         return wait_for_acknowledgements(cx, node, *handle);
@@ -42,9 +42,9 @@ pub(crate) fn prepare(cx: Context<'_>, call: &Call, places: &mut InodeLockSet<'_
             ConflictScan { cx, places, changes: Vec::new(), tells: Vec::new(), unlinking: Vec::new() };
         match look.scan(call) {
             Ok(()) => {
-                let ready = cx.stake.begin(&look.changes, flush);
+                let ready = cx.call_leases.begin(&look.changes, flush);
                 if ready {
-                    cx.stake.set_probes(look.tells);
+                    cx.call_leases.set_probes(look.tells);
                     look.unlinking.into_iter().for_each(|node| cx.resolver().recently_unlinked.keep(node));
                 } else {
                     places.release();
@@ -68,7 +68,7 @@ fn wait_for_acknowledgements(
         Some(handle) => cx.files.find(handle, place.node)?.object,
         None => cx.resolver().node(place, cx.files)?.object,
     };
-    Ok(cx.stake.wait_for_acknowledgements(object))
+    Ok(cx.call_leases.wait_for_acknowledgements(object))
 }
 
 /// Reason to stop a scan early.
@@ -345,7 +345,7 @@ impl ConflictScan<'_, '_, '_> {
             && let Some(top) = self.cx.resolver().orphans.needs_folder(self.cx.resolver(), dir)
         {
             self.push(top.object, LeaseScope::Attributes, None);
-            self.cx.stake.allow_orphan_folder();
+            self.cx.call_leases.allow_orphan_folder();
         }
     }
 

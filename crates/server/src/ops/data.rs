@@ -30,7 +30,7 @@ pub(crate) fn read(
     // Read before the data: after a concurrent change the attributes are recognisably older.
     let (node, attr) = now(cx, place.node, &file)?;
     let grants =
-        Vec::from_iter(cx.stake.request_grant(place.node, file.object(), LeaseScope::Data, Mode::Read));
+        Vec::from_iter(cx.call_leases.request_grant(place.node, file.object(), LeaseScope::Data, Mode::Read));
     let wanted = usize::try_from(length.min(MAX_READ)).unwrap_or(0);
     let mut data = Vec::with_capacity(wanted);
     while data.len() < wanted {
@@ -117,11 +117,11 @@ pub(crate) fn write(
     };
     drop(acting);
     if !flags.write_back {
-        cx.stake.changed((offset, count));
+        cx.call_leases.changed((offset, count));
     }
     // After `written` another session may change the file.
     drop(change);
-    let grants = Vec::from_iter(cx.stake.written(place.node, file.object()));
+    let grants = Vec::from_iter(cx.call_leases.written(place.node, file.object()));
     let after = now(cx, place.node, &file)?;
     Ok(Outcome { reply: Reply::Written { offset, count }, after: vec![after], grants })
 }
@@ -140,7 +140,7 @@ pub(crate) fn fallocate(
         let _acting = cx.act_on_data(SetIdBits::AsForCaller)?;
         rustix::fs::fallocate(file.fd(), FallocateFlags::from_bits_retain(mode), offset, length)?;
     }
-    cx.stake.changed((offset, length));
+    cx.call_leases.changed((offset, length));
     let (id, attr) = now(cx, place.node, &file)?;
     Ok(Outcome::plain(Reply::Attr(id, attr)))
 }
@@ -183,7 +183,7 @@ pub(crate) fn copy(cx: Context<'_>, from: End<'_>, to: End<'_>, length: u64) -> 
     }
     drop(acting);
     drop(change);
-    cx.stake.changed((to.offset, length - left));
+    cx.call_leases.changed((to.offset, length - left));
     let after = vec![now(cx, to.place.node, &target)?];
     let reply = Reply::Written { offset: to.offset, count: length - left };
     Ok(Outcome { reply, after, grants: Vec::new() })

@@ -57,10 +57,10 @@ impl Export {
         sink: &mut dyn FnMut(Response) -> bool,
     ) -> Progress {
         let what = &request.call;
-        let stake = CallLeases::new(files, change, again);
-        let cx = Context { export: self, files, who: &request.credentials, stake: &stake };
+        let call_leases = CallLeases::new(files, change, again);
+        let cx = Context { export: self, files, who: &request.credentials, call_leases: &call_leases };
         let mut sink = |response: Response| {
-            stake.mark_carried(&response.grants);
+            call_leases.mark_carried(&response.grants);
             sink(response)
         };
         let refuse = |fault: Fault| {
@@ -86,7 +86,7 @@ impl Export {
                 let mut places = files.leases().places.empty_set();
                 let done = match conflicts::prepare(cx, what, &mut places) {
                     Ok(true) => with_space(cx, places.filesystem(), || dispatch(cx, what)),
-                    Ok(false) => match stake.take_change() {
+                    Ok(false) => match call_leases.take_change() {
                         Some(change) => return Progress::Waits(change),
                         None => Err(Fault(Errno::IO)),
                     },
@@ -94,7 +94,7 @@ impl Export {
                 };
                 // Other calls may proceed before this reply is queued, except those that need an inode lock of this call.
                 // If a recall for one of them precedes the reply, the reply carries no grant on what was recalled.
-                stake.done();
+                call_leases.done();
                 let settled = done.and_then(|outcome| self.resolver().ids.settle().map(|()| outcome));
                 sink(settled.map_or_else(refuse, Outcome::into_response));
             }
@@ -111,8 +111,8 @@ impl Export {
         (node, names): (&NodeRef, &[Name]),
         handle: Handle,
     ) {
-        let stake = CallLeases::new(files, None, false);
-        let cx = Context { export: self, files, who, stake: &stake };
+        let call_leases = CallLeases::new(files, None, false);
+        let cx = Context { export: self, files, who, call_leases: &call_leases };
         if let Err(Fault(errno)) = open::pin_open(cx, node, names, handle) {
             tracing::debug!(ino = node.node.ino, %errno, "a file that a client has open cannot be kept for it");
         }

@@ -66,7 +66,7 @@ pub(crate) fn list(
         let mut after = Vec::new();
         if last {
             cx.watch(listing.dir.object, &listing.dir.fd);
-            grants.extend(cx.stake.request_grant(
+            grants.extend(cx.call_leases.request_grant(
                 listing.dir.id,
                 listing.dir.object,
                 LeaseScope::Attributes,
@@ -115,9 +115,9 @@ impl Listing {
     }
 
     /// Charges the memory of a listing that waits for its client.
-    pub(crate) fn count(&mut self, tally: &Arc<MemoryAccount>) {
+    pub(crate) fn count(&mut self, account: &Arc<MemoryAccount>) {
         let bytes = self.names.bytes();
-        self.counted.get_or_insert_with(|| Charge::new(tally, bytes));
+        self.counted.get_or_insert_with(|| Charge::new(account, bytes));
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -180,7 +180,7 @@ impl Listing {
                 Err(Fault(errno)) => {
                     tracing::debug!(%errno, "a name of a listing cannot be looked at");
                     if std::mem::take(&mut self.granted) {
-                        cx.stake.revoke_partial(grants, self.dir.object, LeaseScope::Directory);
+                        cx.call_leases.revoke_partial(grants, self.dir.object, LeaseScope::Directory);
                     }
                 }
             }
@@ -216,7 +216,7 @@ fn look(
     let own = if stat.attr.covered_by_parent() {
         None
     } else {
-        cx.stake.request_grant(id, object, LeaseScope::Attributes, Mode::Read)
+        cx.call_leases.request_grant(id, object, LeaseScope::Attributes, Mode::Read)
     };
     if own.is_some() || cx.note_shown(object, dir.object) {
         match stat::of_name(&dir.fd, name) {

@@ -81,7 +81,7 @@ pub(crate) fn tmpfile(
     };
     let node = cx.resolver().identify(rustix::io::fcntl_dupfd_cloexec(&fd, 0)?)?;
     let handle = insert_open(cx, &node, buffered(fd, access)?, access, cx.count(node.object))?;
-    cx.stake.done();
+    cx.call_leases.done();
     let mut grants = Vec::new();
     let node = cx.grant_child(&mut grants, node)?;
     cx.grant(&mut grants, &node, LeaseScope::Data);
@@ -160,7 +160,7 @@ fn opened(cx: Context<'_>, dir: &Node, fd: OwnedFd, access: Access) -> Result<Ou
 /// Builds the reply for a new name, which cannot vanish while its directory is locked: first the grants, then the
 /// covered facts.
 fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed: bool) -> Result<Outcome> {
-    cx.stake.done();
+    cx.call_leases.done();
     cx.note_parent(node.id, &node.stat, dir);
     let mut grants = Vec::new();
     cx.grant(&mut grants, dir, LeaseScope::Directory);
@@ -177,7 +177,12 @@ fn made(cx: Context<'_>, dir: &Node, node: Node, handle: Option<Handle>, existed
         let one_spelling = cx.resolver().case_folding.is_case_sensitive(node.directory());
         let names = one_spelling
             .then(|| {
-                cx.stake.request_grant(node.id, node.object, LeaseScope::Directory, nigh_types::Mode::Read)
+                cx.call_leases.request_grant(
+                    node.id,
+                    node.object,
+                    LeaseScope::Directory,
+                    nigh_types::Mode::Read,
+                )
             })
             .flatten();
         grants.extend(names.filter(|_| is_empty(&node)));

@@ -46,7 +46,7 @@ pub(crate) struct Context<'a> {
     pub(crate) export: &'a Export,
     pub(crate) files: &'a SessionFiles,
     pub(crate) who: &'a Credentials,
-    pub(crate) stake: &'a CallLeases<'a>,
+    pub(crate) call_leases: &'a CallLeases<'a>,
 }
 
 /// Result of a successful call.
@@ -135,7 +135,7 @@ impl<'a> Context<'a> {
 
     /// Registers a grant on a directory's names. The second value: whether its recall may carry names.
     fn request_dir_grant(&self, (dir, object): (NodeId, Object), fd: &OwnedFd) -> Option<(Grant, bool)> {
-        self.stake.request_dir_grant(dir, object, || self.may_list(fd))
+        self.call_leases.request_dir_grant(dir, object, || self.may_list(fd))
     }
 
     /// Notes that the caller has changed, or tried to change, the rights on a directory: whether updates carry its
@@ -164,7 +164,7 @@ impl<'a> Context<'a> {
             self.export.note_directory(self.files, node.object, &node.fd);
             self.request_dir_grant((node.id, node.object), &node.fd).map(|(grant, _)| grant)
         } else {
-            self.stake.request_grant(node.id, node.object, covers, Mode::Read)
+            self.call_leases.request_grant(node.id, node.object, covers, Mode::Read)
         };
         grants.extend(grant);
         grant.is_some()
@@ -196,14 +196,14 @@ impl<'a> Context<'a> {
         let mut names = if by_name { self.request_dir_grant(dir, under.fd()) } else { None };
         // A caller that may not list a directory gets no directory lease for the sake of attributes.
         if let Some((grant, _)) = names.take_if(|(_, listed)| !*listed) {
-            self.stake.withdraw(&grant);
+            self.call_leases.withdraw(&grant);
         }
         let now = under.current_stat(node);
         match names.filter(|_| now.is_some_and(|stat| stat.attr.covered_by_parent())) {
             Some((grant, _)) => grants.push(grant),
             None => {
                 self.watch(node.object, &node.fd);
-                grants.extend(self.stake.request_grant(
+                grants.extend(self.call_leases.request_grant(
                     node.id,
                     node.object,
                     LeaseScope::Attributes,

@@ -36,7 +36,7 @@ fn open_once(cx: Context<'_>, place: &NodeRef, access: Access) -> Result<Outcome
     cx.resolver().note_handle(&node);
     let handle = insert_open(cx, &node, fd, access, counted)?;
     if access.truncate {
-        cx.stake.done();
+        cx.call_leases.done();
         cx.grant_attr(&mut grants, &node);
         cx.grant(&mut grants, &node, LeaseScope::Data);
     }
@@ -86,7 +86,7 @@ pub(crate) fn open_as_caller(cx: Context<'_>, node: &Node, access: Access) -> Re
         }
     };
     if access.truncate {
-        cx.stake.changed((0, u64::MAX));
+        cx.call_leases.changed((0, u64::MAX));
     }
     buffered(without_atime(fd), access)
 }

@@ -20,10 +20,10 @@ pub(crate) enum ReplyStream {
 
 impl ReplyStream {
     /// Charges the memory of a call that waits for its client.
-    pub(crate) fn count(&mut self, tally: &Arc<MemoryAccount>) {
+    pub(crate) fn count(&mut self, account: &Arc<MemoryAccount>) {
         match self {
-            ReplyStream::Listing(listing) => listing.count(tally),
-            ReplyStream::Prefetch(walk) => walk.open.iter_mut().for_each(|open| open.listing.count(tally)),
+            ReplyStream::Listing(listing) => listing.count(account),
+            ReplyStream::Prefetch(walk) => walk.open.iter_mut().for_each(|open| open.listing.count(account)),
         }
     }
 
@@ -309,7 +309,7 @@ impl Listing {
     /// Revokes the grant on the directory's names, which are not sent.
     fn revoke_partial(&self, cx: Context<'_>, own: &mut Vec<Grant>) {
         if self.is_granted() {
-            cx.stake.revoke_partial(own, self.object(), LeaseScope::Directory);
+            cx.call_leases.revoke_partial(own, self.object(), LeaseScope::Directory);
         }
     }
 }

@@ -91,7 +91,7 @@ impl<'a> UnlinkPreparation<'a> {
             return aside;
         }
         // Making the folder changes its parent directory, so it is allowed only if the call's change covers that.
-        let (orphans, make) = (&cx.resolver().orphans, cx.stake.may_make_orphan_folder());
+        let (orphans, make) = (&cx.resolver().orphans, cx.call_leases.may_make_orphan_folder());
         match orphans.link(cx.resolver(), dir, victim, make) {
             Ok(orphan) => {
                 homes.set_orphan(victim.object, orphan);

@@ -33,7 +33,7 @@ pub(crate) fn rename(
     let from = parent(cx, names.from, names.name)?;
     let to = parent(cx, names.to, names.new_name)?;
     let moved = cx.resolver().child(&from, names.name)?;
-    if cx.stake.again && flags.contains(RenameFlags::WHITEOUT) && is_whiteout(&moved) {
+    if cx.call_leases.again && flags.contains(RenameFlags::WHITEOUT) && is_whiteout(&moved) {
         // The rename was applied before: the whiteout would replace the moved file at the new name.
         return Err(Fault(Errno::NOENT));
     }

@@ -28,7 +28,7 @@ impl WriteBack {
     ) -> Result<Option<WriteBack>> {
         let range = (offset, pages.len() as u64);
         let Some(base) = base(cx, change, since, range)? else { return Ok(None) };
-        let needed = !base.is_empty() || cx.stake.may_need_merge();
+        let needed = !base.is_empty() || cx.call_leases.may_need_merge();
         let before = if needed { current_data(cx, node, file, range)? } else { None };
         // A kernel writes no page beyond its known end of the file.
         let before = before.map(|mut before| {
@@ -53,14 +53,14 @@ impl WriteBack {
         let is_known = self.before.is_some() || count == 0;
         // Without a record the data counts as changed; but an attempt that failed for lack of space may have recorded
         // it as unchanged.
-        if !is_known && !cx.stake.has_written_back() {
+        if !is_known && !cx.call_leases.has_written_back() {
             return;
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(pages.len());
         let before = self.before.as_deref().unwrap_or_default();
         let before = is_known.then(|| &before[..count.min(before.len())]);
         let written = &self.bytes(pages)[..count];
-        cx.stake.wrote_back(WroteBack { offset, before, pages: &pages[..count], written });
+        cx.call_leases.wrote_back(WroteBack { offset, before, pages: &pages[..count], written });
     }
 }
 
@@ -72,7 +72,7 @@ fn base(
     range: (u64, u64),
 ) -> Result<Option<MergeBase>> {
     let Some(since) = since else { return Ok(Some(MergeBase::default())) };
-    if let Some(base) = since.under.and_then(|under| cx.stake.merge_base(under, range)) {
+    if let Some(base) = since.under.and_then(|under| cx.call_leases.merge_base(under, range)) {
         if base.is_unchanged() {
             change.note_vouched_since(since.stamp);
         }
@@ -92,11 +92,11 @@ pub(super) fn after_conflict(
     pages: &[u8],
 ) -> Result<Outcome> {
     // No data is changed.
-    cx.stake.wrote_back(WroteBack { offset, before: Some(&[]), pages: &[], written: &[] });
+    cx.call_leases.wrote_back(WroteBack { offset, before: Some(&[]), pages: &[], written: &[] });
     if current_data(cx, node, file, (offset, pages.len() as u64))?.is_none_or(|there| there != pages) {
         return Err(Fault(Errno::CANCELED));
     }
-    let grants = Vec::from_iter(cx.stake.written(node, file.object()));
+    let grants = Vec::from_iter(cx.call_leases.written(node, file.object()));
     let reply = Reply::Written { offset, count: pages.len() as u64 };
     Ok(Outcome { reply, after: Vec::new(), grants })
 }

@@ -151,20 +151,20 @@ mod tests {
     #[test]
     fn peer_confined_to_its_own_ids_always_gets_them() {
         let own = who(1000, 100, &[4, 24]);
-        let admission = CredentialPolicy::new(Claims::Only(own.clone()), Squash::None);
+        let policy = CredentialPolicy::new(Claims::Only(own.clone()), Squash::None);
         for honest in [who(1000, 100, &[4, 24]), who(1000, 100, &[]), who(1000, 100, &[24])] {
-            assert_eq!(admission.admit(honest), own);
+            assert_eq!(policy.admit(honest), own);
         }
-        assert_eq!(admission.admit(who(1000, 24, &[])), who(1000, 24, &[4, 24, 100]));
-        assert_eq!(admission.replaced(), 0);
+        assert_eq!(policy.admit(who(1000, 24, &[])), who(1000, 24, &[4, 24, 100]));
+        assert_eq!(policy.replaced(), 0);
         let forged =
             [who(0, 0, &[]), who(1001, 100, &[]), who(1000, 0, &[]), who(1000, 100, &[0]), who(0, 100, &[4])];
         for (at, asked) in forged.into_iter().enumerate() {
-            assert_eq!(admission.admit_noting_root(asked), (own.clone(), at == 0), "uid 0 is reported once");
-            assert_eq!(admission.replaced(), at as u64 + 1);
+            assert_eq!(policy.admit_noting_root(asked), (own.clone(), at == 0), "uid 0 is reported once");
+            assert_eq!(policy.replaced(), at as u64 + 1);
         }
-        assert!(!admission.vouches());
-        assert_eq!(admission.acts_as((0, 0)), (1000, 100));
+        assert!(!policy.vouches());
+        assert_eq!(policy.acts_as((0, 0)), (1000, 100));
     }
 
     #[test]

@@ -141,7 +141,7 @@ impl StatusData {
                 "bytes".into(),
                 json!({ "in": bytes_in, "out": bytes_out, "unconfirmed": unconfirmed, "held": held }),
             ),
-            ("replaced_claims".into(), json!(session.admission.replaced())),
+            ("replaced_claims".into(), json!(session.credential_policy.replaced())),
         ]);
         if let Some(attached) = session.attached() {
             shown.extend([

@@ -377,12 +377,9 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::leases::Leases;
-    use nigh_lease::LeaseConfig;
+    use crate::session::test_session::test_session;
     use nigh_link::{Claims, Peer, Squash};
-    use nigh_native::{ServerConfig, ServerSession};
     use nigh_types::{Credentials, Time};
-    use std::os::unix::net::UnixStream;
 
     #[test]
     fn last_running_call_of_ended_session_releases_its_locks() {
@@ -398,20 +395,9 @@ mod tests {
     }
 
     fn session(id: u64, host: &str) -> Arc<Session> {
-        let (link, _) = UnixStream::pair().unwrap();
         let claims = Claims::Only(Credentials { uid: 5, gid: 5, groups: vec![], privileges: None });
         let peer = Peer::new("tcp", claims, Squash::Root).from_host(host.parse().unwrap());
-        let config = ServerConfig { session_id: id, ..ServerConfig::default() };
-        let connection = ServerSession::new(crate::os::clock::now(), config);
-        let story = crate::session::log::SessionLog::new(&Arc::default(), nigh_link::Kind::Unix);
-        let leases = Leases::new(LeaseConfig::default(), None);
-        Arc::new(Session::new(
-            connection,
-            (link.into(), peer, 0),
-            story,
-            (&leases, std::sync::Weak::new()),
-            &Arc::default(),
-        ))
+        test_session(id, peer)
     }
 
     #[test]

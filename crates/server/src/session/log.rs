@@ -245,7 +245,7 @@ pub(crate) fn ended(session: &Session, end: End) {
         lasted_s,
         bytes_in,
         bytes_out,
-        replaced_claims = session.admission.replaced(),
+        replaced_claims = session.credential_policy.replaced(),
         unsaid,
         "session {event}"
     );
