@@ -2,9 +2,9 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | `stage` | scheduling of replays, and their results |
-//! | `player`, `command`, `play` | child processes that make the system calls, and their protocol |
-//! | `filter` | replies to the requests of replays |
+//! | `scheduler` | scheduling of replays, and their results |
+//! | `replay_process`, `command`, `replay_child` | child processes that make the system calls, and their protocol |
+//! | `replay_filter` | replies to the requests of replays |
 
 mod command;
 mod replay_child;

@@ -12,7 +12,7 @@
 //! | `search` | the search, for any kind of object |
 //! | `names`, `registers` | the objects: their state after a change, and which states satisfy a read |
 //! | `cells` | bytes stored into shared maps, checked without a search |
-//! | `pieces`, `judge` | partition of a history into changes and reads of objects, and the verdict |
+//! | `partition`, `linearizability` | partition of a history into changes and reads of objects, and the verdict |
 //! | `text`, `read` | the text form of a history |
 
 mod cells;

@@ -133,7 +133,7 @@ impl NodeResolver {
         if let Some(found) = absent_if_stale(self.by_known_parents(place.node))? {
             return Ok(found);
         }
-        // An expired entry of `departed` is closed first; its file can still be reached by its handle.
+        // An expired entry of `recently_unlinked` is closed first; its file can still be reached by its handle.
         self.recently_unlinked.close_expired(Instant::now());
         if let Some(found) = absent_if_stale(self.by_handle(place.node))? {
             return Ok(found);

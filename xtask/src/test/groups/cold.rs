@@ -15,7 +15,7 @@ use crate::test::mount::Mount;
 use crate::test::over::LinkKind;
 use crate::test::world::{As, World};
 
-/// Limits in workloads.md for a walk, and for a listing of one directory.
+/// Most waits for the link: of a walk, and of a listing of one directory.
 const MOST_WALKING: u64 = 8;
 const MOST_FLAT: u64 = 3;
 const ATTEMPTS: u32 = 3;
@@ -228,7 +228,7 @@ fn changed(world: &World, distant: &Distant<'_>) -> Result<()> {
 
 /// Runs `ls` on scattered directories of a tree, each at most once.
 fn at_random(world: &World, distant: &Distant<'_>) -> Result<()> {
-    /// The budget of the cache for trying (`prefetch/budget.rs`).
+    /// The budget of the cache for trying (`prefetch/jobs.rs`).
     const FREE_WASTE: u64 = 2_048;
     const OPENED: u64 = 160;
     // Numbers of the 1,440 deepest directories, without a predictable pattern.

@@ -86,7 +86,7 @@ const RENEWAL_BYTES: u64 = 600;
 
 const TREE: &str = "mkdir -p d1/d2/d3; for d in d1 d1/d2 d1/d2/d3; do i=0; while [ $i -lt 40 ]; do i=$((i+1)); \
                     echo $i > $d/f$i; ln -s f$i $d/l$i; done; done";
-/// What workloads.md reads: listings, attributes, targets, what is not there, contents.
+/// Reads every kind of fact: listings, attributes, symlink targets, absent names, contents.
 const WALK: &str = "ls -R > /dev/null; ls -lR > /dev/null; find . -ls > /dev/null; du -s . > /dev/null; \
                     find . -type l -exec readlink {} + > /dev/null; find . -type f -exec cat {} + > /dev/null; \
                     for i in 1 2 3 4 5 6 7 8 9; do test ! -e d1/none$i; test ! -e d1/d2/same; done";
