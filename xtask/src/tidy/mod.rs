@@ -4,6 +4,7 @@ mod code;
 mod doc_tests;
 mod features;
 mod imports;
+mod lengths;
 mod local_host;
 mod numbers;
 mod planted;
@@ -96,6 +97,7 @@ pub fn problems() -> Result<Vec<String>> {
     found.extend(semantics::check(&sources));
     found.extend(structure::check(&sources));
     found.extend(walks::check(&sources));
+    found.extend(lengths::check(&sources));
     Ok(found.iter().map(|p| format!("{}:{}: {}: {}", p.path, p.line, p.rule, p.what)).collect())
 }
 
