@@ -41,7 +41,7 @@ impl HeldSignals {
             if received.read_exact(&mut [0]).is_err() {
                 return;
             }
-            tracing::info!("told to end by a signal: unmounting");
+            tracing::info!("ending: got a signal, unmounting");
             match stopper.map_or(Err(ErrorKind::Unsupported.into()), |stopper| stopper.stop()) {
                 Ok(()) => {}
                 Err(error) => {

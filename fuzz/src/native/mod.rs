@@ -1,8 +1,7 @@
 //! Checks of the native protocol with arbitrary bytes. The fuzz targets run them, and so do the tests of
 //! `crates/native` on the stored seeds.
 
-// Each target uses a part of this module.
-#![allow(dead_code, unused_imports)]
+#![allow(dead_code, unused_imports, reason = "each target uses a part of this module")]
 
 #[path = "../../../crates/native/tests/common/samples.rs"]
 pub mod samples;

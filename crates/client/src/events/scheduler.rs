@@ -152,7 +152,7 @@ impl<'a> Scheduler<'a> {
                 Some(self.processes.len() - 1)
             }
             Err(error) => {
-                tracing::warn!(target: "nigh::events", %error, "watchers cannot be told of changes: no process can be started");
+                tracing::warn!(target: "nigh::events", %error, "watchers get no events: no process can be started");
                 self.start_again = Some(Instant::now() + PAUSE);
                 None
             }

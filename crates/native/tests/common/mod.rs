@@ -1,5 +1,5 @@
 //! Samples of every message, and a session whose both ends run in memory.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test uses a part")]
 
 pub mod cuts;
 pub mod ends;

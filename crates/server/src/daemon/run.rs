@@ -110,7 +110,7 @@ fn be_guest(places: &ServerDirs, serving: &Serving, signals: &Signals) -> io::Re
         }
         supervisor.turn(|| "served by the server that runs already".to_owned());
         if watched[0].revents().contains(PollFlags::IN) {
-            tracing::info!("told to stop");
+            tracing::info!("stopping on request");
             supervisor.stopping();
             return Ok(true);
         }
@@ -170,7 +170,7 @@ fn accept_until_done(
             other => drop(other?),
         }
         if watched[0].revents().contains(PollFlags::IN) {
-            tracing::info!("told to stop");
+            tracing::info!("stopping on request");
             return Ok(None);
         }
         listeners.accept_all(server)?;

@@ -121,7 +121,7 @@ impl Watch {
     ) -> Arc<ExportWatch> {
         let group = self.group(root, (stat, filesystem), self.method == WatchMethod::Best);
         if let Err(why) = &group {
-            tracing::info!(why, "changes on the server's own disk are not heard of: grants have a limit");
+            tracing::info!(why, "changes on the server's own disk are not seen: grants have a limit");
         }
         Arc::new(ExportWatch { watch: Arc::clone(self), root: group, inner: RwLock::default() })
     }
