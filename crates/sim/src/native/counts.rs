@@ -23,10 +23,12 @@ pub struct Counts {
     pub merged: u64,
     /// Requests answered from the cache.
     pub from_memory: u64,
+    /// Bytes of small files that were stored in a page cache when they were opened.
+    pub stored: u64,
 }
 
 impl Counts {
-    fn all(&self) -> [(&'static str, u64); 14] {
+    fn all(&self) -> [(&'static str, u64); 15] {
         [
             ("recalls", self.recalls),
             ("holds", self.holds),
@@ -42,6 +44,7 @@ impl Counts {
             ("pauses", self.pauses),
             ("merged", self.merged),
             ("from_memory", self.from_memory),
+            ("stored", self.stored),
         ]
     }
 
@@ -61,7 +64,7 @@ impl Counts {
         self.resumed += resumed;
         self.forgotten += forgotten;
         self.restarts += restarts;
-        let Counts { parked, graced, again, cuts, pauses, merged, from_memory, .. } = other;
+        let Counts { parked, graced, again, cuts, pauses, merged, from_memory, stored, .. } = other;
         self.parked += parked;
         self.graced += graced;
         self.again += again;
@@ -69,5 +72,6 @@ impl Counts {
         self.pauses += pauses;
         self.merged += merged;
         self.from_memory += from_memory;
+        self.stored += stored;
     }
 }

@@ -93,8 +93,10 @@ pub fn run(plan: Plan) -> Result<Counts, String> {
         history.world.trace.drain(..keep);
     }
     end(&mut history).map_err(|lie| tell(&history, plan.steps + 1, lie))?;
-    let from_memory = history.world.clients.iter().map(|client| client.cache.counters().hits).sum();
-    Ok(Counts { from_memory, ..history.world.server.with(|net| net.server.counts) })
+    let counters = || history.world.clients.iter().map(|client| client.cache.counters());
+    let from_memory = counters().map(|counters| counters.hits).sum();
+    let stored = counters().map(|counters| counters.contents_stored).sum();
+    Ok(Counts { from_memory, stored, ..history.world.server.with(|net| net.server.counts) })
 }
 
 /// Check of reply times while no fault is present.
