@@ -35,7 +35,7 @@ impl Stopper {
                 result => result,
             };
             if let Err(error) = unmounted {
-                tracing::warn!(%error, "told to end");
+                tracing::warn!(%error, "cannot unmount at the end");
             }
         }
         let give_up = Instant::now() + GRACE;
